@@ -1,0 +1,34 @@
+"""Laconic: distributed training that says the most in the fewest bytes."""
+
+from laconic.contract import Compressor
+from laconic.errors import ConfigError, LaconicError, MissingExtra, PeerError, WireError
+from laconic.mount.ddp import Link, attach
+from laconic.simulate import Simulation, simulate
+from laconic.spec import compressor_classes, format_spec, methods, parse
+from laconic.version import VERSION
+
+__version__ = VERSION
+
+__all__ = [
+    "Compressor",
+    "ConfigError",
+    "LaconicError",
+    "Link",
+    "MissingExtra",
+    "PeerError",
+    "Simulation",
+    "WireError",
+    "attach",
+    "format_spec",
+    "methods",
+    "parse",
+    "simulate",
+]
+
+
+def __getattr__(name: str) -> type[Compressor]:
+    """The catalogue's classes by name (`laconic.TopK`), found in its folder."""
+    for cls in compressor_classes().values():
+        if cls.__name__ == name:
+            return cls
+    raise AttributeError(f"module 'laconic' has no attribute {name!r}")

@@ -1,0 +1,67 @@
+"""What a bucket asks of the network, and who answers."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Literal, TypeAlias, TypeVar
+
+from torch import Tensor
+
+from laconic.comm.meter import Meter
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One collective. `buffers` are flat and contiguous, and may be overwritten.
+
+    mean: one float buffer, answered by the mean over ranks. gather: one buffer of bytes, answered
+    by one a rank. scatter: one buffer for each rank, answered by one from each. broadcast: one
+    buffer, answered by the root's.
+    """
+
+    kind: Literal["mean", "gather", "scatter", "broadcast"]
+    buffers: list[Tensor]
+    sizes: list[int] | None = None
+    """Bytes to expect from each rank; None when they must be told first."""
+    root: int = 0
+
+
+Conversation: TypeAlias = Generator[Call, list[Tensor], T]
+"""A bucket's way through its rounds: yields calls, is sent the buffers that came back."""
+
+
+class Comm(ABC):
+    """A group of ranks that answer calls in the order in which all of them make them."""
+
+    rank: int
+    size: int
+    meter: Meter
+
+    @abstractmethod
+    def answer(self, call: Call) -> list[Tensor]:
+        """Carries the call out together with all other ranks; raises PeerError when one is gone."""
+
+
+def drive(conversation: Conversation[T], comm: Comm) -> T:
+    """Runs a conversation to its end, and notes where the time went."""
+    start = perf_counter()
+    spent = [0.0, 0.0, 0.0]
+    phase = 0
+    try:
+        call = next(conversation)
+        while True:
+            before = perf_counter()
+            spent[phase] += before - start
+            answer = comm.answer(call)
+            start = perf_counter()
+            spent[1] += start - before
+            phase = 2
+            call = conversation.send(answer)
+    except StopIteration as end:
+        spent[phase] += perf_counter() - start
+        comm.meter.spent(*spent)
+        result: T = end.value
+        return result

@@ -1,0 +1,80 @@
+"""Any number of ranks in lock step inside this process: no sockets, exact byte counts."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from laconic.comm.base import Call, Conversation
+from laconic.comm.meter import Meter
+from laconic.errors import PeerError
+
+T = TypeVar("T")
+
+
+class Simulated:
+    """Answers the calls of all ranks at once; sums run in the order of ranks."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.meters = [Meter() for _ in range(size)]
+
+    def run(self, conversations: Sequence[Conversation[T]]) -> list[T]:
+        """Leads one conversation a rank to its end, and returns their results by rank."""
+        results: dict[int, T] = {}
+        answers: list[list[Tensor] | None] = [None] * self.size
+        while True:
+            calls: list[Call] = []
+            for rank, talk in enumerate(conversations):
+                try:
+                    answer = answers[rank]
+                    calls.append(next(talk) if answer is None else talk.send(answer))
+                except StopIteration as end:
+                    results[rank] = end.value
+            if not calls:
+                return [results[rank] for rank in range(self.size)]
+            if results or len({call.kind for call in calls}) > 1:
+                raise PeerError("simulated ranks are out of step: they make different calls")
+            answers = list(self._answer(calls))
+
+    def _answer(self, calls: list[Call]) -> list[list[Tensor]]:
+        kind = calls[0].kind
+        if kind == "mean":
+            return self._mean([call.buffers[0] for call in calls])
+        if kind == "gather":
+            return self._gather([call.buffers[0] for call in calls], calls[0].sizes)
+        if kind == "scatter":
+            return self._scatter([call.buffers for call in calls])
+        return self._broadcast(calls)
+
+    def _mean(self, buffers: list[Tensor]) -> list[list[Tensor]]:
+        total = buffers[0] / self.size
+        for buffer in buffers[1:]:
+            total += buffer / self.size
+        for meter in self.meters:
+            meter.mean(total.nbytes, self.size)
+        return [[buffer.copy_(total)] for buffer in buffers]
+
+    def _gather(self, buffers: list[Tensor], sizes: list[int] | None) -> list[list[Tensor]]:
+        longest = max(buffer.numel() for buffer in buffers)
+        for meter in self.meters:
+            if sizes is None and self.size > 1:
+                meter.gather(torch.int64.itemsize, self.size)
+            meter.gather(longest, self.size)
+        return [list(buffers) for _ in buffers]
+
+    def _scatter(self, buffers: list[list[Tensor]]) -> list[list[Tensor]]:
+        answers = [[row[rank] for row in buffers] for rank in range(self.size)]
+        for rank, meter in enumerate(self.meters):
+            sent = sum(b.numel() for to, b in enumerate(buffers[rank]) if to != rank)
+            received = sum(b.numel() for by, b in enumerate(answers[rank]) if by != rank)
+            meter.scatter(sent, received)
+        return answers
+
+    def _broadcast(self, calls: list[Call]) -> list[list[Tensor]]:
+        root = calls[0].root
+        buffer = calls[root].buffers[0]
+        for rank, meter in enumerate(self.meters):
+            meter.broadcast(buffer.numel(), rank == root)
+        return [[buffer] for _ in calls]

@@ -1,0 +1,116 @@
+"""Ranks that are the members of a torch process group."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from laconic.comm.base import Call, Comm
+from laconic.comm.meter import Meter
+from laconic.errors import PeerError
+
+# torch 2.13 renamed the function and warns at the old name.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class TorchComm(Comm):
+    """Carries calls over a process group, and stages GPU buffers through the host for gloo."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.rank = group.rank()
+        self.size = group.size()
+        self.meter = Meter()
+        self.on_device = dist.get_backend(group) == "nccl"
+
+    def answer(self, call: Call) -> list[Tensor]:
+        device = call.buffers[0].device
+        staged = device.type != "cpu" and not self.on_device
+        if staged:
+            call = Call(call.kind, [_to_host(b) for b in call.buffers], call.sizes, call.root)
+        try:
+            answers = self._carry(call)
+        except RuntimeError as error:
+            raise PeerError(f"{call.kind} among {self.size} ranks failed: {error}") from error
+        return [a.to(device, non_blocking=True) for a in answers] if staged else answers
+
+    def _carry(self, call: Call) -> list[Tensor]:
+        if call.kind == "mean":
+            return [self._mean(call.buffers[0])]
+        if call.kind == "gather":
+            return self._gather(call.buffers[0], call.sizes)
+        if call.kind == "scatter":
+            return self._scatter(call.buffers, call.sizes)
+        return [self._broadcast(call)]
+
+    def _mean(self, buffer: Tensor) -> Tensor:
+        self.meter.mean(buffer.nbytes, self.size)
+        if self.size > 1:
+            # Dividing first keeps a sum of 16-bit floats in range.
+            dist.all_reduce(buffer.div_(self.size), group=self.group)
+        return buffer
+
+    def _gather(self, buffer: Tensor, sizes: list[int] | None) -> list[Tensor]:
+        if self.size == 1:
+            self.meter.gather(buffer.numel(), 1)
+            return [buffer]
+        sizes = sizes if sizes is not None else self._tell_sizes(buffer)
+        longest = max(sizes)
+        if buffer.numel() < longest:
+            buffer = torch.cat([buffer, buffer.new_zeros(longest - buffer.numel())])
+        self.meter.gather(longest, self.size)
+        heard = buffer.new_empty(self.size * longest)
+        _all_gather(heard, buffer, group=self.group)
+        return [row[:n] for row, n in zip(heard.view(self.size, longest), sizes, strict=True)]
+
+    def _tell_sizes(self, buffer: Tensor) -> list[int]:
+        own = torch.tensor([buffer.numel()], device=buffer.device)
+        all_ = own.new_empty(self.size)
+        _all_gather(all_, own, group=self.group)
+        self.meter.gather(own.nbytes, self.size)
+        sizes: list[int] = all_.tolist()
+        return sizes
+
+    def _scatter(self, buffers: list[Tensor], sizes: list[int] | None) -> list[Tensor]:
+        if self.size == 1:
+            self.meter.scatter(0, 0)
+            return buffers
+        lengths = [b.numel() for b in buffers]
+        if sizes is None:
+            told = torch.tensor(lengths, device=buffers[0].device)
+            heard_sizes = torch.empty_like(told)
+            dist.all_to_all_single(heard_sizes, told, group=self.group)
+            sizes = heard_sizes.tolist()
+        sent, received = sum(lengths) - lengths[self.rank], sum(sizes) - sizes[self.rank]
+        self.meter.scatter(sent, received)
+        heard = buffers[0].new_empty(sum(sizes))
+        dist.all_to_all_single(heard, torch.cat(buffers), sizes, lengths, group=self.group)
+        return list(heard.split(sizes))
+
+    def _broadcast(self, call: Call) -> Tensor:
+        buffer = call.buffers[0]
+        self.meter.broadcast(buffer.numel(), self.rank == call.root)
+        if self.size > 1:
+            dist.broadcast(buffer, group=self.group, group_src=call.root)
+        return buffer
+
+
+def private_group(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
+    """A group of the same ranks, for us alone.
+
+    What we send from another thread must not mix with what the user or SyncBatchNorm sends.
+    """
+    made: dist.ProcessGroup = dist.new_group(
+        dist.get_process_group_ranks(group),
+        timeout=group._get_backend(device).options._timeout,
+        backend="nccl" if dist.get_backend(group) == "nccl" else "gloo",
+        use_local_synchronization=True,
+        group_desc="laconic",
+    )
+    return made
+
+
+def _to_host(buffer: Tensor) -> Tensor:
+    host = torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True)
+    host.copy_(buffer, non_blocking=True)
+    torch.cuda.current_stream(buffer.device).synchronize()
+    return host

@@ -1,0 +1,1 @@
+"""The catalogue: one method a file, and the file's name is the method's."""

@@ -1,0 +1,26 @@
+"""Brain float: 16 bits an element with the range of float32."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic.cast import Cast
+from laconic.contract import Traits
+from laconic.types import Parts, Turn
+
+
+@dataclass(frozen=True)
+class Bf16(Cast):
+    """Rounds to bfloat16: relative error at most 2^-8, no overflow. Works on gloo too."""
+
+    dtype: ClassVar = torch.bfloat16
+    examples: ClassVar = ({},)
+    paper: ClassVar = "Kalamkar et al. 2019, arXiv:1905.12322"
+
+    def traits(self) -> Traits:
+        return Traits(summable=True, contraction=True, everywhere=True)
+
+    def compress(self, x: Tensor, turn: Turn) -> Parts:
+        return (x.to(torch.bfloat16),)

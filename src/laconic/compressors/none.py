@@ -1,0 +1,26 @@
+"""No compression: the dense mean, through the same path as everything else."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic.cast import Cast
+from laconic.contract import Traits
+from laconic.types import Parts, Turn
+
+
+@dataclass(frozen=True)
+class NoCompression(Cast):
+    """Sends the float32 entries as they are."""
+
+    dtype: ClassVar = torch.float32
+    examples: ClassVar = ({},)
+    paper: ClassVar = "the dense baseline"
+
+    def traits(self) -> Traits:
+        return Traits(summable=True, unbiased=True, contraction=True, everywhere=True)
+
+    def compress(self, x: Tensor, turn: Turn) -> Parts:
+        return (x,)

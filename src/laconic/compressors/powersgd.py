@@ -1,0 +1,91 @@
+"""PowerSGD: the best low-rank picture of a gradient that one step of power iteration finds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic.contract import ManyRounds, Traits
+from laconic.errors import ConfigError
+from laconic.types import Given, Mean, Payload, Rounds, State, Turn, mix
+
+
+@dataclass(frozen=True)
+class PowerSGD(ManyRounds):
+    """Sends a gradient M as P Qᵀ with `rank` columns, in two rounds of plain means.
+
+    P is the mean of M Q for last step's Q, made orthonormal; the new Q is the mean of Mᵀ P. Each
+    worker has then said P Pᵀ M, the projection of its M on the common P: a contraction, and exact
+    where the mean gradient has rank `rank` at most.
+    """
+
+    rank: int = 1
+
+    examples: ClassVar = ({"rank": 1}, {"rank": 4})
+    paper: ClassVar = "Vogels, Karimireddy & Jaggi 2019, arXiv:1905.13727"
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ConfigError(f"powersgd: rank must be at least 1, got {self.rank}")
+
+    def traits(self) -> Traits:
+        return Traits(summable=True, contraction=True)
+
+    def state(self, turn: Turn, device: torch.device) -> State:
+        rows, cols = matrix_shape(turn.shape)
+        rank = min(self.rank, rows, cols)
+        # The same start on every rank, and a different one for every parameter.
+        generator = torch.Generator().manual_seed(mix(turn.seed, turn.lane) >> 1)
+        return {"q": torch.randn(cols, rank, generator=generator).to(device)}
+
+    def rounds(self, given: Given, state: State, turn: Turn) -> Rounds:
+        m = given.total().view(matrix_shape(turn.shape))  # [rows, cols]
+        [(p,)] = yield Mean((m @ state["q"],))  # [rows, rank]
+        p = orthonormal(p)
+        own = m.T @ p
+        [(q,)] = yield Mean((own,))  # [cols, rank]
+        if given.left is not None:
+            m.addmm_(p, own.T, alpha=-1)
+        # Where this gradient is zero Q would stay zero for ever: it keeps its old start.
+        state["q"] = torch.where(q.norm(dim=0) > 0, q, state["q"])
+        return (p @ q.T).view(-1)
+
+    def encode(self, x: Tensor, turn: Turn | None = None) -> Payload:
+        turn = turn or Turn(tuple(x.shape))
+        m = x.detach().to(torch.float32).reshape(matrix_shape(turn.shape))
+        p = orthonormal(m @ self.state(turn, x.device)["q"])
+        return Payload((p, m.T @ p), turn, self.nbytes(turn.shape))
+
+    def decode(self, payload: Payload) -> Tensor:
+        p, q = payload.parts
+        return (p @ q.T).view(payload.turn.shape)
+
+    def nbytes(self, shape: Sequence[int]) -> int:
+        rows, cols = matrix_shape(shape)
+        return 4 * min(self.rank, rows, cols) * (rows + cols)
+
+
+def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
+    """A tensor as a matrix: its first dimension by all others."""
+    rows = shape[0] if len(shape) else 1
+    return rows, torch.Size(shape).numel() // rows if rows else 0
+
+
+def orthonormal(p: Tensor) -> Tensor:
+    """The columns of p made orthonormal (Gram-Schmidt, each projection done twice for accuracy).
+
+    A column that depends on those before it, or is zero, becomes zero.
+    """
+    done: list[Tensor] = []
+    for column in p.unbind(1):
+        size = column.norm()
+        rest = column
+        for _ in range(2):
+            for base in done:
+                rest = rest - base * (base @ rest)
+        left = rest.norm()
+        keep = left > 1e-5 * size
+        done.append(torch.where(keep, rest / left, 0.0))
+    return torch.stack(done, dim=1) if done else p

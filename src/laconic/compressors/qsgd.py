@@ -1,0 +1,68 @@
+"""QSGD: stochastic rounding to a few levels, bucket by bucket."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.contract import OneRound, Traits
+from laconic.errors import ConfigError
+from laconic.types import Field, Layout, Parts, Turn
+from laconic.wire.bits import packed_numel
+
+
+@dataclass(frozen=True)
+class QSGD(OneRound):
+    """Rounds each entry up or down to one of 2^bits - 1 levels so that its expectation is exact.
+
+    Levels are multiples of scale/s with s = 2^(bits-1) - 1, where the scale of a bucket is its
+    largest magnitude (`norm=max`) or its Euclidean norm (`norm=l2`, as in the paper). The variance
+    is at most min(d/4s², √d/s) of the squared norm for buckets of d. Only where that is below 1 is
+    it a contraction too, and may go with a residual.
+    """
+
+    bits: int = 4
+    bucket: int = 128
+    norm: Literal["max", "l2"] = "max"
+
+    examples: ClassVar = ({"bits": 4}, {"bits": 2}, {"bits": 8, "bucket": 512, "norm": "l2"})
+    paper: ClassVar = "Alistarh et al. 2017, arXiv:1610.02132"
+
+    def __post_init__(self) -> None:
+        if self.bits not in range(2, 9):
+            raise ConfigError(f"qsgd: bits must be 2 to 8, got {self.bits}")
+        if self.bucket < 1:
+            raise ConfigError(f"qsgd: bucket must be at least 1, got {self.bucket}")
+        if self.norm not in ("max", "l2"):
+            raise ConfigError(f"qsgd: norm must be 'max' or 'l2', got {self.norm!r}")
+
+    def variance(self) -> float:
+        """The bound on the squared error, relative to the squared norm."""
+        levels = (1 << (self.bits - 1)) - 1
+        return min(self.bucket / (4 * levels**2), math.sqrt(self.bucket) / levels)
+
+    def traits(self) -> Traits:
+        variance = self.variance()
+        return Traits(
+            unbiased=True,
+            contraction=variance < 1,
+            why_not=f"its variance bound with bits={self.bits}, bucket={self.bucket} is "
+            f"{variance:.3g}, not below 1 (use more bits or a smaller bucket)",
+        )
+
+    def layout(self, numel: int) -> Layout:
+        scales = Field(torch.float32, -(-numel // self.bucket))
+        return Layout((Field(torch.uint8, packed_numel(numel, self.bits)), scales))
+
+    def compress(self, x: Tensor, turn: Turn) -> Parts:
+        l2 = self.norm == "l2"
+        return kernels.at(x).round_pack(x, self.bits, self.bucket, l2, turn.own_key())
+
+    def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
+        codes = torch.stack([codes for codes, _ in messages])
+        scales = torch.stack([scales for _, scales in messages]) * weight
+        kernels.at(out).round_add(out, codes, scales, self.bits, self.bucket)

@@ -1,0 +1,45 @@
+"""Random-k: a random choice of entries that every rank makes alike, so no position is sent."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from laconic import kernels
+from laconic.contract import Traits
+from laconic.errors import ConfigError
+from laconic.sparse import Sparsifier, ValueFormat, check_format, count_of
+from laconic.types import Turn
+
+
+@dataclass(frozen=True)
+class RandomK(Sparsifier):
+    """Sends a random `ratio` of the entries, values only; all ranks draw the same positions.
+
+    One position from each of k equal strata: distinct, and each entry has the chance k/n, so the
+    expected squared error is 1 - k/n of the squared norm, as for a uniform choice. Values are not
+    scaled up by n/k: it is a contraction, to go with a residual, and not unbiased. Since all ranks
+    say the same entries, their messages can be added up on the way.
+    """
+
+    ratio: float
+    values: ValueFormat = "fp32"
+
+    told: ClassVar = False
+    examples: ClassVar = ({"ratio": 0.01}, {"ratio": 0.1, "values": "bf16"})
+    paper: ClassVar = "Stich, Cordonnier & Jaggi 2018, arXiv:1809.07599"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ratio <= 1:
+            raise ConfigError(f"randomk: ratio must be in (0, 1], got {self.ratio}")
+        check_format("randomk", self.values)
+
+    def traits(self) -> Traits:
+        return Traits(summable=True, contraction=True)
+
+    def count(self, numel: int) -> int:
+        return count_of(self.ratio, numel)
+
+    def select(self, x: Tensor, turn: Turn) -> Tensor:
+        count = self.count(x.numel())
+        return kernels.at(x).strata(turn.shared_key(), x.numel(), count, x.device)

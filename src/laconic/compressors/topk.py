@@ -1,0 +1,42 @@
+"""Top-k: only the largest entries are said; the rest waits in the residual."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from laconic import kernels
+from laconic.contract import Traits
+from laconic.errors import ConfigError
+from laconic.sparse import Sparsifier, ValueFormat, check_format, count_of
+from laconic.types import Turn
+
+
+@dataclass(frozen=True)
+class TopK(Sparsifier):
+    """Sends the `ratio` largest-magnitude entries: packed positions, and `values` fp32|bf16|fp16.
+
+    They hold at least that ratio of the squared norm, so the squared error is at most 1 - ratio of
+    it (and a little for the format). Exact: of equal magnitudes the first come first, everywhere.
+    """
+
+    ratio: float
+    values: ValueFormat = "bf16"
+
+    told: ClassVar = True
+    examples: ClassVar = ({"ratio": 0.01}, {"ratio": 0.1, "values": "fp32"})
+    paper: ClassVar = "Aji & Heafield 2017, arXiv:1704.05021"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ratio <= 1:
+            raise ConfigError(f"topk: ratio must be in (0, 1], got {self.ratio}")
+        check_format("topk", self.values)
+
+    def traits(self) -> Traits:
+        return Traits(contraction=True)
+
+    def count(self, numel: int) -> int:
+        return count_of(self.ratio, numel)
+
+    def select(self, x: Tensor, turn: Turn) -> Tensor:
+        return kernels.at(x).largest(x, self.count(x.numel()))

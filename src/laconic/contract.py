@@ -1,0 +1,153 @@
+"""What a compressor, a memory and an exchange must be: the abstract classes of the catalogue.
+
+A method is a frozen dataclass (the algorithm *is* its parameters) that derives from `OneRound` when
+one message says it all (`cast.Cast` and `sparse.Sparsifier` are ready-made kinds of it), or from
+`ManyRounds` when it needs a conversation.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from laconic.types import Given, Layout, Parts, Payload, Rounds, State, Turn
+from laconic.wire.layout import packed_bytes
+
+
+class Traits(NamedTuple):
+    """What decides which memory and exchange a compressor may go with."""
+
+    summable: bool = False
+    """Messages may be added up on the way (an all-reduce does it)."""
+    unbiased: bool = False
+    """The expectation of the decoded message is the input."""
+    contraction: bool = False
+    """The decoded message is closer to the input than zero is, so error feedback converges."""
+    why_not: str = ""
+    """Why it is no contraction, for the error message."""
+    everywhere: bool = False
+    """Harmless on small and one-dimensional tensors too, so none needs to travel dense."""
+
+
+class Compressor(ABC):
+    """A method of the catalogue; its parameters are its fields."""
+
+    examples: ClassVar[Sequence[Mapping[str, object]]]
+    """Settings that tests, benchmarks and tables try, the usual one first."""
+    paper: ClassVar[str]
+
+    @abstractmethod
+    def traits(self) -> Traits: ...
+
+    @abstractmethod
+    def encode(self, x: Tensor, turn: Turn | None = None) -> Payload:
+        """What one worker would send for `x`."""
+
+    @abstractmethod
+    def decode(self, payload: Payload) -> Tensor:
+        """What the payload says, as float32 in the shape of the encoded tensor."""
+
+    @abstractmethod
+    def nbytes(self, shape: Sequence[int]) -> int:
+        """Bytes that one worker says for a tensor of this shape (variable lengths counted as 0)."""
+
+
+class OneRound(Compressor):
+    """One message a worker: `compress` writes it and `add_to` reads any number of them."""
+
+    @abstractmethod
+    def layout(self, numel: int) -> Layout:
+        """The parts of a message about `numel` elements."""
+
+    @abstractmethod
+    def compress(self, x: Tensor, turn: Turn) -> Parts:
+        """The message about `x` (flat, contiguous). May return `x` itself as a part."""
+
+    @abstractmethod
+    def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
+        """Adds `weight` times what each message says to `out` (flat), in the order given."""
+
+    def encode(self, x: Tensor, turn: Turn | None = None) -> Payload:
+        turn = turn or Turn(tuple(x.shape))
+        parts = self.compress(flat32(x), turn)
+        return Payload(parts, turn, packed_bytes([parts], [self.layout(x.numel())]))
+
+    def decode(self, payload: Payload) -> Tensor:
+        out = torch.zeros(payload.turn.numel, device=payload.parts[0].device)
+        self.add_to(out, [payload.parts], 1.0, payload.turn)
+        return out.view(payload.turn.shape)
+
+    def nbytes(self, shape: Sequence[int]) -> int:
+        return packed_bytes(None, [self.layout(torch.Size(shape).numel())])
+
+
+class Talker(Protocol):
+    """Anything that can hold the conversation about one gradient."""
+
+    def state(self, turn: Turn, device: torch.device) -> State: ...
+
+    def rounds(self, given: Given, state: State, turn: Turn) -> Rounds: ...
+
+
+class ManyRounds(Compressor):
+    """A method that talks in several rounds, and remembers between steps."""
+
+    @abstractmethod
+    def state(self, turn: Turn, device: torch.device) -> State: ...
+
+    @abstractmethod
+    def rounds(self, given: Given, state: State, turn: Turn) -> Rounds: ...
+
+
+class Memory(ABC):
+    """What becomes of the part of a gradient that was not sent."""
+
+    examples: ClassVar[Sequence[Mapping[str, object]]]
+    needs_contraction: ClassVar[bool]
+
+    @abstractmethod
+    def state(self, numel: int, device: torch.device) -> State: ...
+
+    @abstractmethod
+    def before(self, grad: Tensor, state: State) -> Given:
+        """What the lane has to say for this gradient (flat)."""
+
+    @abstractmethod
+    def after(self, given: Given, state: State) -> None:
+        """Keeps `given.left`, now that the rest is on its way."""
+
+
+class Exchange(ABC):
+    """A way for one-round messages to become a mean: a compressor wrapped in it is a talker."""
+
+    codec: OneRound
+
+    @classmethod
+    @abstractmethod
+    def refuses(cls, codec: Compressor) -> str | None:
+        """Why this exchange cannot carry the compressor's messages, or None."""
+
+    @abstractmethod
+    def state(self, turn: Turn, device: torch.device) -> State: ...
+
+    @abstractmethod
+    def rounds(self, given: Given, state: State, turn: Turn) -> Rounds: ...
+
+
+def flat32(x: Tensor) -> Tensor:
+    """The entries of `x` as contiguous float32, without a copy where they already are."""
+    return x.detach().to(torch.float32).reshape(-1).contiguous()
+
+
+def take(codec: OneRound, given: Given, turn: Turn) -> Parts:
+    """Encodes what is given and leaves in `given.left` what the message does not say."""
+    x = given.total()
+    parts = codec.compress(x, turn)
+    if given.left is None:
+        return parts
+    # A part that is x itself would change under our hands when the said is subtracted from x.
+    parts = tuple(p.clone() if p.data_ptr() == x.data_ptr() else p for p in parts)
+    codec.add_to(given.left, [parts], -1.0, turn)
+    return parts

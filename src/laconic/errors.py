@@ -1,0 +1,26 @@
+"""What can go wrong, by whose fault: the settings, the bytes, a peer, or the installation."""
+
+
+class LaconicError(Exception):
+    """Base of every error that Laconic raises on purpose."""
+
+
+class ConfigError(LaconicError, ValueError):
+    """A setting cannot work; the message names the thing, the rule and the value."""
+
+
+class WireError(LaconicError):
+    """A message does not have the form that both sides agreed on; nothing was written."""
+
+
+class PeerError(LaconicError, RuntimeError):
+    """Another rank is gone or out of step."""
+
+
+class MissingExtra(LaconicError, ImportError):
+    """A feature needs a package that is not installed; the message has the install line."""
+
+    def __init__(self, feature: str, package: str, extra: str) -> None:
+        ImportError.__init__(
+            self, f"{feature} needs {package}: pip install 'laconic[{extra}]'", name=package
+        )

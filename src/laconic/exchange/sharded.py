@@ -1,0 +1,63 @@
+"""Sharded: every rank averages one shard of the tensor, and tells the others the result."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from laconic.contract import Compressor, Exchange, OneRound, take
+from laconic.types import Gather, Given, Rounds, Scatter, State, Turn, mix
+
+
+@dataclass(frozen=True)
+class ShardedExchange(Exchange):
+    """All-to-all of encoded shards, decode and sum, encode the mean again, all-gather.
+
+    About two messages pass through each rank's link, whatever N, where a gather takes N-1. The
+    second encoding has an error of its own, which a residual on the averaging rank feeds back where
+    the method is a contraction. Shards differ by at most one element; there is no padding.
+    """
+
+    codec: OneRound
+
+    @classmethod
+    def refuses(cls, codec: Compressor) -> str | None:
+        return None if isinstance(codec, OneRound) else "it talks in rounds of its own"
+
+    def state(self, turn: Turn, device: torch.device) -> State:
+        if not self.codec.traits().contraction:
+            return {}
+        start, stop = bounds(turn.numel, turn.size)[turn.rank]
+        return {"server": torch.zeros(stop - start, device=device)}
+
+    def rounds(self, given: Given, state: State, turn: Turn) -> Rounds:
+        shards = bounds(turn.numel, turn.size)
+        turns = [_shard_turn(turn, i, stop - start) for i, (start, stop) in enumerate(shards)]
+        layouts = [self.codec.layout(shard.numel) for shard in turns]
+        messages = [
+            take(self.codec, given.slice(start, stop), shard)
+            for (start, stop), shard in zip(shards, turns, strict=True)
+        ]
+        heard = yield Scatter(messages, layouts, turn.rank)
+        mine = torch.zeros(turns[turn.rank].numel, device=given.x.device)
+        self.codec.add_to(mine, heard, 1 / turn.size, turns[turn.rank])
+
+        server = state.get("server")
+        # The second encoding draws numbers of its own, but shares the choices that all ranks share.
+        again = [shard._replace(rank=turn.size + i) for i, shard in enumerate(turns)]
+        parts = take(self.codec, Given(mine, server, server), again[turn.rank])
+        answers = yield Gather(parts, layouts[turn.rank], layouts)
+        out = given.x.zero_()
+        for (start, stop), parts, shard in zip(shards, answers, again, strict=True):
+            self.codec.add_to(out[start:stop], [parts], 1.0, shard)
+        return out
+
+
+def bounds(numel: int, size: int) -> list[tuple[int, int]]:
+    """The shards of `numel` elements, as (start, stop), one a rank."""
+    edges = [numel * rank // size for rank in range(size + 1)]
+    return list(pairwise(edges))
+
+
+def _shard_turn(turn: Turn, shard: int, numel: int) -> Turn:
+    return turn._replace(shape=(numel,), seed=mix(turn.seed, shard))

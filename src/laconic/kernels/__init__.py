@@ -1,0 +1,74 @@
+"""The loops over memory: the same functions for every device, the fastest that can run here.
+
+`reference` says in torch what each function means; `cpu` does the same with Numba. Compressors call
+`at(x).name(...)`, and `at` picks by device. `use` pins one backend for the whole process.
+"""
+
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Literal, Protocol, TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+from laconic.errors import ConfigError, MissingExtra
+
+Backend: TypeAlias = Literal["auto", "reference", "numba"]
+
+_pinned: Backend = "auto"
+
+
+class Kernels(Protocol):
+    """The functions that every backend has."""
+
+    def pack_bits(self, values: Tensor, width: int) -> Tensor: ...
+    def unpack_bits(self, packed: Tensor, width: int, count: int) -> Tensor: ...
+    def pack_index(self, index: Tensor, low: int, bitmap_bits: int) -> Tensor: ...
+    def unpack_index(self, packed: Tensor, low: int, bitmap_bits: int, count: int) -> Tensor: ...
+    def index_fits(
+        self, packed: Tensor, low: int, bitmap_bits: int, count: int, numel: int
+    ) -> Tensor: ...
+    def largest(self, x: Tensor, count: int) -> Tensor: ...
+    def strata(self, key: int, numel: int, count: int, device: torch.device) -> Tensor: ...
+    def sign_pack(self, x: Tensor) -> tuple[Tensor, Tensor]: ...
+    def sign_add(self, out: Tensor, bits: Tensor, scales: Tensor) -> None: ...
+    def round_pack(
+        self, x: Tensor, width: int, bucket: int, l2: bool, key: int
+    ) -> tuple[Tensor, Tensor]: ...
+    def round_add(
+        self, out: Tensor, codes: Tensor, scales: Tensor, width: int, bucket: int
+    ) -> None: ...
+
+
+def use(backend: Backend) -> None:
+    """Pins the backend for this process; "auto" goes back to choosing by device."""
+    global _pinned  # noqa: PLW0603 - one process-wide switch, set by hand
+    if backend not in ("auto", "reference", "numba"):
+        raise ConfigError(f"kernels: backend must be auto, reference or numba, got {backend!r}")
+    if backend == "numba" and find_spec("numba") is None:
+        raise MissingExtra("backend 'numba'", "numba", "cpu")
+    _pinned = backend
+
+
+def chosen(device: torch.device) -> str:
+    """The name of the backend that `at` picks for this device."""
+    if _pinned == "numba" and device.type != "cpu":
+        raise ConfigError(f"kernels: backend 'numba' runs on cpu, got a tensor on {device}")
+    if _pinned != "auto":
+        return _pinned
+    return "numba" if device.type == "cpu" and find_spec("numba") is not None else "reference"
+
+
+def at(x: Tensor) -> Kernels:
+    """The kernels for the device where `x` is."""
+    return cast(Kernels, _module(chosen(x.device)))
+
+
+def _module(name: str) -> ModuleType:
+    if name == "numba":
+        from laconic.kernels import cpu
+
+        return cpu
+    from laconic.kernels import reference
+
+    return reference

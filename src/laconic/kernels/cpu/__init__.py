@@ -1,0 +1,25 @@
+"""The kernels for CPU tensors, compiled by Numba: one pass over memory each, without the GIL.
+
+Compiled code is cached on disk beside this package, so only a machine's first call waits.
+"""
+
+from laconic.kernels.cpu.bits import pack_bits, unpack_bits
+from laconic.kernels.cpu.index import index_fits, pack_index, unpack_index
+from laconic.kernels.cpu.random import strata
+from laconic.kernels.cpu.rounding import round_add, round_pack
+from laconic.kernels.cpu.select import largest
+from laconic.kernels.cpu.sign import sign_add, sign_pack
+
+__all__ = [
+    "index_fits",
+    "largest",
+    "pack_bits",
+    "pack_index",
+    "round_add",
+    "round_pack",
+    "sign_add",
+    "sign_pack",
+    "strata",
+    "unpack_bits",
+    "unpack_index",
+]

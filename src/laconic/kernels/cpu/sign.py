@@ -1,0 +1,52 @@
+"""Signs, one bit each, with the mean magnitude (the meaning: kernels/reference/sign.py)."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from laconic.kernels.cpu.jit import compiled
+
+
+@compiled
+def _pack(x: NDArray[np.float32], out: NDArray[np.uint8]) -> float:
+    total = 0.0
+    for byte in range(x.size // 8):
+        value = np.uint8(0)
+        part = np.float32(0)
+        for bit in range(8):
+            entry = x[byte * 8 + bit]
+            value |= np.uint8(np.uint8(entry < 0) << np.uint8(bit))
+            part += abs(entry)
+        out[byte] = value
+        total += part
+    if x.size % 8:
+        value = np.uint8(0)
+        for i in range(x.size // 8 * 8, x.size):
+            value |= np.uint8(np.uint8(x[i] < 0) << np.uint8(i & 7))
+            total += abs(x[i])
+        out[x.size // 8] = value
+    return total
+
+
+@compiled
+def _add(out: NDArray[np.float32], bits: NDArray[np.uint8], scales: NDArray[np.float32]) -> None:
+    # A block of the output stays in the cache while all messages are added to it.
+    block = 4096
+    for start in range(0, out.size, block):
+        stop = min(out.size, start + block)
+        for row in range(bits.shape[0]):
+            scale = scales[row]
+            for i in range(start, stop):
+                sign = np.float32(1 - 2 * ((bits[row, i >> 3] >> (i & 7)) & 1))
+                out[i] += sign * scale
+
+
+def sign_pack(x: Tensor) -> tuple[Tensor, Tensor]:
+    out = torch.empty(-(-x.numel() // 8), dtype=torch.uint8)
+    total = _pack(x.numpy(), out.numpy())
+    return out, torch.tensor([total / max(1, x.numel())], dtype=torch.float32)
+
+
+def sign_add(out: Tensor, bits: Tensor, scales: Tensor) -> None:
+    _add(out.numpy(), bits.numpy(), scales.numpy())

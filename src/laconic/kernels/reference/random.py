@@ -1,0 +1,36 @@
+"""Random numbers that are a function of (key, position): the same bits on every device.
+
+A counter goes twice through a 32-bit integer hash (multiply, xor-shift), once with each half of the
+key. No generator is advanced, so nothing depends on order, and the global generator is untouched.
+"""
+
+import torch
+from torch import Tensor
+
+MASK = 0xFFFFFFFF
+
+
+def _hash32(x: Tensor) -> Tensor:
+    # int64 wraps around, and the low 32 bits of a product do not mind.
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & MASK
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & MASK
+    return x ^ (x >> 16)
+
+
+def random_bits(key: int, count: int, device: torch.device) -> Tensor:
+    """32 random bits for each of `count` positions, as int64."""
+    place = torch.arange(count, device=device)
+    x = _hash32((place & MASK) ^ (key & MASK))
+    return _hash32(x ^ ((key >> 32) & MASK) ^ (place >> 32))
+
+
+def uniform(key: int, count: int, device: torch.device) -> Tensor:
+    """Float32 numbers in [0, 1) on a grid of 2^-24."""
+    return (random_bits(key, count, device) >> 8).to(torch.float32) * 2.0**-24
+
+
+def strata(key: int, numel: int, count: int, device: torch.device) -> Tensor:
+    """One position from each of `count` equal strata of [0, numel): ascending, distinct."""
+    edge = torch.arange(count + 1, device=device) * numel // count
+    start, width = edge[:-1], edge[1:] - edge[:-1]
+    return start + ((random_bits(key, count, device) * width) >> 32)

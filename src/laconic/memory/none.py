@@ -1,0 +1,27 @@
+"""No memory: what was not sent is lost."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic.contract import Memory
+from laconic.types import Given, State
+
+
+@dataclass(frozen=True)
+class NoMemory(Memory):
+    """Forgets. Right for unbiased methods; others lose accuracy."""
+
+    examples: ClassVar = ({},)
+    needs_contraction: ClassVar = False
+
+    def state(self, numel: int, device: torch.device) -> State:
+        return {}
+
+    def before(self, grad: Tensor, state: State) -> Given:
+        return Given(grad)
+
+    def after(self, given: Given, state: State) -> None:
+        pass

@@ -1,0 +1,38 @@
+"""Error feedback: what was not sent is added to the next gradient."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic.contract import Memory
+from laconic.errors import ConfigError
+from laconic.types import Given, State
+
+
+@dataclass(frozen=True)
+class Residual(Memory):
+    """Keeps x - said(x) in float32, where x is the gradient plus `decay` times what was kept.
+
+    With a contraction and decay 1 nothing is lost, only late (Seide 2014, Stich et al. 2018).
+    """
+
+    decay: float = 1.0
+
+    examples: ClassVar = ({}, {"decay": 0.9})
+    needs_contraction: ClassVar = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.decay <= 1:
+            raise ConfigError(f"residual: decay must be in (0, 1], got {self.decay}")
+
+    def state(self, numel: int, device: torch.device) -> State:
+        return {"residual": torch.zeros(numel, device=device)}
+
+    def before(self, grad: Tensor, state: State) -> Given:
+        return Given(grad, state["residual"], state["residual"], self.decay)
+
+    def after(self, given: Given, state: State) -> None:
+        assert given.left is not None
+        state["residual"] = given.left

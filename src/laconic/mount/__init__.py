@@ -1,0 +1,1 @@
+"""Where gradients come from: the places in which Laconic mounts."""

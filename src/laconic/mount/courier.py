@@ -1,0 +1,111 @@
+"""Who carries a bucket's messages, while autograd goes on computing.
+
+Collectives must be issued in the same order on all ranks. Where a backend blocks, one thread
+carries bucket after bucket in the order in which DDP hands them over. On NCCL the GPU itself keeps
+the order of what is enqueued, and nobody waits.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from threading import Thread
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+
+class Side:
+    """A stream beside the one that computes gradients; on a CPU there is none and no need."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def future(self) -> "Future[Tensor]":
+        return Future(devices=[] if self.stream is None else [self.device])
+
+    def mark(self) -> torch.cuda.Event | None:
+        """The point that the computing stream has reached."""
+        if self.stream is None:
+            return None
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    @contextmanager
+    def after(self, mark: torch.cuda.Event | None) -> Iterator[None]:
+        """Work that starts on the side when the computing stream has passed the mark."""
+        with torch.cuda.stream(self.stream):
+            if self.stream is not None and mark is not None:
+                self.stream.wait_event(mark)
+            yield
+
+
+class Courier(ABC):
+    """Carries errands in order; each gives a future for the tensor that it returns."""
+
+    @abstractmethod
+    def send(self, errand: Callable[[], Tensor]) -> "Future[Tensor]": ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finishes the errands under way."""
+
+
+class OnStream(Courier):
+    """Enqueues at once, in the calling thread."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._side = Side(device)
+
+    def send(self, errand: Callable[[], Tensor]) -> "Future[Tensor]":
+        future = self._side.future()
+        with self._side.after(self._side.mark()):
+            future.set_result(errand())
+        return future
+
+    def close(self) -> None:
+        pass
+
+
+class _Item(NamedTuple):
+    errand: Callable[[], Tensor]
+    mark: torch.cuda.Event | None
+    future: "Future[Tensor]"
+
+
+class OnThread(Courier):
+    """Runs errands on one thread; after a failure it refuses all further ones."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._side = Side(device)
+        self._queue: SimpleQueue[_Item | None] = SimpleQueue()
+        self._thread = Thread(target=self._work, name="laconic-courier", daemon=True)
+        self._thread.start()
+
+    def send(self, errand: Callable[[], Tensor]) -> "Future[Tensor]":
+        future = self._side.future()
+        self._queue.put(_Item(errand, self._side.mark(), future))
+        return future
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        failure: Exception | None = None
+        while (item := self._queue.get()) is not None:
+            try:
+                # The order of calls is lost with the first failure, so nothing may follow it.
+                if failure is not None:
+                    raise failure
+                with self._side.after(item.mark):
+                    item.future.set_result(item.errand())
+            except Exception as error:
+                failure = error
+                item.future.set_exception(error)  # type: ignore[arg-type]
+            # An idle thread must not keep the last bucket alive.
+            del item

@@ -1,0 +1,164 @@
+"""DistributedDataParallel: one line that compresses the gradients of a DDP script."""
+
+import logging
+from collections.abc import Mapping
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from laconic.comm.agree import agree
+from laconic.comm.base import drive
+from laconic.comm.torch import TorchComm, private_group
+from laconic.contract import Compressor, Memory
+from laconic.errors import ConfigError
+from laconic.lanes import Lanes
+from laconic.mount.courier import OnStream, OnThread
+from laconic.plan import Plan, make_plan
+from laconic.version import VERSION
+
+log = logging.getLogger("laconic")
+
+
+class Slot:
+    """DDP's only hook slot, which cannot be emptied again; but who answers in it can change."""
+
+    def __init__(self, model: DDP, group: dist.ProcessGroup) -> None:
+        self.device = next(model.parameters()).device
+        self.dense_group = model.process_group
+        self.group = private_group(group, self.device)
+        self.link: Link | None = None
+
+
+# A hook stays for the life of its DDP, and this must not prolong it.
+_slots: WeakKeyDictionary[DDP, Slot] = WeakKeyDictionary()
+
+
+# DDP compares these annotations by identity, so this file has no postponed annotations.
+def _hook(state: Slot, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
+    if state.link is None:
+        return allreduce_hook(state.dense_group, bucket)
+    return state.link._reduce(bucket)
+
+
+class Link:
+    """A DDP model whose gradients go through Laconic, until `detach`."""
+
+    def __init__(self, slot: Slot, plan: Plan, names: dict[nn.Parameter, str], seed: int) -> None:
+        self._slot = slot
+        self._names = names
+        self._comm = TorchComm(slot.group)
+        tensors: dict[str, Tensor] = {name: p for p, name in names.items()}
+        self._lanes = Lanes(plan, tensors, self._comm.rank, self._comm.size, seed)
+        agree(self._comm, slot.device, _settings(plan, tensors, seed))
+        self._courier = (OnStream if self._comm.on_device else OnThread)(slot.device)
+
+    def stats(self) -> dict[str, object]:
+        """What was sent, what it cost and what it lost, on this rank, since attach."""
+        return self._lanes.stats(self._comm.meter)
+
+    def switch(
+        self,
+        compressor: Compressor | str,
+        *,
+        memory: Memory | str | None = None,
+        exchange: str = "auto",
+    ) -> None:
+        """Changes the method between two steps, on all ranks alike; residuals are kept."""
+        self._check_attached()
+        tensors = self._lanes.tensors
+        plan = make_plan(compressor, memory, exchange, tensors.values(), self._comm.size)
+        agree(self._comm, self._slot.device, plan.describe())
+        self._lanes.switch(plan)
+
+    def state_dict(self) -> dict[str, object]:
+        """This rank's own residuals and warm starts, as plain tensors and numbers."""
+        return self._lanes.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        self._lanes.load_state_dict(state)
+
+    def detach(self) -> None:
+        """Back to DDP's dense mean; what residuals hold is dropped, with a line in the log."""
+        self._check_attached()
+        norm = self.stats()["residual_norm"]
+        if norm:
+            log.info("detach: residuals of norm %.3g are dropped", norm)
+        self._slot.link = None
+        self._courier.close()
+
+    def _check_attached(self) -> None:
+        if self._slot.link is not self:
+            raise ConfigError("this link is detached; attach the model again")
+
+    def _reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
+        names = [self._names[p] for p in bucket.parameters()]
+        conversation = self._lanes.talk(names, bucket.gradients())
+        buffer: Tensor = bucket.buffer()
+
+        def errand() -> Tensor:
+            drive(conversation, self._comm)
+            return buffer
+
+        return self._courier.send(errand)
+
+
+def attach(
+    model: DDP,
+    compressor: Compressor | str,
+    *,
+    memory: Memory | str | None = None,
+    exchange: str = "auto",
+    process_group: dist.ProcessGroup | None = None,
+    seed: int = 0,
+) -> Link:
+    """Compresses the gradients of a DDP model from the next backward pass on.
+
+    Called on all ranks of the model's group, which check that they agree. Memory None means the
+    residual where the method needs it; exchange "auto" means the cheapest that can carry it.
+    """
+    names = _names(model)
+    group = process_group or model.process_group
+    plan = make_plan(compressor, memory, exchange, names, group.size())
+    slot = _take_slot(model, group)
+    slot.link = Link(slot, plan, names, seed)
+    log.info("attached: %s, kernels: %s", plan.describe(), slot.link.stats()["backend"])
+    return slot.link
+
+
+def _names(model: DDP) -> dict[nn.Parameter, str]:
+    """The parameters whose gradients DDP exchanges, in order."""
+    if not isinstance(model, DDP):
+        raise ConfigError(f"attach: expected a DistributedDataParallel, got {type(model).__name__}")
+    for path, module in model.module.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise ConfigError(f"attach: {path or 'the model'} has sparse=True; use dense gradients")
+    named = model.module.named_parameters()
+    return {p: n for n, p in named if p.requires_grad and n not in model.parameters_to_ignore}
+
+
+def _take_slot(model: DDP, group: dist.ProcessGroup) -> Slot:
+    if model not in _slots:
+        occupant = model._get_ddp_logging_data().get("comm_hook")
+        if model.mixed_precision is not None:
+            occupant = "DDP's mixed_precision"
+        if occupant:
+            raise ConfigError(f"attach: the model's only hook slot is taken by {occupant}")
+        slot = Slot(model, group)
+        model.register_comm_hook(slot, _hook)
+        _slots[model] = slot
+    if _slots[model].link is not None:
+        raise ConfigError("attach: this model has a link already; switch or detach that one")
+    return _slots[model]
+
+
+def _settings(plan: Plan, tensors: Mapping[str, Tensor], seed: int) -> dict[str, object]:
+    """What must be equal on all ranks."""
+    forms = {
+        f"parameter {i}": f"{n} {tuple(t.shape)} {t.dtype}"
+        for i, (n, t) in enumerate(tensors.items())
+    }
+    return {**plan.describe(), "seed": seed, "version": VERSION, **forms}

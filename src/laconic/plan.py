@@ -1,0 +1,131 @@
+"""Which compressor, memory and exchange for which parameter."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from laconic.compressors.bf16 import Bf16
+from laconic.compressors.fp16 import Fp16
+from laconic.compressors.none import NoCompression
+from laconic.contract import Compressor, Memory, OneRound, Talker
+from laconic.errors import ConfigError
+from laconic.exchange.auto import LinkModel, choose
+from laconic.memory.none import NoMemory
+from laconic.spec import find_exchange, format_spec, name_of, parse, parse_memory
+from laconic.step import Lane
+from laconic.types import Turn
+
+DENSE: dict[torch.dtype, OneRound] = {
+    torch.float32: NoCompression(),
+    torch.bfloat16: Bf16(),
+    torch.float16: Fp16(),
+}
+"""How a tensor travels uncompressed: in the number format that it has."""
+
+BUCKET_BYTES = 25 << 20
+"""The size of DDP's buckets, which is what one message says."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A legal choice for all parameters; tensors below `min_numel` or of one dimension go dense."""
+
+    compressor: Compressor
+    memory: Memory
+    exchange: str
+    min_numel: int = 1024
+
+    def lane(self, name: str, tensor: Tensor, rank: int, size: int, seed: int) -> Lane:
+        """The way of one parameter."""
+        if tensor.dtype not in DENSE:
+            raise ConfigError(f"parameter {name!r} is {tensor.dtype}; expected {[*DENSE]}")
+        turn = Turn(tuple(tensor.shape), rank, size, seed, crc32(name.encode()))
+        compressor, memory = self._choice(tensor)
+        talker = _talker(compressor, self.exchange)
+        return Lane(name, compressor, talker, memory, turn, tensor.device)
+
+    def _choice(self, tensor: Tensor) -> tuple[Compressor, Memory]:
+        dense = DENSE[tensor.dtype]
+        if isinstance(self.compressor, NoCompression):
+            return dense, self.memory
+        if self.compressor.traits().everywhere:
+            return self.compressor, self.memory
+        small = tensor.dim() < 2 or tensor.numel() < self.min_numel
+        if small or self.compressor.nbytes(tensor.shape) >= tensor.nbytes:
+            return dense, NoMemory()
+        return self.compressor, self.memory
+
+    def describe(self) -> dict[str, str]:
+        return {
+            "spec": format_spec(self.compressor),
+            "memory": format_spec(self.memory),
+            "exchange": self.exchange,
+        }
+
+
+def make_plan(
+    compressor: Compressor | str,
+    memory: Memory | str | None,
+    exchange: str,
+    tensors: Iterable[Tensor],
+    size: int,
+) -> Plan:
+    """Fills in what was left open, and refuses what cannot work."""
+    compressor = parse(compressor) if isinstance(compressor, str) else compressor
+    if not isinstance(compressor, Compressor):
+        raise ConfigError(f"expected a spec string or a compressor, got {compressor!r}")
+    if memory is None:
+        memory = "residual" if wants_residual(compressor) else "none"
+    memory = parse_memory(memory) if isinstance(memory, str) else memory
+    check_memory(compressor, memory)
+    if exchange == "auto":
+        exchange = choose_exchange(compressor, tensors, size)
+    check_exchange(compressor, exchange)
+    return Plan(compressor, memory, exchange)
+
+
+def wants_residual(compressor: Compressor) -> bool:
+    """Whether a method needs error feedback to converge: biased, and far from the input."""
+    traits = compressor.traits()
+    return traits.contraction and not traits.unbiased and not traits.everywhere
+
+
+def check_memory(compressor: Compressor, memory: Memory) -> None:
+    traits = compressor.traits()
+    if memory.needs_contraction and not traits.contraction:
+        raise ConfigError(
+            f"{format_spec(compressor)} does not go with memory {name_of(memory)!r}, which needs a "
+            f"contraction: {traits.why_not or 'it is none'}"
+        )
+
+
+def check_exchange(compressor: Compressor, exchange: str) -> None:
+    why = find_exchange(exchange).refuses(compressor)
+    if why is not None:
+        raise ConfigError(
+            f"{format_spec(compressor)} does not go with exchange {exchange!r}: {why}"
+        )
+
+
+def choose_exchange(compressor: Compressor, tensors: Iterable[Tensor], size: int) -> str:
+    """Mean where messages add up; otherwise what a bucket's message suggests, alike for all lanes.
+
+    One exchange for all, so that the lanes of a bucket share their rounds.
+    """
+    if compressor.traits().summable:
+        return "mean"
+    tensors = list(tensors)
+    dense_bytes = sum(t.nbytes for t in tensors)
+    nbytes = sum(compressor.nbytes(t.shape) if t.dim() > 1 else t.nbytes for t in tensors)
+    buckets = max(1, round(dense_bytes / BUCKET_BYTES))
+    return choose(nbytes // buckets, size, LinkModel())
+
+
+def _talker(compressor: Compressor, exchange: str) -> Talker:
+    if isinstance(compressor, OneRound):
+        wrap = find_exchange(exchange)
+        return wrap(compressor)  # type: ignore[call-arg]
+    return compressor  # type: ignore[return-value]

@@ -1,0 +1,62 @@
+"""N workers in lock step in this process: the same lanes, no network, exact bytes."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from laconic.comm.simulated import Simulated
+from laconic.contract import Compressor, Memory
+from laconic.errors import ConfigError
+from laconic.lanes import Lanes
+from laconic.plan import make_plan
+
+
+class Simulation:
+    """Workers that exchange the gradients they are given, as real ranks would."""
+
+    def __init__(self, workers: Sequence[Lanes]) -> None:
+        self.workers = workers
+        self.network = Simulated(len(workers))
+
+    def step(self, gradients: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """One gradient by name from each worker; returns the mean that all of them receive."""
+        if len(gradients) != len(self.workers):
+            raise ConfigError(f"{len(gradients)} gradients for {len(self.workers)} workers")
+        names = list(gradients[0])
+        means = [[g[name].detach().clone() for name in names] for g in gradients]
+        talks = [w.talk(names, m) for w, m in zip(self.workers, means, strict=True)]
+        self.network.run(talks)
+        return dict(zip(names, means[0], strict=True))
+
+    def stats(self) -> dict[str, object]:
+        """The statistics of worker 0."""
+        return self.workers[0].stats(self.network.meters[0])
+
+    def state_dict(self) -> dict[str, object]:
+        return {str(rank): worker.state_dict() for rank, worker in enumerate(self.workers)}
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, object]]) -> None:
+        for rank, worker in enumerate(self.workers):
+            worker.load_state_dict(state[str(rank)])
+
+
+def simulate(
+    parameters: torch.nn.Module | Mapping[str, Tensor],
+    compressor: Compressor | str,
+    *,
+    workers: int,
+    memory: Memory | str | None = None,
+    exchange: str = "auto",
+    seed: int = 0,
+) -> Simulation:
+    """N simulated workers for a model, or for tensors by name."""
+    if workers < 1:
+        raise ConfigError(f"simulate: workers must be at least 1, got {workers}")
+    named: dict[str, Tensor]
+    if isinstance(parameters, torch.nn.Module):
+        named = {n: p for n, p in parameters.named_parameters() if p.requires_grad}
+    else:
+        named = dict(parameters)
+    plan = make_plan(compressor, memory, exchange, named.values(), workers)
+    return Simulation([Lanes(plan, named, rank, workers, seed) for rank in range(workers)])

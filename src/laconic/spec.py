@@ -1,0 +1,151 @@
+"""Spec strings to objects and back: "topk:ratio=0.01 | qsgd:bits=4".
+
+The registry is the folder: a method's name is the name of the file that holds its class.
+"""
+
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from difflib import get_close_matches
+from functools import cache
+from importlib import import_module
+from inspect import isabstract
+from types import ModuleType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import laconic.compressors
+import laconic.exchange
+import laconic.memory
+from laconic.contract import Compressor, Exchange, Memory, OneRound
+from laconic.errors import ConfigError
+from laconic.sparse import Pipeline, Sparsifier
+
+T = TypeVar("T")
+
+
+@cache
+def _catalogue(folder: ModuleType, kind: type[T]) -> Mapping[str, type[T]]:
+    """The classes of a folder by file name."""
+    found: dict[str, type[T]] = {}
+    for module in pkgutil.iter_modules(folder.__path__):
+        members = vars(import_module(f"{folder.__name__}.{module.name}")).values()
+        here = f"{folder.__name__}.{module.name}"
+        for member in members:
+            own = isinstance(member, type) and member.__module__ == here
+            if own and issubclass(member, kind) and not isabstract(member):
+                assert module.name not in found, f"two classes in {here}"
+                found[module.name] = member
+    return found
+
+
+def compressor_classes() -> Mapping[str, type[Compressor]]:
+    return _catalogue(laconic.compressors, Compressor)
+
+
+def memory_classes() -> Mapping[str, type[Memory]]:
+    return _catalogue(laconic.memory, Memory)
+
+
+def exchange_classes() -> Mapping[str, type[Exchange]]:
+    return _catalogue(laconic.exchange, Exchange)
+
+
+def methods() -> list[str]:
+    """The names of the catalogue."""
+    return sorted(compressor_classes())
+
+
+def parse(spec: str) -> Compressor:
+    """The compressor that a spec string describes."""
+    stages = [_build("compressor", compressor_classes(), stage) for stage in spec.split("|")]
+    if len(stages) == 1:
+        return stages[0]
+    if len(stages) > 2:
+        raise ConfigError(f"a pipeline has two stages, got {len(stages)} in {spec!r}")
+    first, second = stages
+    if not isinstance(first, Sparsifier):
+        raise ConfigError(
+            f"{spec!r}: a pipeline starts with a sparsifier, {name_of(first)} is none"
+        )
+    if not isinstance(second, OneRound) or isinstance(second, Sparsifier):
+        raise ConfigError(f"{spec!r}: a pipeline ends with a quantiser, {name_of(second)} is none")
+    return Pipeline(first, second)
+
+
+def parse_memory(spec: str) -> Memory:
+    return _build("memory", memory_classes(), spec)
+
+
+def find_exchange(name: str) -> type[Exchange]:
+    return _find("exchange", exchange_classes(), name)
+
+
+def name_of(item: Compressor | Memory) -> str:
+    """The file name of the item's class."""
+    if isinstance(item, Pipeline):
+        return f"{name_of(item.sparsifier)}|{name_of(item.quantiser)}"
+    return type(item).__module__.rpartition(".")[2]
+
+
+def format_spec(item: Compressor | Memory) -> str:
+    """The spec string of an item, without parameters that have their default; `parse` reads it."""
+    if isinstance(item, Pipeline):
+        return f"{format_spec(item.sparsifier)} | {format_spec(item.quantiser)}"
+    settings = []
+    for f in fields(item):  # type: ignore[arg-type]
+        value = getattr(item, f.name)
+        if f.default is MISSING or value != f.default:
+            settings.append(f"{f.name}={str(value).lower() if isinstance(value, bool) else value}")
+    return name_of(item) + (":" + ",".join(settings) if settings else "")
+
+
+def _build(noun: str, catalogue: Mapping[str, type[T]], spec: str) -> T:
+    name, colon, rest = spec.strip().partition(":")
+    cls = _find(noun, catalogue, name.strip())
+    if colon and not rest.strip():
+        raise ConfigError(f"{name}: nothing after the colon in {spec!r}")
+    texts: dict[str, str] = {}
+    for setting in filter(None, (s.strip() for s in rest.split(","))):
+        key, equals, value = setting.partition("=")
+        if not equals or not value.strip():
+            raise ConfigError(f"{name}: expected key=value, got {setting!r} in {spec!r}")
+        if key.strip() in texts:
+            raise ConfigError(f"{name}: {key.strip()} is set twice in {spec!r}")
+        texts[key.strip()] = value.strip()
+    return from_settings(name.strip(), cls, texts)
+
+
+def _find(noun: str, catalogue: Mapping[str, type[T]], name: str) -> type[T]:
+    if name in catalogue:
+        return catalogue[name]
+    close = get_close_matches(name, catalogue, n=1, cutoff=0.5)
+    hint = f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(catalogue)}"
+    raise ConfigError(f"no {noun} named {name!r}{hint}")
+
+
+def from_settings(name: str, cls: type[T], texts: Mapping[str, str]) -> T:
+    """An instance from settings given as text, each read as the type of its field."""
+    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
+    unknown = sorted(texts.keys() - known.keys())
+    if unknown:
+        raise ConfigError(f"{name}: unknown parameter {unknown}, expected {sorted(known)}")
+    missing = [k for k, f in known.items() if f.default is MISSING and k not in texts]
+    if missing:
+        raise ConfigError(f"{name}: missing parameter {missing}")
+    hints = get_type_hints(cls)
+    return cls(**{key: _read(name, key, hints[key], text) for key, text in texts.items()})
+
+
+def _read(name: str, key: str, kind: Any, text: str) -> object:
+    if get_origin(kind) is Literal:
+        if text not in get_args(kind):
+            raise ConfigError(f"{name}: {key} must be one of {[*get_args(kind)]}, got {text!r}")
+        return text
+    if kind is bool:
+        if text not in ("true", "false"):
+            raise ConfigError(f"{name}: {key} must be true or false, got {text!r}")
+        return text == "true"
+    try:
+        return kind(text)
+    except ValueError:
+        raise ConfigError(f"{name}: {key} must be of type {kind.__name__}, got {text!r}") from None

@@ -1,0 +1,140 @@
+"""The nouns that all files share: parts, payloads, what goes on the wire, and what comes back."""
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+State: TypeAlias = dict[str, Tensor]
+"""What a compressor, a memory or an exchange remembers: tensors only, so a checkpoint is free."""
+
+Parts: TypeAlias = tuple[Tensor, ...]
+"""The tensors of one message, flat, in the order of its layout."""
+
+
+class Field(NamedTuple):
+    """One part of a message as both sides know it beforehand."""
+
+    dtype: torch.dtype
+    numel: int | None
+    """Number of elements; None when only the sender knows, so that the length travels too."""
+
+
+class Layout(NamedTuple):
+    """The form of a message."""
+
+    fields: tuple[Field, ...]
+    check: Callable[[Parts], None] | None = None
+    """Raises WireError when received parts cannot be decoded safely."""
+
+
+class Turn(NamedTuple):
+    """Which gradient is exchanged, where and when: known to every rank, so it never travels."""
+
+    shape: tuple[int, ...]
+    rank: int = 0
+    size: int = 1
+    seed: int = 0
+    lane: int = 0
+    step: int = 0
+
+    @property
+    def numel(self) -> int:
+        return torch.Size(self.shape).numel()
+
+    def shared_key(self) -> int:
+        """Key of random numbers that are the same on all ranks."""
+        return mix(self.seed, self.lane, self.step)
+
+    def own_key(self) -> int:
+        """Key of random numbers that are independent between ranks."""
+        return mix(self.seed, self.lane, self.step, self.rank + 1)
+
+
+def mix(*words: int) -> int:
+    """64 bits in which every bit of every word counts (splitmix64's finaliser, chained)."""
+    mask = (1 << 64) - 1
+    h = 0
+    for word in words:
+        h = (h + word + 0x9E3779B97F4A7C15) & mask
+        h = ((h ^ (h >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        h = ((h ^ (h >> 27)) * 0x94D049BB133111EB) & mask
+        h ^= h >> 31
+    return h
+
+
+class Given(NamedTuple):
+    """What a lane has to say: `x + decay * residual`; `left` receives what remains unsaid.
+
+    `left` may be `residual` itself. It is None when nobody asks for what was lost.
+    """
+
+    x: Tensor
+    residual: Tensor | None = None
+    left: Tensor | None = None
+    decay: float = 1.0
+
+    def slice(self, start: int, stop: int) -> "Given":
+        residual = None if self.residual is None else self.residual[start:stop]
+        left = None if self.left is None else self.left[start:stop]
+        return Given(self.x[start:stop], residual, left, self.decay)
+
+    def total(self) -> Tensor:
+        """What has to be said as one tensor: inside `left` where there is one."""
+        if self.left is None:
+            return self.x
+        if self.residual is None:
+            return self.left.copy_(self.x)
+        return torch.add(self.x, self.residual, alpha=self.decay, out=self.left)
+
+
+@dataclass(frozen=True)
+class Payload:
+    """An encoded tensor, and what both sides know of it without being told."""
+
+    parts: Parts
+    turn: Turn
+    nbytes: int
+    """Length of the message on the wire, padding included."""
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Asks for the mean over all ranks of each part; answered by one message."""
+
+    parts: Parts
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Tells all ranks the parts; answered by one message a rank, laid out as `layouts[rank]`."""
+
+    parts: Parts
+    layout: Layout
+    layouts: Sequence[Layout]
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Tells rank i the parts `messages[i]`; answered by one message a rank, laid out as mine."""
+
+    messages: Sequence[Parts]
+    layouts: Sequence[Layout]
+    rank: int
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """Asks for rank `root`'s parts; answered by one message. Other ranks' only give the form."""
+
+    parts: Parts
+    layout: Layout
+    root: int
+
+
+Request: TypeAlias = Mean | Gather | Scatter | Broadcast
+Answer: TypeAlias = list[Parts]
+Rounds: TypeAlias = Generator[Request, Answer, Tensor]
+"""A conversation: yields requests, is sent answers, returns the mean over all ranks (flat)."""

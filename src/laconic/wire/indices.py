@@ -1,0 +1,55 @@
+"""Ascending positions in about 2 + log2(n/k) bits each (Elias 1974, Fano 1971).
+
+A position is split at `low_bits(n, k)`. Its high bits, the number of a block of 2^low entries, are
+told by a bitmap: position number i in block b sets bit b + i, so a block is a run of ones closed by
+a zero. Its low bits, the place inside the block, are packed as they are, after the bitmap. The
+length depends on n and k alone and is less than a bit a position above the entropy.
+"""
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.errors import WireError
+from laconic.types import Field
+from laconic.wire.bits import packed_numel
+
+
+def low_bits(numel: int, count: int) -> int:
+    """Width of what is packed as it is: log2 of the mean gap, rounded down."""
+    return max(0, (numel // max(1, count)).bit_length() - 1)
+
+
+def bitmap_bits(numel: int, count: int) -> int:
+    return count + (max(0, numel - 1) >> low_bits(numel, count)) + 1
+
+
+def index_field(numel: int, count: int) -> Field:
+    """`count` positions below `numel`, as bytes."""
+    nbytes = packed_numel(bitmap_bits(numel, count), 1)
+    nbytes += packed_numel(count, low_bits(numel, count))
+    return Field(torch.uint8, nbytes)
+
+
+def pack_index(index: Tensor, numel: int) -> Tensor:
+    """`index` (int64, ascending, below numel) as bytes."""
+    count = index.numel()
+    low = low_bits(numel, count)
+    return kernels.at(index).pack_index(index, low, bitmap_bits(numel, count))
+
+
+def unpack_index(packed: Tensor, numel: int, count: int) -> Tensor:
+    """The positions again, of bytes that `check_index` has passed."""
+    low = low_bits(numel, count)
+    return kernels.at(packed).unpack_index(packed, low, bitmap_bits(numel, count), count)
+
+
+def check_index(packed: Tensor, numel: int, count: int) -> None:
+    """Raises WireError unless the bytes tell exactly `count` positions, all below `numel`."""
+    low = low_bits(numel, count)
+    fits = kernels.at(packed).index_fits(packed, low, bitmap_bits(numel, count), count, numel)
+    if packed.is_cuda:
+        # The host does not wait for the card; a bad message stops the card instead.
+        torch._assert_async(fits, "laconic: a message tells positions out of range")
+    elif not fits:
+        raise WireError(f"message does not tell {count} positions of a tensor of {numel}")

@@ -1,0 +1,148 @@
+"""Messages to bytes and back: one contiguous buffer for all lanes of a bucket.
+
+A message is its parts, one after the other, each padded to 4 bytes. What both sides know (types,
+lengths, order) is not sent. Only where a length is the sender's secret, all such lengths come
+first, as int32.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from laconic.errors import WireError
+from laconic.types import Field, Layout, Parts
+
+ALIGN = 4
+
+
+def padded(nbytes: int) -> int:
+    return -(-nbytes // ALIGN) * ALIGN
+
+
+def secrets(layouts: Sequence[Layout]) -> int:
+    """How many lengths must travel."""
+    return sum(field.numel is None for layout in layouts for field in layout.fields)
+
+
+def packed_bytes(messages: Sequence[Parts] | None, layouts: Sequence[Layout]) -> int:
+    """Length of the packed messages; without messages, secret lengths count as 0."""
+    total = ALIGN * secrets(layouts)
+    for number, layout in enumerate(layouts):
+        for place, field in enumerate(layout.fields):
+            count = field.numel or 0 if messages is None else messages[number][place].numel()
+            total += padded(count * field.dtype.itemsize)
+    return total
+
+
+def pack(messages: Sequence[Parts], layouts: Sequence[Layout]) -> Tensor:
+    """All messages as one uint8 tensor."""
+    device = messages[0][0].device
+    buffer = torch.empty(packed_bytes(messages, layouts), dtype=torch.uint8, device=device)
+    offset = 0
+    if secrets(layouts):
+        lengths = [
+            part.numel()
+            for message, layout in zip(messages, layouts, strict=True)
+            for part, field in zip(message, layout.fields, strict=True)
+            if field.numel is None
+        ]
+        head = torch.tensor(lengths, dtype=torch.int32).view(torch.uint8)
+        buffer[: head.numel()] = head
+        offset = head.numel()
+    for message, layout in zip(messages, layouts, strict=True):
+        for part, field in zip(message, layout.fields, strict=True):
+            offset = _write(buffer, offset, part, field)
+    return buffer
+
+
+def _write(buffer: Tensor, offset: int, part: Tensor, field: Field) -> int:
+    assert part.dtype == field.dtype, f"{part.dtype} in a field of {field.dtype}"
+    assert field.numel in (None, part.numel()), f"{part.numel()} in a field of {field.numel}"
+    stop = offset + part.numel() * field.dtype.itemsize
+    buffer[offset:stop] = part.view(torch.uint8)
+    end = padded(stop)
+    # Same seed, same bytes: padding is part of the message.
+    buffer[stop:end] = 0
+    return end
+
+
+def unpack(buffer: Tensor, layouts: Sequence[Layout]) -> list[Parts]:
+    """The messages again, as views of the buffer, each checked."""
+    lengths = _lengths(buffer, layouts)
+    offset = ALIGN * len(lengths)
+    expected = offset + sum(
+        padded((lengths[key] if field.numel is None else field.numel) * field.dtype.itemsize)
+        for key, field in _fields(layouts)
+    )
+    if buffer.numel() < expected or (not lengths and buffer.numel() != expected):
+        raise WireError(f"message of {buffer.numel()} bytes where {expected} were agreed")
+    messages: list[list[Tensor]] = [[] for _ in layouts]
+    for key, field in _fields(layouts):
+        count = lengths[key] if field.numel is None else field.numel
+        nbytes = count * field.dtype.itemsize
+        part = _typed(buffer[offset : offset + nbytes], field.dtype)
+        messages[key[0]].append(part)
+        offset += padded(nbytes)
+    answers = [tuple(parts) for parts in messages]
+    for layout, parts in zip(layouts, answers, strict=True):
+        if layout.check is not None:
+            layout.check(parts)
+    return answers
+
+
+def _fields(layouts: Sequence[Layout]) -> list[tuple[tuple[int, int], Field]]:
+    return [
+        ((i, j), field) for i, layout in enumerate(layouts) for j, field in enumerate(layout.fields)
+    ]
+
+
+def _lengths(buffer: Tensor, layouts: Sequence[Layout]) -> dict[tuple[int, int], int]:
+    keys = [key for key, field in _fields(layouts) if field.numel is None]
+    head = ALIGN * len(keys)
+    if buffer.numel() < head:
+        raise WireError(f"message of {buffer.numel()} bytes is too short for its {head}-byte head")
+    counts = _typed(buffer[:head], torch.int32).tolist() if keys else []
+    if any(count < 0 for count in counts):
+        raise WireError(f"message with a negative length: {min(counts)}")
+    return dict(zip(keys, counts, strict=True))
+
+
+def _typed(chunk: Tensor, dtype: torch.dtype) -> Tensor:
+    # Only float64 can lie at an odd place: fields are padded to 4 bytes.
+    if chunk.storage_offset() % dtype.itemsize or not chunk.numel():
+        chunk = chunk.clone()
+    return chunk.view(dtype)
+
+
+def join(tensors: Sequence[Tensor]) -> Tensor:
+    """All tensors as one flat tensor of their widest type; in place where they already are one."""
+    first = tensors[0]
+    dtype = first.dtype
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    if _adjacent(tensors):
+        return first.as_strided((sum(t.numel() for t in tensors),), (1,))
+    return torch.cat([tensor.reshape(-1).to(dtype) for tensor in tensors])
+
+
+def split(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """The inverse of `join`, in the types and shapes of `like`."""
+    pieces = flat.split([tensor.numel() for tensor in like])
+    return [p.to(t.dtype).view(t.shape) for p, t in zip(pieces, like, strict=True)]
+
+
+def _adjacent(tensors: Sequence[Tensor]) -> bool:
+    """Whether the tensors lie side by side in one storage, as the gradients of a bucket do."""
+    here = tensors[0]
+    storage, dtype, place = here.untyped_storage().data_ptr(), here.dtype, here.storage_offset()
+    for tensor in tensors:
+        if (
+            tensor.dtype != dtype
+            or tensor.untyped_storage().data_ptr() != storage
+            or tensor.storage_offset() != place
+            or not tensor.is_contiguous()
+        ):
+            return False
+        place += tensor.numel()
+    return True
