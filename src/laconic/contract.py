@@ -7,7 +7,7 @@ one message says it all (`cast.Cast` and `sparse.Sparsifier` are ready-made kind
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,12 +15,16 @@ from torch import Tensor
 from laconic.types import Given, Layout, Parts, Payload, Rounds, State, Turn
 from laconic.wire.layout import packed_bytes
 
+Family: TypeAlias = Literal["dense", "quantisation", "sparsification", "hybrid", "low rank"]
+
 
 class Traits(NamedTuple):
     """What decides which memory and exchange a compressor may go with."""
 
     summable: bool = False
     """Messages may be added up on the way (an all-reduce does it)."""
+    rounds_sums: bool = False
+    """Adding them up rounds, and what is lost there is in nobody's residual."""
     unbiased: bool = False
     """The expectation of the decoded message is the input."""
     contraction: bool = False
@@ -36,6 +40,7 @@ class Compressor(ABC):
 
     examples: ClassVar[Sequence[Mapping[str, object]]]
     """Settings that tests, benchmarks and tables try, the usual one first."""
+    family: ClassVar[Family]
     paper: ClassVar[str]
 
     @abstractmethod
@@ -122,7 +127,8 @@ class Memory(ABC):
 class Exchange(ABC):
     """A way for one-round messages to become a mean: a compressor wrapped in it is a talker."""
 
-    codec: OneRound
+    @abstractmethod
+    def __init__(self, codec: OneRound) -> None: ...
 
     @classmethod
     @abstractmethod

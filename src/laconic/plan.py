@@ -10,7 +10,7 @@ from torch import Tensor
 from laconic.compressors.bf16 import Bf16
 from laconic.compressors.fp16 import Fp16
 from laconic.compressors.none import NoCompression
-from laconic.contract import Compressor, Memory, OneRound, Talker
+from laconic.contract import Compressor, ManyRounds, Memory, OneRound, Talker
 from laconic.errors import ConfigError
 from laconic.exchange.auto import LinkModel, choose
 from laconic.memory.none import NoMemory
@@ -44,8 +44,7 @@ class Plan:
             raise ConfigError(f"parameter {name!r} is {tensor.dtype}; expected {[*DENSE]}")
         turn = Turn(tuple(tensor.shape), rank, size, seed, crc32(name.encode()))
         compressor, memory = self._choice(tensor)
-        talker = _talker(compressor, self.exchange)
-        return Lane(name, compressor, talker, memory, turn, tensor.device)
+        return open_lane(name, compressor, memory, self.exchange, turn, tensor.device)
 
     def _choice(self, tensor: Tensor) -> tuple[Compressor, Memory]:
         dense = DENSE[tensor.dtype]
@@ -82,8 +81,8 @@ def make_plan(
     memory = parse_memory(memory) if isinstance(memory, str) else memory
     check_memory(compressor, memory)
     if exchange == "auto":
-        exchange = choose_exchange(compressor, tensors, size)
-    check_exchange(compressor, exchange)
+        exchange = choose_exchange(compressor, memory, tensors, size)
+    check_exchange(compressor, memory, exchange)
     return Plan(compressor, memory, exchange)
 
 
@@ -102,20 +101,28 @@ def check_memory(compressor: Compressor, memory: Memory) -> None:
         )
 
 
-def check_exchange(compressor: Compressor, exchange: str) -> None:
+def check_exchange(compressor: Compressor, memory: Memory, exchange: str) -> None:
     why = find_exchange(exchange).refuses(compressor)
+    if why is None and exchange == "mean" and _rounds_unseen(compressor, memory):
+        why = f"sums in 16 bits lose what memory {name_of(memory)!r} cannot see; use gather"
     if why is not None:
         raise ConfigError(
             f"{format_spec(compressor)} does not go with exchange {exchange!r}: {why}"
         )
 
 
-def choose_exchange(compressor: Compressor, tensors: Iterable[Tensor], size: int) -> str:
+def _rounds_unseen(compressor: Compressor, memory: Memory) -> bool:
+    return memory.needs_contraction and compressor.traits().rounds_sums
+
+
+def choose_exchange(
+    compressor: Compressor, memory: Memory, tensors: Iterable[Tensor], size: int
+) -> str:
     """Mean where messages add up; otherwise what a bucket's message suggests, alike for all lanes.
 
     One exchange for all, so that the lanes of a bucket share their rounds.
     """
-    if compressor.traits().summable:
+    if compressor.traits().summable and not _rounds_unseen(compressor, memory):
         return "mean"
     tensors = list(tensors)
     dense_bytes = sum(t.nbytes for t in tensors)
@@ -124,8 +131,19 @@ def choose_exchange(compressor: Compressor, tensors: Iterable[Tensor], size: int
     return choose(nbytes // buckets, size, LinkModel())
 
 
-def _talker(compressor: Compressor, exchange: str) -> Talker:
+def open_lane(
+    name: str,
+    compressor: Compressor,
+    memory: Memory,
+    exchange: str,
+    turn: Turn,
+    device: torch.device,
+) -> Lane:
+    """A lane as told; `check_memory` and `check_exchange` have passed."""
+    talker: Talker
     if isinstance(compressor, OneRound):
-        wrap = find_exchange(exchange)
-        return wrap(compressor)  # type: ignore[call-arg]
-    return compressor  # type: ignore[return-value]
+        talker = find_exchange(exchange)(compressor)
+    else:
+        assert isinstance(compressor, ManyRounds)
+        talker = compressor
+    return Lane(name, compressor, talker, memory, turn, device)

@@ -55,12 +55,14 @@ class Pipeline(OneRound):
     quantiser: OneRound
 
     examples: ClassVar = ()
+    family: ClassVar = "hybrid"
     paper: ClassVar = "Basu et al. 2019, arXiv:1906.02367"
 
     def traits(self) -> Traits:
         first, second = self.sparsifier.traits(), self.quantiser.traits()
         return Traits(
             summable=first.summable and second.summable,
+            rounds_sums=second.rounds_sums,
             unbiased=first.unbiased and second.unbiased,
             # The error of the second acts on what the first has kept, and adds to what it lost.
             contraction=first.contraction and second.contraction,

@@ -22,6 +22,7 @@ class EFSign(OneRound):
     """
 
     examples: ClassVar = ({},)
+    family: ClassVar = "quantisation"
     paper: ClassVar = "Karimireddy et al. 2019, arXiv:1901.09847"
 
     def traits(self) -> Traits:

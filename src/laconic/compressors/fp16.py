@@ -23,10 +23,11 @@ class Fp16(Cast):
 
     dtype: ClassVar = torch.float16
     examples: ClassVar = ({},)
+    family: ClassVar = "quantisation"
     paper: ClassVar = "IEEE 754 binary16"
 
     def traits(self) -> Traits:
-        return Traits(summable=True, contraction=True, everywhere=True)
+        return Traits(summable=True, rounds_sums=True, contraction=True, everywhere=True)
 
     def compress(self, x: Tensor, turn: Turn) -> Parts:
         return (torch.where(x.isinf(), x, x.clamp(-LARGEST, LARGEST)).to(torch.float16),)

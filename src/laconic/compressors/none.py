@@ -17,6 +17,7 @@ class NoCompression(Cast):
 
     dtype: ClassVar = torch.float32
     examples: ClassVar = ({},)
+    family: ClassVar = "dense"
     paper: ClassVar = "the dense baseline"
 
     def traits(self) -> Traits:

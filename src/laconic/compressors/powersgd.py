@@ -24,6 +24,7 @@ class PowerSGD(ManyRounds):
     rank: int = 1
 
     examples: ClassVar = ({"rank": 1}, {"rank": 4})
+    family: ClassVar = "low rank"
     paper: ClassVar = "Vogels, Karimireddy & Jaggi 2019, arXiv:1905.13727"
 
     def __post_init__(self) -> None:

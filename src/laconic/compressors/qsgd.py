@@ -30,6 +30,7 @@ class QSGD(OneRound):
     norm: Literal["max", "l2"] = "max"
 
     examples: ClassVar = ({"bits": 4}, {"bits": 2}, {"bits": 8, "bucket": 512, "norm": "l2"})
+    family: ClassVar = "quantisation"
     paper: ClassVar = "Alistarh et al. 2017, arXiv:1610.02132"
 
     def __post_init__(self) -> None:

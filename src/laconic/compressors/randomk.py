@@ -27,6 +27,7 @@ class RandomK(Sparsifier):
 
     told: ClassVar = False
     examples: ClassVar = ({"ratio": 0.01}, {"ratio": 0.1, "values": "bf16"})
+    family: ClassVar = "sparsification"
     paper: ClassVar = "Stich, Cordonnier & Jaggi 2018, arXiv:1809.07599"
 
     def __post_init__(self) -> None:
@@ -35,7 +36,7 @@ class RandomK(Sparsifier):
         check_format("randomk", self.values)
 
     def traits(self) -> Traits:
-        return Traits(summable=True, contraction=True)
+        return Traits(summable=True, rounds_sums=self.values != "fp32", contraction=True)
 
     def count(self, numel: int) -> int:
         return count_of(self.ratio, numel)

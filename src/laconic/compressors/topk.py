@@ -25,6 +25,7 @@ class TopK(Sparsifier):
 
     told: ClassVar = True
     examples: ClassVar = ({"ratio": 0.01}, {"ratio": 0.1, "values": "fp32"})
+    family: ClassVar = "sparsification"
     paper: ClassVar = "Aji & Heafield 2017, arXiv:1704.05021"
 
     def __post_init__(self) -> None:

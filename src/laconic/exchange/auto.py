@@ -28,6 +28,6 @@ def choose(nbytes: int, size: int, link: LinkModel) -> Literal["gather", "sharde
     """
     return (
         "gather"
-        if link.gather_s(nbytes, size) <= 1.25 * link.sharded_s(nbytes, size)
+        if link.gather_s(nbytes, size) <= 1.5 * link.sharded_s(nbytes, size)
         else "sharded"
     )

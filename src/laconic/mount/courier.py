@@ -8,7 +8,7 @@ the order of what is enqueued, and nobody waits.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from queue import SimpleQueue
+from queue import Queue
 from threading import Thread
 from typing import NamedTuple
 
@@ -48,11 +48,16 @@ class Courier(ABC):
     """Carries errands in order; each gives a future for the tensor that it returns."""
 
     @abstractmethod
-    def send(self, errand: Callable[[], Tensor]) -> "Future[Tensor]": ...
+    def send(self, errand: Callable[[], None], buffer: Tensor) -> "Future[Tensor]":
+        """A future for the buffer that the errand fills."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Waits until nothing is under way, and raises what went wrong."""
 
     @abstractmethod
     def close(self) -> None:
-        """Finishes the errands under way."""
+        """Ends; nothing may be under way."""
 
 
 class OnStream(Courier):
@@ -61,51 +66,65 @@ class OnStream(Courier):
     def __init__(self, device: torch.device) -> None:
         self._side = Side(device)
 
-    def send(self, errand: Callable[[], Tensor]) -> "Future[Tensor]":
+    def send(self, errand: Callable[[], None], buffer: Tensor) -> "Future[Tensor]":
         future = self._side.future()
         with self._side.after(self._side.mark()):
-            future.set_result(errand())
+            errand()
+            future.set_result(buffer)
         return future
+
+    def settle(self) -> None:
+        pass
 
     def close(self) -> None:
         pass
 
 
 class _Item(NamedTuple):
-    errand: Callable[[], Tensor]
+    errand: Callable[[], None]
+    buffer: Tensor
     mark: torch.cuda.Event | None
     future: "Future[Tensor]"
 
 
 class OnThread(Courier):
-    """Runs errands on one thread; after a failure it refuses all further ones."""
+    """Runs errands on one thread; after a failure it runs no more.
+
+    A future cannot carry an exception through DDP's reducer, so it is completed all the same, and
+    `settle` raises at the end of the backward pass.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._side = Side(device)
-        self._queue: SimpleQueue[_Item | None] = SimpleQueue()
+        self._failure: Exception | None = None
+        self._queue: Queue[_Item | None] = Queue()
         self._thread = Thread(target=self._work, name="laconic-courier", daemon=True)
         self._thread.start()
 
-    def send(self, errand: Callable[[], Tensor]) -> "Future[Tensor]":
+    def send(self, errand: Callable[[], None], buffer: Tensor) -> "Future[Tensor]":
         future = self._side.future()
-        self._queue.put(_Item(errand, self._side.mark(), future))
+        self._queue.put(_Item(errand, buffer, self._side.mark(), future))
         return future
+
+    def settle(self) -> None:
+        self._queue.join()
+        if self._failure is not None:
+            raise self._failure
 
     def close(self) -> None:
         self._queue.put(None)
         self._thread.join()
 
     def _work(self) -> None:
-        failure: Exception | None = None
         while (item := self._queue.get()) is not None:
-            try:
+            with self._side.after(item.mark):
                 # The order of calls is lost with the first failure, so nothing may follow it.
-                if failure is not None:
-                    raise failure
-                with self._side.after(item.mark):
-                    item.future.set_result(item.errand())
-            except Exception as error:
-                failure = error
-                item.future.set_exception(error)  # type: ignore[arg-type]
+                if self._failure is None:
+                    try:
+                        item.errand()
+                    except Exception as error:
+                        self._failure = error
+                item.future.set_result(item.buffer)
             # An idle thread must not keep the last bucket alive.
             del item
+            self._queue.task_done()

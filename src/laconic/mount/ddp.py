@@ -1,9 +1,10 @@
 """DistributedDataParallel: one line that compresses the gradients of a DDP script."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from weakref import WeakKeyDictionary
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -11,7 +12,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from laconic.comm.agree import agree
-from laconic.comm.base import drive
+from laconic.comm.base import Conversation, drive
 from laconic.comm.torch import TorchComm, private_group
 from laconic.contract import Compressor, Memory
 from laconic.errors import ConfigError
@@ -54,6 +55,7 @@ class Link:
         tensors: dict[str, Tensor] = {name: p for p, name in names.items()}
         self._lanes = Lanes(plan, tensors, self._comm.rank, self._comm.size, seed)
         agree(self._comm, slot.device, _settings(plan, tensors, seed))
+        self._settling = False
         self._courier = (OnStream if self._comm.on_device else OnThread)(slot.device)
 
     def stats(self) -> dict[str, object]:
@@ -97,13 +99,26 @@ class Link:
     def _reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
         names = [self._names[p] for p in bucket.parameters()]
         conversation = self._lanes.talk(names, bucket.gradients())
-        buffer: Tensor = bucket.buffer()
+        future = self._courier.send(lambda: self._carry(conversation), bucket.buffer())
+        self._settle_after_backward()
+        return future
 
-        def errand() -> Tensor:
-            drive(conversation, self._comm)
-            return buffer
+    def _carry(self, conversation: Conversation[list[Tensor]]) -> None:
+        drive(conversation, self._comm)
 
-        return self._courier.send(errand)
+    def _settle_after_backward(self) -> None:
+        """Sees to it that what goes wrong on the way is raised by `backward`, as what it is."""
+        if torch._C._current_graph_task_id() == -1:
+            # DDP's join calls the hook outside a backward pass.
+            self._courier.settle()
+        elif not self._settling:
+            self._settling = True
+            # By way of a first callback, since DDP's own comes in between and must not be missed.
+            _at_end_of_backward(lambda: _at_end_of_backward(self._settle))
+
+    def _settle(self) -> None:
+        self._settling = False
+        self._courier.settle()
 
 
 def attach(
@@ -127,6 +142,10 @@ def attach(
     slot.link = Link(slot, plan, names, seed)
     log.info("attached: %s, kernels: %s", plan.describe(), slot.link.stats()["backend"])
     return slot.link
+
+
+def _at_end_of_backward(callback: Callable[[], None]) -> None:
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
 def _names(model: DDP) -> dict[nn.Parameter, str]:

@@ -1,0 +1,29 @@
+# Everything from a bare checkout: needs Python 3.10 or newer, and make.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test check clean table
+
+demo: $(READY)  ## four emulated hosts race dense training against compressed
+	$(BIN)/laconic demo
+
+test: $(READY)  ## all tests
+	$(BIN)/python -m pytest
+
+check: $(READY)  ## format, lint, types, and the direction of imports
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_arrows.py
+
+table: $(READY)  ## writes the generated parts of the README anew
+	$(BIN)/laconic methods --markdown README.md
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench,dev]'
+	touch $@

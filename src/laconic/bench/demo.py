@@ -1,0 +1,70 @@
+"""The main job: dense training against compressed training on emulated hosts with slow links."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from laconic.bench.cases import split_cases
+from laconic.bench.job import Job
+from laconic.bench.race import Place, Race
+from laconic.bench.records import BASELINE, TrainRecord
+from laconic.bench.report import write_report
+from laconic.bench.summary import train_summary
+from laconic.bench.tables import train_tables
+from laconic.bench.train_records import TrainCollector
+from laconic.bench.workloads.charlm import CharLm
+
+CASES = (BASELINE, "torch-fp16", "qsgd:bits=4", "topk:ratio=0.01", "powersgd:rank=4", "efsign")
+STEPS = 200
+# Dense training is there in about half of the steps.
+TARGET_LOSS = 2.3
+_WARMUP = 3
+_EVALUATE_EVERY = 5
+CLOCK = (
+    "The loss is that of held-out text, and times are those of training alone: "
+    "the clock stands still while a model is evaluated."
+)
+
+
+@dataclass(frozen=True)
+class Demo:
+    workers: int
+    rate: str | None
+    steps: int
+    output: Path
+    json_path: Path | None
+    command: str
+    seed: int = 0
+
+    def run(self, console: Console) -> bool:
+        """Races, shows the table and writes the page; False if it was interrupted."""
+        workload = CharLm()
+        job = Job(
+            workload="charlm",
+            turns=split_cases(CASES),
+            steps=self.steps,
+            warmup=_WARMUP,
+            evaluate_every=_EVALUATE_EVERY,
+            seed=self.seed,
+        )
+        race = Race(job, self.workers, self.rate, self.command, self.json_path)
+        collect = partial(_collector, title=workload.title, seed=self.seed)
+        results = race.run(collect, console)
+        records = [record for record in results.records if isinstance(record, TrainRecord)]
+        if records:
+            self._show(records, console)
+        return not results.interrupted
+
+    def _show(self, records: list[TrainRecord], console: Console) -> None:
+        for table in train_tables(records):
+            console.print(table)
+        for line in (train_summary(records), CLOCK):
+            console.print(line, markup=False, highlight=False)
+        write_report(records, self.output)
+        console.print(f"Report: {self.output}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _collector(place: Place, title: str, seed: int) -> TrainCollector:
+    return TrainCollector(place, title, seed, TARGET_LOSS)

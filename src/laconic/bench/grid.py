@@ -1,0 +1,117 @@
+"""The results as a grid of cells, text for people and a key to sort by: one grid, two renderers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from laconic.bench import human
+from laconic.bench.records import StepRecord, TrainRecord
+from laconic.bench.speed import common_target, speed_up
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is shown and what is sorted by; a None key sorts last in both directions."""
+
+    text: str
+    key: float | str | None
+
+
+@dataclass(frozen=True)
+class Row:
+    spec: str
+    status: str
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class Grid:
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+
+def train_grid(records: Sequence[TrainRecord]) -> Grid:
+    """One row a run, in the order given; columns that say nothing here are left out."""
+    columns = {
+        "method": [Cell(r.spec, r.spec) for r in records],
+        "seed": [Cell(str(r.seed), r.seed) for r in records],
+        "step": [Cell(human.duration_ms(r.step_ms), r.step_ms) for r in records],
+        "sent per step": [Cell(human.byte_size(r.sent_bytes), r.sent_bytes) for r in records],
+        "ratio": [Cell(human.times(r.ratio), r.ratio) for r in records],
+        "loss": [Cell(human.digits(r.final_loss), r.final_loss) for r in records],
+        _metric_name(records): [Cell(human.digits(r.metric), r.metric) for r in records],
+        _target_name(records): [_time_to_target(r) for r in records],
+        _speed_name(records): [_speed(r, records) for r in records],
+        "status": [Cell(r.status, r.status) for r in records],
+    }
+    if len({r.seed for r in records}) == 1:
+        del columns["seed"]
+    if all(r.target_loss is None for r in records):
+        del columns[_target_name(records)]
+    if all(r.metric is None for r in records):
+        del columns[_metric_name(records)]
+    return _grid(columns, records)
+
+
+def step_grid(records: Sequence[StepRecord]) -> Grid:
+    """One row a method: its step, its spread, its bytes and its speed against dense."""
+    columns = {
+        "method": [Cell(r.spec, r.spec) for r in records],
+        "step": [Cell(human.duration_ms(r.step_ms), r.step_ms) for r in records],
+        "20–80 %": [_spread(r) for r in records],  # noqa: RUF001  a range takes an en dash
+        "sent per step": [Cell(human.byte_size(r.sent_bytes), r.sent_bytes) for r in records],
+        "encode": [Cell(human.duration_ms(r.encode_ms), r.encode_ms) for r in records],
+        "wire": [Cell(human.duration_ms(r.wire_ms), r.wire_ms) for r in records],
+        "decode": [Cell(human.duration_ms(r.decode_ms), r.decode_ms) for r in records],
+        "speed-up": [_step_speed(r) for r in records],
+        "status": [Cell(r.status, r.status) for r in records],
+    }
+    return _grid(columns, records)
+
+
+def _grid(columns: dict[str, list[Cell]], records: Sequence[TrainRecord | StepRecord]) -> Grid:
+    """The columns as rows, without the status when every run is done."""
+    if all(record.status == "done" for record in records):
+        del columns["status"]
+    cells = zip(*columns.values(), strict=True)
+    rows = zip(records, cells, strict=True)
+    return Grid(tuple(columns), tuple(Row(r.spec, r.status, tuple(row)) for r, row in rows))
+
+
+def _metric_name(records: Sequence[TrainRecord]) -> str:
+    names = dict.fromkeys(r.metric_name for r in records if r.metric_name)
+    return " / ".join(names) or "metric"
+
+
+def _target_name(records: Sequence[TrainRecord]) -> str:
+    target = common_target(records)
+    return "time to target" if target is None else f"time to loss {human.goal(target)}"
+
+
+def _speed_name(records: Sequence[TrainRecord]) -> str:
+    return "step speed-up" if common_target(records) is None else "speed-up"
+
+
+def _time_to_target(record: TrainRecord) -> Cell:
+    missed = record.target_loss is not None and record.time_to_target_s is None
+    text = "not reached" if missed else human.duration_s(record.time_to_target_s)
+    return Cell(text, record.time_to_target_s)
+
+
+def _speed(record: TrainRecord, records: Sequence[TrainRecord]) -> Cell:
+    factor = speed_up(record, records)
+    return Cell(human.times(factor), factor)
+
+
+def _step_speed(record: StepRecord) -> Cell:
+    factor = 1 / record.ratio_to_dense if record.ratio_to_dense else None
+    return Cell(human.times(factor), factor)
+
+
+def _spread(record: StepRecord) -> Cell:
+    if record.step_ms_quantiles is None:
+        return Cell(human.NOTHING, None)
+    low, _, high = record.step_ms_quantiles
+    text = human.duration_ms(high)
+    # One unit is enough for both, and 80 columns are few.
+    start = human.duration_ms(low).removesuffix(text[text.rindex(" ") :])
+    return Cell(f"{start} – {text}", high - low)  # noqa: RUF001

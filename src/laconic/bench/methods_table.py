@@ -1,0 +1,24 @@
+"""The catalogue as a table for a terminal."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from laconic.catalogue import Row
+
+
+def methods_table(rows: Sequence[Row]) -> Table:
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
+    for name in ("method", "class", "family", "bits an\nelement", "kind", "memory", "exchange"):
+        table.add_column(Text(name), no_wrap=True)
+    table.add_column("paper", overflow="fold")
+    for row in rows:
+        cells = [row.spec, row.cls, row.family, f"{row.bits_per_element:g}", _kind(row)]
+        table.add_row(*(Text(cell) for cell in [*cells, row.memory, row.exchange, row.paper]))
+    return table
+
+
+def _kind(row: Row) -> str:
+    kinds = {"unbiased": row.unbiased, "contraction": row.contraction}
+    return ", ".join(kind for kind, holds in kinds.items() if holds)

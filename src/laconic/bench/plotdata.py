@@ -1,0 +1,98 @@
+"""What a plot says, without a pixel: traces, axes and words, for any renderer to draw."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, TypeVar
+
+T = TypeVar("T")
+
+Unit = Literal["s", "ms", "B", ""]
+
+# A curve is at most this many pixels wide; more points only make the page heavy.
+MOST_POINTS = 600
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """`log` is how the axis starts; the reader may change it by the axis's short `name`."""
+
+    name: str
+    label: str
+    unit: Unit = ""
+    log: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    spec: str
+    label: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    step: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """A horizontal line to compare with, such as the target loss."""
+
+    label: str
+    y: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curves:
+    kind: Literal["curves"] = field(default="curves", init=False)
+    place: int
+    title: str
+    caption: str
+    x: Axis
+    y: Axis
+    traces: tuple[Curve, ...]
+    levels: tuple[Level, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    name: str
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """Segments laid end to end; `total` is what was measured, `low` to `high` its spread."""
+
+    spec: str
+    label: str
+    segments: tuple[Segment, ...]
+    total: float
+    note: str = ""
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bars:
+    """Bars in the method's colour, or, where `names` lists the segments, in a colour for each.
+
+    Bars longer than `cut` are drawn broken off there, so that short ones can be read.
+    """
+
+    kind: Literal["bars"] = field(default="bars", init=False)
+    place: int
+    title: str
+    caption: str
+    x: Axis
+    traces: tuple[Bar, ...]
+    names: tuple[str, ...] = ()
+    cut: float | None = None
+
+
+Plot: TypeAlias = Curves | Bars
+
+
+def thin(points: Sequence[T]) -> list[T]:
+    """At most MOST_POINTS of them, evenly, with the first and the last."""
+    if len(points) <= MOST_POINTS:
+        return list(points)
+    stride = (len(points) - 1) / (MOST_POINTS - 1)
+    return [points[round(i * stride)] for i in range(MOST_POINTS)]

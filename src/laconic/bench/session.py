@@ -1,0 +1,72 @@
+"""One model in training under one case, on one worker."""
+
+import time
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from laconic.bench.cases import Traffic, dense_bytes, parse_case
+from laconic.bench.job import Job
+from laconic.bench.workload import Evaluation, parameter_count, parse_workload
+
+
+class Cost(NamedTuple):
+    """Means per step over some steps."""
+
+    sent_bytes: float
+    encode_ms: float | None
+    wire_ms: float | None
+    decode_ms: float | None
+
+
+class Session:
+    """Steps of one case; models are equal at the start, whatever the case."""
+
+    def __init__(self, job: Job, case: str) -> None:
+        self.workload = parse_workload(job.workload)
+        self.rank, self.workers, self.seed = dist.get_rank(), dist.get_world_size(), job.seed
+        torch.manual_seed(job.seed)
+        model = self.workload.build()
+        self.parameters = parameter_count(model)
+        parsed = parse_case(case)
+        # An explicit cap also holds for the first bucket, which is 1 MB otherwise.
+        cap_mb = 4 * self.parameters / 2**20 + 1 if parsed.one_bucket else None
+        self.ddp = DDP(model, bucket_cap_mb=cap_mb)
+        self.optimiser = self.workload.optimiser(model)
+        self.mounted = parsed.mount(self.ddp, job.seed)
+        self.dense_bytes = dense_bytes(self.ddp)
+        self.steps = 0
+
+    def step(self) -> float:
+        """Takes one step and returns its seconds; the exchange keeps the ranks together."""
+        start_s = time.perf_counter()
+        inputs, targets = self.workload.batch(self.steps, self.rank, self.workers, self.seed)
+        self.optimiser.zero_grad()
+        self.workload.loss(self.ddp(inputs), targets).backward()
+        self.optimiser.step()
+        self.steps += 1
+        return time.perf_counter() - start_s
+
+    def traffic(self) -> Traffic:
+        return self.mounted.traffic(self.steps)
+
+    def evaluate(self) -> Evaluation:
+        return self.workload.evaluate(self.ddp.module)
+
+    def close(self) -> None:
+        self.mounted.close()
+
+
+def cost(before: Traffic, after: Traffic, steps: int) -> Cost:
+    return Cost(
+        (after.sent_bytes - before.sent_bytes) / steps,
+        _step_ms(before.encode_s, after.encode_s, steps),
+        _step_ms(before.wire_s, after.wire_s, steps),
+        _step_ms(before.decode_s, after.decode_s, steps),
+    )
+
+
+def _step_ms(before_s: float | None, after_s: float | None, steps: int) -> float | None:
+    return None if before_s is None or after_s is None else (after_s - before_s) * 1e3 / steps

@@ -1,0 +1,62 @@
+"""Which runs may be compared: those with the same work, workers and links."""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, TypeVar
+
+from laconic.bench import human
+from laconic.bench.records import StepRecord, TrainRecord
+
+R = TypeVar("R")
+K = TypeVar("K")
+
+
+class Links(NamedTuple):
+    """How the workers were joined; the rate only holds if the links were shaped to it."""
+
+    workers: int
+    rate: str | None
+    shaped: bool
+
+    def words(self) -> str:
+        workers = f"{self.workers} worker{'s' if self.workers != 1 else ''}"
+        if not self.shaped:
+            return f"{workers}, links not shaped"
+        return f"{workers}, links shaped to {human.rate(self.rate or 'an unnamed rate')}"
+
+
+class TrainSetting(NamedTuple):
+    workload: str
+    links: Links
+
+    def words(self) -> str:
+        return f"{self.workload}, {self.links.words()}"
+
+
+class StepSetting(NamedTuple):
+    parameters: int
+    batch: int
+    links: Links
+
+    def words(self) -> str:
+        millions = human.digits(self.parameters / 1e6)
+        return f"{millions} M parameters, batch {self.batch}, {self.links.words()}"
+
+
+def train_setting(record: TrainRecord) -> TrainSetting:
+    return TrainSetting(record.workload, _links(record))
+
+
+def step_setting(record: StepRecord) -> StepSetting:
+    return StepSetting(record.parameters, record.batch, _links(record))
+
+
+def group(records: Iterable[R], key: Callable[[R], K]) -> dict[K, list[R]]:
+    """The records by `key`, both in order of first appearance."""
+    groups: dict[K, list[R]] = {}
+    for record in records:
+        groups.setdefault(key(record), []).append(record)
+    return groups
+
+
+def _links(record: TrainRecord | StepRecord) -> Links:
+    return Links(record.workers, record.rate if record.shaped else None, record.shaped)

@@ -1,0 +1,102 @@
+"""One turn of a case on one worker: a training run from the start, or a block of steps."""
+
+import time
+from collections.abc import Callable
+
+import torch.distributed as dist
+
+from laconic.bench.cases import Traffic
+from laconic.bench.job import Job
+from laconic.bench.messages import Finished, Look, Message, Tick
+from laconic.bench.session import Session, cost
+
+_TICK_S = 0.2
+
+Tell = Callable[[Message], None]
+
+
+def train(job: Job, case: str, tell: Tell) -> None:
+    """Trains a new model and looks at it from time to time.
+
+    The warm-up has a model of its own: what it compiles and connects is no part of the run. The
+    clock counts steps only. Everybody waits while rank 0 evaluates; without that, the others would
+    compute their next step meanwhile and make it look short.
+    """
+    assert job.evaluate_every is not None
+    _warm_up(job, case)
+    session = Session(job, case)
+    steps_ms: list[float] = []
+    tick = _ticker(case, tell)
+    _look(session, case, 0.0, tell)
+    for step in range(1, job.steps + 1):
+        steps_ms.append(session.step() * 1e3)
+        tick(step, steps_ms[-1])
+        if step % job.evaluate_every == 0 or step == job.steps:
+            _look(session, case, sum(steps_ms) / 1e3, tell)
+    tell(_finished(session, case, Traffic(0.0, 0.0, 0.0, 0.0), steps_ms))
+    session.close()
+
+
+def block(job: Job, session: Session, case: str, tell: Tell) -> None:
+    """Takes some steps more; the first few, which find cold caches, are not counted."""
+    for _ in range(job.warmup):
+        session.step()
+    before = session.traffic()
+    dist.barrier()
+    tick = _ticker(case, tell)
+    steps_ms: list[float] = []
+    for step in range(1, job.steps + 1):
+        steps_ms.append(session.step() * 1e3)
+        tick(step, steps_ms[-1])
+    tell(_finished(session, case, before, steps_ms))
+
+
+def _warm_up(job: Job, case: str) -> None:
+    session = Session(job, case)
+    for _ in range(job.warmup):
+        session.step()
+    session.close()
+
+
+def _look(session: Session, case: str, time_s: float, tell: Tell) -> None:
+    if session.rank == 0:
+        loss, metric_name, metric = session.evaluate()
+        tell(
+            Look(
+                case=case,
+                step=session.steps,
+                time_s=time_s,
+                sent_bytes=session.traffic().sent_bytes,
+                loss=loss,
+                metric_name=metric_name,
+                metric=metric,
+            )
+        )
+    dist.barrier()
+
+
+def _ticker(case: str, tell: Tell) -> Callable[[int, float], None]:
+    """Tells of steps a few times a second, so that fast ones are not slowed down by talk."""
+    next_s = 0.0
+
+    def tick(step: int, step_ms: float) -> None:
+        nonlocal next_s
+        if time.monotonic() >= next_s:
+            next_s = time.monotonic() + _TICK_S
+            tell(Tick(case=case, step=step, step_ms=step_ms))
+
+    return tick
+
+
+def _finished(session: Session, case: str, before: Traffic, steps_ms: list[float]) -> Finished:
+    spent = cost(before, session.traffic(), len(steps_ms))
+    return Finished(
+        case=case,
+        parameters=session.parameters,
+        steps_ms=tuple(steps_ms),
+        sent_bytes=spent.sent_bytes,
+        dense_bytes=session.dense_bytes,
+        encode_ms=spent.encode_ms,
+        wire_ms=spent.wire_ms,
+        decode_ms=spent.decode_ms,
+    )

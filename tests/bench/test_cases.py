@@ -1,0 +1,58 @@
+import pytest
+
+from laconic.bench import demo, step_bench
+from laconic.bench.cases import DdpFp32, Laconic, TorchPowerSgd, parse_case, split_cases
+from laconic.errors import ConfigError
+
+
+def test_a_case_is_a_baseline_or_a_spec() -> None:
+    assert parse_case("ddp-fp32") == DdpFp32()
+    assert parse_case("torch-powersgd:rank=2") == TorchPowerSgd(rank=2)
+    assert parse_case("topk:ratio=0.01") == Laconic("topk:ratio=0.01")
+
+
+def test_only_torchs_powersgd_needs_one_bucket() -> None:
+    names = ("ddp-fp32", "torch-fp16", "torch-powersgd:rank=1", "powersgd:rank=1")
+    assert [parse_case(name).one_bucket for name in names] == [False, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("texts", "cases"),
+    [
+        (["none,efsign"], ("none", "efsign")),
+        (["none", "efsign, fp16"], ("none", "efsign", "fp16")),
+        (["topk:ratio=0.01 | qsgd:bits=4,none"], ("topk:ratio=0.01 | qsgd:bits=4", "none")),
+        (["none,powersgd:rank=1,seed=2"], None),
+    ],
+)
+def test_commas_separate_cases_but_not_settings(
+    texts: list[str], cases: tuple[str, ...] | None
+) -> None:
+    if cases is None:
+        with pytest.raises(ConfigError, match=r"^powersgd: unknown parameter \['seed'\]"):
+            split_cases(texts)
+    else:
+        assert split_cases(texts) == cases
+
+
+def test_what_the_commands_run_by_themselves_exists() -> None:
+    assert split_cases(demo.CASES) == demo.CASES
+    assert split_cases(step_bench.CASES) == step_bench.CASES
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["top_k:ratio=0.01"], "no compressor named 'top_k'; did you mean 'topk'?"),
+        (["torch-bf16"], "no baseline named 'torch-bf16'; there are ddp-fp32, torch-fp16, "),
+        (["torch-powersgd"], "torch-powersgd: missing parameter ['rank']"),
+        (["torch-powersgd:rank=0"], "torch-powersgd: rank must be at least 1, got 0"),
+        (["none,none"], "cases: ['none'] given more than once"),
+        ([""], "no compressor named ''"),
+        ([], "cases: expected at least one"),
+    ],
+)
+def test_a_mistake_is_named(texts: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        split_cases(texts)
+    assert str(caught.value).startswith(message)

@@ -1,0 +1,90 @@
+"""A few simulated ranks with one lane each, and numbers that are exact in every format."""
+
+from collections.abc import Sequence
+from hashlib import sha256
+
+import torch
+from torch import Tensor
+
+from laconic.comm.simulated import Simulated
+from laconic.contract import Compressor, OneRound
+from laconic.plan import open_lane
+from laconic.spec import parse, parse_memory
+from laconic.step import exchange, together
+from laconic.types import Turn
+from laconic.wire.layout import pack
+
+CPU = torch.device("cpu")
+
+
+class Ranks:
+    """The lanes of one parameter on `size` ranks, without a plan in between."""
+
+    def __init__(
+        self,
+        method: Compressor | str,
+        memory: str,
+        way: str,
+        shape: Sequence[int],
+        *,
+        size: int = 2,
+        seed: int = 0,
+    ) -> None:
+        codec = parse(method) if isinstance(method, str) else method
+        turns = [Turn(tuple(shape), rank, size, seed) for rank in range(size)]
+        kept = parse_memory(memory)
+        self.lanes = [open_lane("w", codec, kept, way, turn, CPU) for turn in turns]
+        self.network = Simulated(size)
+
+    def step(self, *grads: Tensor) -> Tensor:
+        """The mean that rank 0 receives; all ranks receive the same, or it is an error."""
+        outs = [grad.clone() for grad in grads]
+        pairs = zip(outs, self.lanes, strict=True)
+        self.network.run([together([exchange(out, lane)]) for out, lane in pairs])
+        for out in outs:
+            assert torch.equal(out.nan_to_num(), outs[0].nan_to_num())
+        return outs[0]
+
+    def residual(self, rank: int = 0) -> Tensor:
+        return self.lanes[rank].kept["residual"].view(self.lanes[rank].turn.shape)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def eighths(numel: int) -> Tensor:
+    """Multiples of 1/8 from -8 to 8 in a fixed disorder: exact in every format and every sum.
+
+    Any 128 neighbours have 8 as their largest magnitude.
+    """
+    return (torch.arange(numel) * 37 % 129 - 64) / 8
+
+
+def said(codec: Compressor, x: Tensor, turn: Turn | None = None) -> Tensor:
+    """What comes out of one message about `x`."""
+    return codec.decode(codec.encode(x, turn))
+
+
+def squared_error(x: Tensor, out: Tensor) -> float:
+    """Relative to the squared norm."""
+    x, out = x.double(), out.double()
+    return float((x - out).square().sum() / x.square().sum())
+
+
+def wire_hash(codec: OneRound, x: Tensor) -> str:
+    """The first 8 hexadecimal digits of the packed message's SHA-256."""
+    payload = codec.encode(x)
+    packed = pack([payload.parts], [codec.layout(x.numel())])
+    return sha256(packed.numpy().tobytes()).hexdigest()[:8]
+
+
+def bits_an_element(codec: Compressor, x: Tensor) -> float:
+    return 8 * codec.encode(x).nbytes / x.numel()
+
+
+def with_entry(x: Tensor, place: int, value: float) -> Tensor:
+    """The same with another value at one place."""
+    changed = x.clone()
+    changed.view(-1)[place] = value
+    return changed

@@ -1,0 +1,45 @@
+"""No compression: the dense mean, exactly."""
+
+import pytest
+import torch
+from few_ranks import Ranks, eighths, normal, said, wire_hash, with_entry
+
+from laconic.compressors.none import NoCompression
+
+
+def test_says_every_bit() -> None:
+    x = with_entry(with_entry(normal(9, 7), 3, -0.0), 5, 1e-45)
+    assert torch.equal(said(NoCompression(), x).view(torch.int32), x.view(torch.int32))
+
+
+@pytest.mark.parametrize("way", ["mean", "gather", "sharded"])
+def test_mean_by_hand(way: str) -> None:
+    ranks = Ranks("none", "none", way, (3,))
+    out = ranks.step(torch.tensor([1.0, 2.0, -4.0]), torch.tensor([3.0, 2.0, 4.0]))
+    assert out.tolist() == [2.0, 2.0, 0.0]
+
+
+@pytest.mark.parametrize("way", ["mean", "gather", "sharded"])
+def test_nothing_is_left(way: str) -> None:
+    ranks = Ranks("none", "residual", way, (50,))
+    for step in range(3):
+        ranks.step(normal(50, seed=step), normal(50, seed=step + 9))
+        assert torch.equal(ranks.residual(), torch.zeros(50))
+
+
+@pytest.mark.parametrize("way", ["mean", "gather", "sharded"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_bad_numbers_stay_in_their_place(way: str, bad: float) -> None:
+    ranks = Ranks("none", "none", way, (50,))
+    out = ranks.step(with_entry(normal(50), 7, bad), normal(50))
+    assert out.isfinite().logical_not().nonzero().tolist() == [[7]]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_mean_has_the_type_of_the_gradient(dtype: torch.dtype) -> None:
+    ranks = Ranks("none", "none", "mean", (50,))
+    assert ranks.step(*[normal(50).to(dtype)] * 2).dtype == dtype
+
+
+def test_bytes_on_the_wire_are_frozen(backend: str) -> None:
+    assert wire_hash(NoCompression(), eighths(1000)) == "????????"

@@ -1,0 +1,152 @@
+"""Random-k: a choice that all ranks make alike, and make anew at every step."""
+
+from math import sqrt
+
+import pytest
+import torch
+from few_ranks import Ranks, eighths, normal, said, squared_error, wire_hash, with_entry
+from torch import Tensor
+
+from laconic.compressors.randomk import RandomK
+from laconic.errors import ConfigError
+from laconic.plan import make_plan
+from laconic.types import Turn
+
+
+def chosen(codec: RandomK, turn: Turn) -> list[int]:
+    positions: list[int] = codec.select(torch.zeros(turn.numel), turn).tolist()
+    return positions
+
+
+def test_one_entry_of_each_stratum_is_sent() -> None:
+    x = torch.arange(1.0, 5.0)
+    for step in range(20):
+        codec, turn = RandomK(ratio=0.5), Turn((4,), step=step)
+        first, second = chosen(codec, turn)
+        assert (first, second) in {(a, b) for a in (0, 1) for b in (2, 3)}
+        expected = [v if i in (first, second) else 0.0 for i, v in enumerate(x.tolist())]
+        assert said(codec, x, turn).tolist() == expected
+
+
+def test_only_values_travel() -> None:
+    payload = RandomK(ratio=0.1).encode(normal(1000))
+    assert [part.numel() for part in payload.parts] == [100]
+    assert payload.nbytes == 400
+    assert RandomK(ratio=0.1, values="bf16").encode(normal(1000)).nbytes == 200
+
+
+def test_all_ranks_choose_alike() -> None:
+    turn = Turn((1000,), size=4, seed=3, lane=5, step=7)
+    first, *others = [chosen(RandomK(ratio=0.1), turn._replace(rank=rank)) for rank in range(4)]
+    assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize("change", [{"step": 8}, {"lane": 6}, {"seed": 4}])
+def test_another_step_lane_or_seed_is_another_choice(change: dict[str, int]) -> None:
+    turn = Turn((1000,), seed=3, lane=5, step=7)
+    one, two = (set(chosen(RandomK(ratio=0.1), t)) for t in (turn, turn._replace(**change)))
+    # By chance a tenth of the hundred are in both.
+    assert len(one & two) < 30
+
+
+@pytest.mark.parametrize(("numel", "ratio"), [(300, 0.1), (10, 0.3), (1000, 0.007)])
+def test_expected_error_is_that_of_a_uniform_choice(numel: int, ratio: float) -> None:
+    codec, x = RandomK(ratio=ratio), normal(numel, seed=5)
+    errors = torch.tensor(
+        [squared_error(x, said(codec, x, Turn((numel,), step=step))) for step in range(2000)]
+    )
+    expected = 1 - codec.count(numel) / numel
+    assert abs(errors.mean() - expected) < 4 * errors.std() / sqrt(2000)
+
+
+def test_mean_exchange_equals_gather_exchange() -> None:
+    """Quarters are exact, so not even rounding differs."""
+    grads = [normal(1000, seed=rank) for rank in range(4)]
+    means = Ranks("randomk:ratio=0.1", "residual", "mean", (1000,), size=4)
+    gathers = Ranks("randomk:ratio=0.1", "residual", "gather", (1000,), size=4)
+    for _ in range(3):
+        assert torch.equal(means.step(*grads), gathers.step(*grads))
+        assert torch.equal(means.residual(), gathers.residual())
+
+
+def test_everything_is_sent_in_the_end() -> None:
+    ranks = Ranks("randomk:ratio=0.1", "residual", "mean", (100,))
+    total = ranks.step(*[torch.ones(100)] * 2)
+    for _ in range(200):
+        total = total + ranks.step(*[torch.zeros(100)] * 2)
+    assert torch.equal(total, torch.ones(100))
+
+
+def test_ratio_one_sends_every_entry_once(backend: str) -> None:
+    codec, x = RandomK(ratio=1.0), normal(10_000)
+    assert chosen(codec, Turn((10_000,), step=3)) == list(range(10_000))
+    assert torch.equal(said(codec, x, Turn((10_000,), step=3)), x)
+
+
+@pytest.mark.parametrize("numel", [1, 7, 1000, 1003])
+def test_no_entry_is_chosen_twice_or_outside(backend: str, numel: int) -> None:
+    for step in range(50):
+        positions = chosen(RandomK(ratio=0.3), Turn((numel,), step=step))
+        assert len(set(positions)) == len(positions) == RandomK(ratio=0.3).count(numel)
+        assert positions == sorted(positions)
+        assert 0 <= positions[0] <= positions[-1] < numel
+
+
+def test_an_empty_tensor_is_sent_too(backend: str) -> None:
+    assert said(RandomK(ratio=0.1), torch.zeros(0)).tolist() == []
+
+
+def test_the_global_generator_is_neither_read_nor_set() -> None:
+    x, codec = normal(1000), RandomK(ratio=0.1)
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    one = said(codec, x)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert torch.equal(said(codec, x), one)
+
+
+def test_parameters_with_anagrams_for_names_choose_differently() -> None:
+    plan = make_plan("randomk:ratio=0.1", None, "auto", [], 1)
+    tensor = torch.zeros(100, 100)
+    turns = [plan.lane(name, tensor, 0, 1, seed=0).turn for name in ("layer12", "layer21")]
+    one, two = (set(chosen(RandomK(ratio=0.1), turn)) for turn in turns)
+    assert len(one & two) < 200
+
+
+def test_the_choice_does_not_depend_on_what_was_sent_before() -> None:
+    turn = Turn((1000,), step=5)
+    fresh = chosen(RandomK(ratio=0.1), turn)
+    codec = RandomK(ratio=0.1)
+    for step in range(3):
+        said(codec, normal(50), Turn((50,), lane=9, step=step))
+    assert chosen(codec, turn) == fresh
+
+
+@pytest.mark.parametrize("way", ["mean", "gather", "sharded"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_bad_numbers_are_sent_or_kept(backend: str, way: str, bad: float) -> None:
+    """An entry that is not drawn waits, whatever it is."""
+    ranks = Ranks("randomk:ratio=0.1", "residual", way, (100,), size=3)
+    grads: list[Tensor] = [normal(100), with_entry(normal(100), 7, bad), normal(100)]
+    out = ranks.step(*grads)
+    assert not out[7].isfinite() or not ranks.residual(1)[7].isfinite()
+    rest = torch.arange(100) != 7
+    assert out[rest].isfinite().all()
+
+
+def test_bytes_on_the_wire_are_frozen(backend: str) -> None:
+    assert wire_hash(RandomK(ratio=0.1), eighths(1003)) == "????????"
+    assert wire_hash(RandomK(ratio=0.01, values="fp16"), eighths(4097)) == "????????"
+
+
+@pytest.mark.parametrize("ratio", [0.0, -0.1, 1.5, float("nan")])
+def test_ratio_out_of_range(ratio: float) -> None:
+    with pytest.raises(ConfigError, match=rf"^randomk: ratio must be in \(0, 1\], got {ratio}$"):
+        RandomK(ratio=ratio)
+
+
+def test_unknown_format_of_values() -> None:
+    message = r"^randomk: values must be one of \['fp32', 'bf16', 'fp16'\], got 'int8'$"
+    with pytest.raises(ConfigError, match=message):
+        RandomK(ratio=0.1, values="int8")  # type: ignore[arg-type]

@@ -1,0 +1,128 @@
+"""Everything that the folders hold, as cases for the contract tests. No method is named here."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from laconic.comm.simulated import Simulated
+from laconic.contract import Compressor
+from laconic.errors import ConfigError
+from laconic.exchange.sharded import bounds
+from laconic.plan import check_exchange, check_memory, open_lane
+from laconic.spec import (
+    compressor_classes,
+    exchange_classes,
+    format_spec,
+    memory_classes,
+    parse,
+    parse_memory,
+)
+from laconic.step import Lane, exchange, together
+from laconic.types import Turn
+
+RANKS = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """A legal combination."""
+
+    spec: str
+    memory: str
+    exchange: str
+
+    def __str__(self) -> str:
+        return f"{self.spec}-{self.memory}-{self.exchange}"
+
+    def lanes(self, like: Tensor, seed: int = 0) -> list[Lane]:
+        """One lane a rank, without a plan, so that edge sizes meet the method itself."""
+        turns = [Turn(tuple(like.shape), rank, RANKS, seed) for rank in range(RANKS)]
+        memory = parse_memory(self.memory)
+        return [
+            open_lane("w", self.compressor(), memory, self.exchange, turn, like.device)
+            for turn in turns
+        ]
+
+    def compressor(self) -> Compressor:
+        return parse(self.spec)
+
+    def why_not(self) -> str | None:
+        """What the plan says against it."""
+        memory = parse_memory(self.memory)
+        try:
+            check_memory(self.compressor(), memory)
+            check_exchange(self.compressor(), memory, self.exchange)
+        except ConfigError as error:
+            return str(error)
+        return None
+
+
+def singles() -> list[str]:
+    """Every method with every one of its example settings."""
+    return [
+        format_spec(cls(**example))
+        for cls in compressor_classes().values()
+        for example in cls.examples
+    ]
+
+
+def pipelines() -> list[str]:
+    """Every sparsifier followed by every quantiser, each in its usual setting."""
+    usual = [format_spec(cls(**cls.examples[0])) for cls in compressor_classes().values()]
+    found = []
+    for one, two in product(usual, usual):
+        try:
+            found.append(format_spec(parse(f"{one} | {two}")))
+        except ConfigError:
+            continue
+    return found
+
+
+def memories() -> list[str]:
+    return [format_spec(cls(**e)) for cls in memory_classes().values() for e in cls.examples]
+
+
+def combinations() -> Iterator[Case]:
+    """All of memory and exchange for single methods; pipelines in the two ways they are used."""
+    for spec, memory, way in product(singles(), memories(), exchange_classes()):
+        yield Case(spec, memory, way)
+    for spec, memory in product(pipelines(), ("none", "residual")):
+        yield Case(spec, memory, "gather")
+
+
+def legal_cases() -> list[Case]:
+    return [case for case in combinations() if case.why_not() is None]
+
+
+def illegal_cases() -> list[Case]:
+    return [case for case in combinations() if case.why_not() is not None]
+
+
+def every_case() -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", legal_cases(), ids=str)
+
+
+def every_compressor() -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("spec", singles() + pipelines())
+
+
+def run_step(lanes: list[Lane], grads: list[Tensor]) -> tuple[list[Tensor], Simulated]:
+    """One exchange among simulated ranks; returns what each rank has afterwards."""
+    network = Simulated(len(lanes))
+    outs = [g.clone() for g in grads]
+    network.run([together([exchange(g, lane)]) for g, lane in zip(outs, lanes, strict=True)])
+    return outs, network
+
+
+def what_is_left(lanes: list[Lane]) -> Tensor:
+    """The mean of what the ranks keep, plus what averaging ranks keep of their shards."""
+    left = sum((lane.kept["residual"] for lane in lanes), torch.zeros(lanes[0].turn.numel))
+    left = left / len(lanes)
+    for lane, (start, stop) in zip(lanes, bounds(left.numel(), len(lanes)), strict=True):
+        if "server" in lane.talk:
+            left[start:stop] += lane.talk["server"]
+    return left

@@ -1,0 +1,163 @@
+"""The contract of DDP's hooks, on four real processes."""
+
+import ddp_jobs as jobs
+import pytest
+import torch
+
+import laconic
+from laconic.spec import compressor_classes, format_spec
+from processes import Ranks
+
+# One usual setting of each method in the folder.
+SPECS = [format_spec(cls(**cls.examples[0])) for cls in compressor_classes().values()]
+
+
+def assert_equal(weights: list[torch.Tensor]) -> None:
+    assert all(torch.equal(w, weights[0]) for w in weights)
+    assert weights[0].isfinite().all()
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_parameters_stay_equal_over_several_buckets(four_ranks: Ranks, spec: str) -> None:
+    assert_equal(four_ranks.run(jobs.trained, spec, 5, {"bucket_cap_mb": 0.01}, {}))
+
+
+@pytest.mark.parametrize("exchange", ["gather", "sharded"])
+def test_exchanges_work_on_real_ranks(four_ranks: Ranks, exchange: str) -> None:
+    options = {"exchange": exchange}
+    assert_equal(four_ranks.run(jobs.trained, "efsign", 5, {"bucket_cap_mb": 0.01}, options))
+
+
+@pytest.mark.parametrize(
+    "ddp", [{"static_graph": True}, {"gradient_as_bucket_view": True}, {"broadcast_buffers": False}]
+)
+def test_ddp_options(four_ranks: Ranks, ddp: dict[str, bool]) -> None:
+    settings = {"bucket_cap_mb": 0.01, **ddp}
+    assert_equal(four_ranks.run(jobs.trained, "powersgd:rank=2", 4, settings, {}))
+
+
+def test_no_compression_is_plain_ddp(four_ranks: Ranks) -> None:
+    plain = four_ranks.run(jobs.plain, 5)
+    ours = four_ranks.run(jobs.trained, "none", 5, {"bucket_cap_mb": 0.01}, {})
+    assert torch.equal(ours[0], plain[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("spec", ["none", "topk:ratio=0.1", "powersgd:rank=2"])
+def test_half_precision_parameters(four_ranks: Ranks, spec: str, dtype: torch.dtype) -> None:
+    results = four_ranks.run(jobs.trained_half, spec, dtype)
+    assert_equal([weights for weights, _ in results])
+    assert all(same_type for _, same_type in results)
+
+
+@pytest.mark.parametrize("exchange", ["gather", "sharded"])
+@pytest.mark.parametrize("spec", ["topk:ratio=0.1", "qsgd:bits=4", "efsign"])
+def test_real_ranks_do_what_simulated_ranks_do(four_ranks: Ranks, spec: str, exchange: str) -> None:
+    results = four_ranks.run(jobs.seen_by_simulation, spec, {"exchange": exchange})
+    given = [local for (local, _), _ in results]
+    network = laconic.simulate(jobs.mlp(), spec, workers=4, exchange=exchange)
+    means = network.step(given)
+    for (_, real), _ in results:
+        assert all(torch.equal(real[name], mean) for name, mean in means.items())
+    assert network.stats()["message_bytes"] <= results[0][1]
+
+
+@pytest.mark.parametrize("spec", ["randomk:ratio=0.1", "powersgd:rank=2", "none", "fp16"])
+def test_means_of_real_ranks_are_those_of_simulated_ones(four_ranks: Ranks, spec: str) -> None:
+    results = four_ranks.run(jobs.seen_by_simulation, spec, {})
+    network = laconic.simulate(jobs.mlp(), spec, workers=4)
+    means = network.step([local for (local, _), _ in results])
+    # An all-reduce may add in another order, and each addition rounds the size of the largest term.
+    unit = 2.0**-11 if spec == "fp16" else 2.0**-24
+    for (_, real), _ in results:
+        for name, mean in means.items():
+            largest = max(float(local[name].abs().max()) for (local, _), _ in results)
+            assert (real[name] - mean).abs().max() <= 64 * unit * largest / 4
+
+
+@pytest.mark.parametrize("spec", ["none", "efsign"])
+def test_no_sync_accumulates(four_ranks: Ranks, spec: str) -> None:
+    for untouched, close in four_ranks.run(jobs.no_sync_job, spec):
+        assert untouched
+        assert close
+
+
+@pytest.mark.parametrize("spec", ["topk:ratio=0.1", "powersgd:rank=2"])
+def test_unused_parameters(four_ranks: Ranks, spec: str) -> None:
+    results = four_ranks.run(jobs.unused_job, spec)
+    assert all(none for none, _ in results)
+    assert_equal([weights for _, weights in results])
+
+
+def test_groups_that_are_not_the_world(four_ranks: Ranks) -> None:
+    weights = four_ranks.run(jobs.subgroup_job, "topk:ratio=0.1")
+    assert_equal(weights[:2])
+    assert_equal(weights[2:])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_buckets_are_rebuilt(four_ranks: Ranks) -> None:
+    assert_equal([weights for _, weights in four_ranks.run(jobs.rebuilt_job)])
+
+
+def test_switch_keeps_residuals(four_ranks: Ranks) -> None:
+    results = four_ranks.run(jobs.switch_job, "topk:ratio=0.01", "efsign")
+    assert_equal([weights for weights, *_ in results])
+    for _, before, after, name in results:
+        assert before == after > 0
+        assert name == "efsign"
+
+
+def test_detach_goes_back_to_plain_ddp(four_ranks: Ranks) -> None:
+    plain = four_ranks.run(jobs.plain, 3)
+    results = four_ranks.run(jobs.detach_job)
+    assert torch.equal(results[0][0], plain[0])
+    assert_equal([again for _, again, _ in results])
+    assert "detached" in results[0][2]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_resume_is_bitwise(four_ranks: Ranks, spec: str) -> None:
+    assert all(four_ranks.run(jobs.resume_job, spec))
+
+
+# 1,600 collectives, each some milliseconds where four ranks share two cores.
+@pytest.mark.timeout(180)
+def test_many_buckets_and_rounds_keep_their_order(four_ranks: Ranks) -> None:
+    assert_equal(four_ranks.run(jobs.many_buckets_job, "powersgd:rank=2", 200, timeout_s=150))
+
+
+def test_user_collectives_during_backward_do_no_harm(four_ranks: Ranks) -> None:
+    assert_equal(four_ranks.run(jobs.other_collectives_job))
+
+
+@pytest.mark.parametrize("spec", ["topk:ratio=0.1", "powersgd:rank=1"])
+def test_uneven_inputs_under_join(four_ranks: Ranks, spec: str) -> None:
+    assert_equal(four_ranks.run(jobs.uneven_job, spec))
+
+
+@pytest.mark.parametrize("key", ["spec", "seed"])
+def test_ranks_that_disagree_find_out(four_ranks: Ranks, key: str) -> None:
+    for text in four_ranks.run(jobs.disagreement_job, key):
+        assert text.startswith("ConfigError: ranks are set up differently")
+        assert "rank [0, 1, 3]" in text
+        assert "rank [2]" in text
+
+
+def test_refusals_name_thing_rule_and_value(four_ranks: Ranks) -> None:
+    found = four_ranks.run(jobs.refusals_job)[0]
+    assert all(text.startswith("ConfigError") for text in found.values()), found
+    assert "expected a DistributedDataParallel, got Sequential" in found["not ddp"]
+    assert "did you mean 'topk'?" in found["name"]
+    assert "does not go with memory 'residual'" in found["memory"]
+    assert "does not go with exchange 'mean'" in found["exchange"]
+    assert "0 has sparse=True" in found["sparse"]
+    assert "hook slot is taken by _some_hook" in found["slot"]
+    assert "has a link already" in found["twice"]
+    assert "torch.float64" in found["dtype"]
+
+
+def test_what_goes_wrong_is_raised_by_backward(four_ranks: Ranks) -> None:
+    for text, rest in four_ranks.run(jobs.failure_surfaces_job):
+        assert text == "WireError: bad bytes"
+        assert rest == "untouched: True, had gradients: True"

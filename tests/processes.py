@@ -1,0 +1,100 @@
+"""Real ranks for tests: processes that run the functions they are sent."""
+
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+TIMEOUT_S = 45
+
+
+class RankFailed(AssertionError):
+    """A rank raised; the text is its traceback."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", rank=rank, world_size=size, timeout=timedelta(seconds=TIMEOUT_S - 15)
+    )
+    while (job := pipe.recv()) is not None:
+        function, args = job
+        try:
+            pipe.send((True, function(*args)))
+        except BaseException:
+            pipe.send((False, traceback.format_exc()))
+    dist.destroy_process_group()
+
+
+class Ranks:
+    """N processes in one gloo group. A failure ends them all; the next job starts new ones."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._processes: list[Any] = []
+        self._pipes: list[Connection] = []
+
+    def __enter__(self) -> "Ranks":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pipe in self._pipes:
+            pipe.send(None)
+        for process in self._processes:
+            process.join(10)
+        self._kill()
+
+    def run(
+        self, function: Callable[..., Any], *args: object, timeout_s: float = TIMEOUT_S
+    ) -> list[Any]:
+        """The results of `function(*args)`, called on every rank, by rank."""
+        if not self._processes:
+            self._start()
+        try:
+            for pipe in self._pipes:
+                pipe.send((function, args))
+            answers = [pipe.recv() if pipe.poll(timeout_s) else None for pipe in self._pipes]
+        except BaseException:
+            # Ranks that are still busy would answer the next job with this one's result.
+            self._kill()
+            raise
+        wrong = {rank: a for rank, a in enumerate(answers) if a is None or not a[0]}
+        if wrong:
+            self._kill()
+            texts = [f"rank {r}: {'no answer' if a is None else a[1]}" for r, a in wrong.items()]
+            raise RankFailed("\n".join(texts))
+        return [answer[1] for answer in answers if answer is not None]
+
+    def _start(self) -> None:
+        context = mp.get_context("spawn")
+        port = free_port()
+        for rank in range(self.size):
+            here, there = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(rank, self.size, port, there), daemon=True
+            )
+            process.start()
+            self._processes.append(process)
+            self._pipes.append(here)
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+        for pipe in self._pipes:
+            pipe.close()
+        self._processes, self._pipes = [], []

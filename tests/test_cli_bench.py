@@ -1,0 +1,67 @@
+from pathlib import Path
+
+import pytest
+
+from laconic import cli
+from laconic.bench import records
+
+
+def laconic(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    """The exit code of the command."""
+    monkeypatch.setattr("sys.argv", ["laconic", *words])
+    with pytest.raises(SystemExit) as end:
+        cli.run()
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "bench step --case top_k:ratio=0.01",
+            "no compressor named 'top_k'; did you mean 'topk'?",
+        ),
+        (
+            "bench step --cases none,torch-bf16",
+            "no baseline named 'torch-bf16'; there are ddp-fp32, torch-fp16, torch-powersgd",
+        ),
+        ("bench step --steps 0", "bench: steps must be at least 1, got 0"),
+        ("bench step --warmup -1", "bench: warmup must not be negative, got -1"),
+        ("bench step --batch 0", "mlp: batch_size must be at least 1, got 0"),
+        ("demo --steps 0", "bench: steps must be at least 1, got 0"),
+        ("demo --rate fast", "rate: expected a number and bit, kbit, mbit or gbit"),
+        ("report no-such-file.jsonl", "no such file of records: no-such-file.jsonl"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: str,
+    message: str,
+) -> None:
+    assert laconic(monkeypatch, *words.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"laconic: {message}")
+    assert err.count("\n") == 1
+
+
+def test_bench_step_writes_the_fields_that_others_rely_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path, page = tmp_path / "runs.jsonl", tmp_path / "report.html"
+    words = "bench step --workers 2 --rate none --steps 3 --warmup 1 --cases none,ddp-fp32 --json"
+    assert laconic(monkeypatch, *words.split(), str(path)) == 0
+    assert "links not shaped" in capsys.readouterr().out
+    dense, ours = records.read([path])
+    assert isinstance(dense, records.StepRecord)
+    assert isinstance(ours, records.StepRecord)
+    assert (dense.spec, ours.spec) == ("ddp-fp32", "none")
+    assert (ours.workers, ours.rate, ours.steps, ours.batch) == (2, None, 3, 32)
+    assert ours.parameters == 5_824_522
+    assert (ours.step_ms or 0) > 0
+    assert ours.sent_bytes == dense.sent_bytes
+    assert ours.command == f"laconic {words} {path}"
+    assert laconic(monkeypatch, "report", str(path), "-o", str(page)) == 0
+    assert "5.82 M parameters" in page.read_text()
