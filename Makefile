@@ -3,13 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test check clean table
+.PHONY: demo test test-gpu check clean table
 
 demo: $(READY)  ## four emulated hosts race dense training against compressed
 	$(BIN)/laconic demo
 
 test: $(READY)  ## all tests
 	$(BIN)/python -m pytest
+
+test-gpu:  ## the tests that need a GPU, with the Python that has torch for it
+	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu
 
 check: $(READY)  ## format, lint, types, and the direction of imports
 	$(BIN)/ruff format --check

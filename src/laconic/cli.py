@@ -101,7 +101,7 @@ def net(
 def demo(
     workers: Workers = 4,
     rate: Rate = "100mbit",
-    steps: Annotated[int, typer.Option(help="Steps of each run.")] = 200,
+    steps: Annotated[int, typer.Option(help="Steps of each run.")] = 150,
     output: Annotated[Path, typer.Option(help="The report page.")] = Path("laconic-report.html"),
     json: Json = None,
 ) -> None:

@@ -10,7 +10,7 @@ class ConfigError(LaconicError, ValueError):
 
 
 class WireError(LaconicError):
-    """A message does not have the form that both sides agreed on; nothing was written."""
+    """A message does not have the form that both sides agreed on; the gradient is untouched."""
 
 
 class PeerError(LaconicError, RuntimeError):

@@ -49,7 +49,8 @@ class Plan:
     def _choice(self, tensor: Tensor) -> tuple[Compressor, Memory]:
         dense = DENSE[tensor.dtype]
         if isinstance(self.compressor, NoCompression):
-            return dense, self.memory
+            # All is said, so there is nothing to keep.
+            return dense, NoMemory()
         if self.compressor.traits().everywhere:
             return self.compressor, self.memory
         small = tensor.dim() < 2 or tensor.numel() < self.min_numel
@@ -79,6 +80,8 @@ def make_plan(
     if memory is None:
         memory = "residual" if wants_residual(compressor) else "none"
     memory = parse_memory(memory) if isinstance(memory, str) else memory
+    if not isinstance(memory, Memory):
+        raise ConfigError(f"expected a memory or its spec, got {memory!r}")
     check_memory(compressor, memory)
     if exchange == "auto":
         exchange = choose_exchange(compressor, memory, tensors, size)

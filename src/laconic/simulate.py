@@ -24,6 +24,8 @@ class Simulation:
         if len(gradients) != len(self.workers):
             raise ConfigError(f"{len(gradients)} gradients for {len(self.workers)} workers")
         names = list(gradients[0])
+        for rank, worker in enumerate(self.workers):
+            _check_gradients(rank, gradients[rank], names, worker.tensors)
         means = [[g[name].detach().clone() for name in names] for g in gradients]
         talks = [w.talk(names, m) for w, m in zip(self.workers, means, strict=True)]
         self.network.run(talks)
@@ -38,7 +40,22 @@ class Simulation:
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, object]]) -> None:
         for rank, worker in enumerate(self.workers):
+            if str(rank) not in state:
+                raise ConfigError(f"state: has ranks {sorted(state)}, but not {rank}")
             worker.load_state_dict(state[str(rank)])
+
+
+def _check_gradients(
+    rank: int, given: Mapping[str, Tensor], names: list[str], tensors: Mapping[str, Tensor]
+) -> None:
+    """Raises ConfigError unless a worker gives what worker 0 gives, in the parameters' shapes."""
+    if list(given) != names or not tensors.keys() >= given.keys():
+        raise ConfigError(f"worker {rank} gives {list(given)}, expected {names} of {[*tensors]}")
+    for name, gradient in given.items():
+        shape = tensors[name].shape
+        if gradient.shape != shape:
+            has = tuple(gradient.shape)
+            raise ConfigError(f"worker {rank}: gradient {name} is {has}, expected {tuple(shape)}")
 
 
 def simulate(

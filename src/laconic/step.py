@@ -67,7 +67,7 @@ def exchange(grad: Tensor, lane: Lane) -> Rounds:
     if mean.data_ptr() != grad.data_ptr():
         grad.copy_(mean.view(grad.shape))
     if before is not None and given.left is not None:
-        lane.relative_error = given.left.norm() / before
+        lane.relative_error = torch.where(before > 0, given.left.norm() / before, 0.0)
     lane.turn = lane.turn._replace(step=lane.turn.step + 1)
     return mean
 
@@ -106,8 +106,9 @@ def together(talks: Sequence[Rounds]) -> Conversation[list[Tensor]]:
         answers.update(zip(gathers, (yield from _gather(gathers.values())), strict=True))
         scatters = _of_kind(waiting, Scatter)
         answers.update(zip(scatters, (yield from _scatter(scatters.values())), strict=True))
-        broadcasts = _of_kind(waiting, Broadcast)
-        answers.update(zip(broadcasts, (yield from _broadcast(broadcasts.values())), strict=True))
+        for root in sorted({r.root for r in waiting.values() if isinstance(r, Broadcast)}):
+            told = {i: r for i, r in _of_kind(waiting, Broadcast).items() if r.root == root}
+            answers.update(zip(told, (yield from _broadcast(told.values())), strict=True))
         waiting = {}
     return [results[lane] for lane in range(len(talks))]
 
@@ -157,8 +158,6 @@ def _scatter(requests: Iterable[Scatter]) -> Conversation[list[Answer]]:
 
 def _broadcast(requests: Iterable[Broadcast]) -> Conversation[list[Answer]]:
     requests = list(requests)
-    if not requests:
-        return []
     layouts = [r.layout for r in requests]
     assert not secrets(layouts), "a broadcast needs lengths that all ranks know"
     buffer = pack([r.parts for r in requests], layouts)

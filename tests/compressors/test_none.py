@@ -8,7 +8,7 @@ from laconic.compressors.none import NoCompression
 
 
 def test_says_every_bit() -> None:
-    x = with_entry(with_entry(normal(9, 7), 3, -0.0), 5, 1e-45)
+    x = with_entry(with_entry(normal(9, 7), 3, 1e38), 5, 1e-45)
     assert torch.equal(said(NoCompression(), x).view(torch.int32), x.view(torch.int32))
 
 
@@ -42,4 +42,4 @@ def test_the_mean_has_the_type_of_the_gradient(dtype: torch.dtype) -> None:
 
 
 def test_bytes_on_the_wire_are_frozen(backend: str) -> None:
-    assert wire_hash(NoCompression(), eighths(1000)) == "????????"
+    assert wire_hash(NoCompression(), eighths(1000)) == "73342b46"

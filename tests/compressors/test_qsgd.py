@@ -1,5 +1,6 @@
 """QSGD: exact on average, and no noisier than its bound."""
 
+from collections.abc import Callable
 from typing import Literal
 
 import pytest
@@ -54,9 +55,12 @@ def test_unbiased(bits: int, norm: Norm) -> None:
     x = torch.cat([normal(128), spiked(128)])
     heard = draws(QSGD(bits=bits, bucket=64, norm=norm), x, 400).double()
     error = (heard.mean(0) - x.double()).abs()
-    # The noise of one entry as measured over all, so that an entry without noise does not count.
-    noise = ((heard - x).square().mean(0) / 400).sqrt()
-    assert (error <= 6 * noise + 1e-6).all()
+    scale = x.double().view(-1, 64).norm(dim=1, p=torch.inf if norm == "max" else 2)
+    unit = (scale / (2 ** (bits - 1) - 1)).repeat_interleave(64)
+    chance = (x.double().abs() / unit) % 1
+    noise = unit * (chance * (1 - chance) / 400).sqrt()
+    # A rare step up is no normal noise: four of them too many can be chance.
+    assert (error <= 5 * noise + 4 * unit / 400).all()
     total = heard.sum(1)
     assert abs(total.mean() - x.double().sum()) <= 4 * total.std() / 20 + 1e-4
 
@@ -64,7 +68,7 @@ def test_unbiased(bits: int, norm: Norm) -> None:
 @every_bits
 @both_norms
 @pytest.mark.parametrize("make", [normal, spiked, torch.ones])
-def test_variance_is_within_its_bound(bits: int, norm: Norm, make) -> None:
+def test_variance_is_within_its_bound(bits: int, norm: Norm, make: Callable[[int], Tensor]) -> None:
     codec, x = QSGD(bits=bits, bucket=64, norm=norm), make(640)
     errors = (draws(codec, x, 100) - x).double().square().sum(1) / x.double().square().sum()
     assert errors.mean() <= codec.variance() + 4 * errors.std() / 10 + 1e-9
@@ -72,16 +76,14 @@ def test_variance_is_within_its_bound(bits: int, norm: Norm, make) -> None:
 
 @every_bits
 @both_norms
-def test_every_level_can_be_reached(bits: int, norm: Norm) -> None:
+def test_every_level_can_be_reached(backend: str, bits: int, norm: Norm) -> None:
+    """Buckets of two, of norm 1, whose first entries are a ramp."""
     levels = 2 ** (bits - 1) - 1
-    # A bucket of one entry has itself for a norm, so only its extreme levels are used.
-    bucket = 4096 if norm == "max" else 1
-    ramp = torch.linspace(-1, 1, 4096)
-    heard = said(QSGD(bits=bits, bucket=bucket, norm=norm), ramp)
-    if norm == "max":
-        reached = (heard * levels).round()
-        assert reached.unique().tolist() == list(range(-levels, levels + 1))
-    torch.testing.assert_close(heard.abs().max(), torch.tensor(1.0))
+    ramp = torch.linspace(-1, 1, 4097)
+    other = torch.ones(4097) if norm == "max" else (1 - ramp.square()).sqrt()
+    heard = said(QSGD(bits=bits, bucket=2, norm=norm), torch.stack([ramp, other], dim=1))
+    reached = (heard[:, 0] * levels).round()
+    assert reached.unique().tolist() == list(range(-levels, levels + 1))
 
 
 @every_bits
@@ -157,9 +159,9 @@ def test_the_size_of_a_gradient_does_not_matter(backend: str, norm: Norm, size: 
 
 def test_bytes_on_the_wire_are_frozen(backend: str) -> None:
     """Scales are powers of two, so levels are exact and every backend rounds alike."""
-    assert wire_hash(QSGD(bits=4), eighths(1024)) == "????????"
-    assert wire_hash(QSGD(bits=2), eighths(1000)) == "????????"
-    assert wire_hash(QSGD(bits=7, bucket=200), eighths(1003)) == "????????"
+    assert wire_hash(QSGD(bits=4), eighths(1024)) == "4a15ed8e"
+    assert wire_hash(QSGD(bits=2), eighths(1000)) == "8143a6e1"
+    assert wire_hash(QSGD(bits=7, bucket=200), eighths(1003)) == "c54c3b87"
 
 
 @pytest.mark.parametrize("bits", [1, 0, -3, 9, 32])
@@ -175,11 +177,11 @@ def test_bucket_out_of_range(bucket: int) -> None:
 
 
 def test_unknown_norm() -> None:
-    with pytest.raises(ConfigError, match="^qsgd: norm must be 'max' or 'l2', got 'l1'$"):
+    with pytest.raises(ConfigError, match="qsgd: norm must be 'max' or 'l2', got 'l1'"):
         QSGD(norm="l1")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("settings", [{"bits": 4.0}, {"bucket": 1.5}])
 def test_settings_that_are_no_whole_numbers(settings: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match="^qsgd: "):
+    with pytest.raises(ConfigError, match=r"qsgd: (bits|bucket)"):
         QSGD(**settings)  # type: ignore[arg-type]

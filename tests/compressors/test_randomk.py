@@ -136,8 +136,8 @@ def test_bad_numbers_are_sent_or_kept(backend: str, way: str, bad: float) -> Non
 
 
 def test_bytes_on_the_wire_are_frozen(backend: str) -> None:
-    assert wire_hash(RandomK(ratio=0.1), eighths(1003)) == "????????"
-    assert wire_hash(RandomK(ratio=0.01, values="fp16"), eighths(4097)) == "????????"
+    assert wire_hash(RandomK(ratio=0.1), eighths(1003)) == "6cdc52aa"
+    assert wire_hash(RandomK(ratio=0.01, values="fp16"), eighths(4097)) == "388d7114"
 
 
 @pytest.mark.parametrize("ratio", [0.0, -0.1, 1.5, float("nan")])

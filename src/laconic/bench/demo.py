@@ -17,9 +17,8 @@ from laconic.bench.train_records import TrainCollector
 from laconic.bench.workloads.charlm import CharLm
 
 CASES = (BASELINE, "torch-fp16", "qsgd:bits=4", "topk:ratio=0.01", "powersgd:rank=4", "efsign")
-STEPS = 200
-# Dense training is there in about half of the steps.
-TARGET_LOSS = 2.3
+# Dense training is there in less than half of the steps, sparse training in time.
+TARGET_LOSS = 2.45
 _WARMUP = 3
 _EVALUATE_EVERY = 5
 CLOCK = (

@@ -34,7 +34,7 @@ class Simulated:
                     results[rank] = end.value
             if not calls:
                 return [results[rank] for rank in range(self.size)]
-            if results or len({call.kind for call in calls}) > 1:
+            if results or len({_form(call) for call in calls}) > 1:
                 raise PeerError("simulated ranks are out of step: they make different calls")
             answers = list(self._answer(calls))
 
@@ -45,7 +45,7 @@ class Simulated:
         if kind == "gather":
             return self._gather([call.buffers[0] for call in calls], calls[0].sizes)
         if kind == "scatter":
-            return self._scatter([call.buffers for call in calls])
+            return self._scatter([call.buffers for call in calls], calls[0].sizes)
         return self._broadcast(calls)
 
     def _mean(self, buffers: list[Tensor]) -> list[list[Tensor]]:
@@ -64,9 +64,12 @@ class Simulated:
             meter.gather(longest, self.size)
         return [list(buffers) for _ in buffers]
 
-    def _scatter(self, buffers: list[list[Tensor]]) -> list[list[Tensor]]:
+    def _scatter(self, buffers: list[list[Tensor]], sizes: list[int] | None) -> list[list[Tensor]]:
         answers = [[row[rank] for row in buffers] for rank in range(self.size)]
         for rank, meter in enumerate(self.meters):
+            if sizes is None and self.size > 1:
+                others = (self.size - 1) * torch.int64.itemsize
+                meter.scatter(others, others)
             sent = sum(b.numel() for to, b in enumerate(buffers[rank]) if to != rank)
             received = sum(b.numel() for by, b in enumerate(answers[rank]) if by != rank)
             meter.scatter(sent, received)
@@ -78,3 +81,11 @@ class Simulated:
         for rank, meter in enumerate(self.meters):
             meter.broadcast(buffer.numel(), rank == root)
         return [[buffer] for _ in calls]
+
+
+def _form(call: Call) -> tuple[object, ...]:
+    """What must be alike on all ranks for a call to be one and the same."""
+    buffer = call.buffers[0]
+    length = buffer.numel() if call.kind in ("mean", "broadcast") else None
+    sizes = tuple(call.sizes or ()) if call.kind == "gather" else None
+    return call.kind, call.root, buffer.dtype, length, sizes

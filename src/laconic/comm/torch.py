@@ -79,6 +79,8 @@ class TorchComm(Comm):
             told = torch.tensor(lengths, device=buffers[0].device)
             heard_sizes = torch.empty_like(told)
             dist.all_to_all_single(heard_sizes, told, group=self.group)
+            others = (self.size - 1) * told.itemsize
+            self.meter.scatter(others, others)
             sizes = heard_sizes.tolist()
         sent, received = sum(lengths) - lengths[self.rank], sum(sizes) - sizes[self.rank]
         self.meter.scatter(sent, received)

@@ -7,8 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from laconic.checks import check_whole
 from laconic.contract import ManyRounds, Traits
-from laconic.errors import ConfigError
 from laconic.types import Given, Mean, Payload, Rounds, State, Turn, mix
 
 
@@ -28,8 +28,7 @@ class PowerSGD(ManyRounds):
     paper: ClassVar = "Vogels, Karimireddy & Jaggi 2019, arXiv:1905.13727"
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ConfigError(f"powersgd: rank must be at least 1, got {self.rank}")
+        check_whole("powersgd", "rank", self.rank, 1)
 
     def traits(self) -> Traits:
         return Traits(summable=True, contraction=True)
@@ -46,11 +45,12 @@ class PowerSGD(ManyRounds):
         [(p,)] = yield Mean((m @ state["q"],))  # [rows, rank]
         p = orthonormal(p)
         own = m.T @ p
-        [(q,)] = yield Mean((own,))  # [cols, rank]
         if given.left is not None:
             m.addmm_(p, own.T, alpha=-1)
-        # Where this gradient is zero Q would stay zero for ever: it keeps its old start.
-        state["q"] = torch.where(q.norm(dim=0) > 0, q, state["q"])
+        [(q,)] = yield Mean((own,))  # [cols, rank]
+        # Where this gradient is zero, or no number, Q would stay so for ever: it keeps its start.
+        size = q.norm(dim=0, dtype=torch.float64)
+        state["q"] = torch.where((size > 0) & size.isfinite(), q, state["q"])
         return (p @ q.T).view(-1)
 
     def encode(self, x: Tensor, turn: Turn | None = None) -> Payload:
@@ -77,16 +77,17 @@ def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
 def orthonormal(p: Tensor) -> Tensor:
     """The columns of p made orthonormal (Gram-Schmidt, each projection done twice for accuracy).
 
-    A column that depends on those before it, or is zero, becomes zero.
+    A column that depends on those before it, or is zero, becomes zero. Norms are float64: squares
+    of large or small gradients leave the range of float32.
     """
     done: list[Tensor] = []
     for column in p.unbind(1):
-        size = column.norm()
+        size = column.norm(dtype=torch.float64)
         rest = column
         for _ in range(2):
             for base in done:
                 rest = rest - base * (base @ rest)
-        left = rest.norm()
-        keep = left > 1e-5 * size
-        done.append(torch.where(keep, rest / left, 0.0))
+        left = rest.norm(dtype=torch.float64)
+        unit = (rest / left).to(p.dtype)
+        done.append(torch.where(left > 1e-5 * size, unit, 0.0))
     return torch.stack(done, dim=1) if done else p

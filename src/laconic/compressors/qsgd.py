@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from laconic import kernels
+from laconic.checks import check_whole
 from laconic.contract import OneRound, Traits
 from laconic.errors import ConfigError
 from laconic.types import Field, Layout, Parts, Turn
@@ -34,10 +35,8 @@ class QSGD(OneRound):
     paper: ClassVar = "Alistarh et al. 2017, arXiv:1610.02132"
 
     def __post_init__(self) -> None:
-        if self.bits not in range(2, 9):
-            raise ConfigError(f"qsgd: bits must be 2 to 8, got {self.bits}")
-        if self.bucket < 1:
-            raise ConfigError(f"qsgd: bucket must be at least 1, got {self.bucket}")
+        check_whole("qsgd", "bits", self.bits, 2, 8)
+        check_whole("qsgd", "bucket", self.bucket, 1)
         if self.norm not in ("max", "l2"):
             raise ConfigError(f"qsgd: norm must be 'max' or 'l2', got {self.norm!r}")
 

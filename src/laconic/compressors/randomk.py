@@ -6,8 +6,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from laconic import kernels
+from laconic.checks import check_fraction
 from laconic.contract import Traits
-from laconic.errors import ConfigError
 from laconic.sparse import Sparsifier, ValueFormat, check_format, count_of
 from laconic.types import Turn
 
@@ -31,8 +31,7 @@ class RandomK(Sparsifier):
     paper: ClassVar = "Stich, Cordonnier & Jaggi 2018, arXiv:1809.07599"
 
     def __post_init__(self) -> None:
-        if not 0 < self.ratio <= 1:
-            raise ConfigError(f"randomk: ratio must be in (0, 1], got {self.ratio}")
+        check_fraction("randomk", "ratio", self.ratio)
         check_format("randomk", self.values)
 
     def traits(self) -> Traits:

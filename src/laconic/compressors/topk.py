@@ -6,8 +6,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from laconic import kernels
+from laconic.checks import check_fraction
 from laconic.contract import Traits
-from laconic.errors import ConfigError
 from laconic.sparse import Sparsifier, ValueFormat, check_format, count_of
 from laconic.types import Turn
 
@@ -29,8 +29,7 @@ class TopK(Sparsifier):
     paper: ClassVar = "Aji & Heafield 2017, arXiv:1704.05021"
 
     def __post_init__(self) -> None:
-        if not 0 < self.ratio <= 1:
-            raise ConfigError(f"topk: ratio must be in (0, 1], got {self.ratio}")
+        check_fraction("topk", "ratio", self.ratio)
         check_format("topk", self.values)
 
     def traits(self) -> Traits:

@@ -27,7 +27,5 @@ def choose(nbytes: int, size: int, link: LinkModel) -> Literal["gather", "sharde
     A gather encodes once, so it is exact where sharded is not: it wins ties and near ties.
     """
     return (
-        "gather"
-        if link.gather_s(nbytes, size) <= 1.5 * link.sharded_s(nbytes, size)
-        else "sharded"
+        "gather" if link.gather_s(nbytes, size) <= 1.5 * link.sharded_s(nbytes, size) else "sharded"
     )

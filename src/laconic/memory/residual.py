@@ -6,8 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from laconic.checks import check_fraction
 from laconic.contract import Memory
-from laconic.errors import ConfigError
 from laconic.types import Given, State
 
 
@@ -24,8 +24,7 @@ class Residual(Memory):
     needs_contraction: ClassVar = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.decay <= 1:
-            raise ConfigError(f"residual: decay must be in (0, 1], got {self.decay}")
+        check_fraction("residual", "decay", self.decay)
 
     def state(self, numel: int, device: torch.device) -> State:
         return {"residual": torch.zeros(numel, device=device)}

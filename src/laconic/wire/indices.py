@@ -3,7 +3,8 @@
 A position is split at `low_bits(n, k)`. Its high bits, the number of a block of 2^low entries, are
 told by a bitmap: position number i in block b sets bit b + i, so a block is a run of ones closed by
 a zero. Its low bits, the place inside the block, are packed as they are, after the bitmap. The
-length depends on n and k alone and is less than a bit a position above the entropy.
+length depends on n and k alone; at ratios of 10 %, 1 % and 0.1 % it is 12, 6 and 5 % above the
+entropy.
 """
 
 import torch

@@ -75,7 +75,7 @@ def unpack(buffer: Tensor, layouts: Sequence[Layout]) -> list[Parts]:
         padded((lengths[key] if field.numel is None else field.numel) * field.dtype.itemsize)
         for key, field in _fields(layouts)
     )
-    if buffer.numel() < expected or (not lengths and buffer.numel() != expected):
+    if buffer.numel() != expected:
         raise WireError(f"message of {buffer.numel()} bytes where {expected} were agreed")
     messages: list[list[Tensor]] = [[] for _ in layouts]
     for key, field in _fields(layouts):

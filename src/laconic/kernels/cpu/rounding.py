@@ -11,16 +11,16 @@ from laconic.kernels.cpu.random import halves, random_word
 
 @inlined
 def _scale(x: NDArray[np.float32], l2: bool) -> np.float32:
-    found = np.float32(0)
+    found, squares = np.float32(0), 0.0
     for entry in x:
         size = abs(entry)
         if l2:
-            found += size * size
+            squares += np.float64(size) * np.float64(size)
         elif np.isnan(size):
             return size
         elif size > found:
             found = size
-    return np.float32(np.sqrt(found)) if l2 else found
+    return np.float32(np.sqrt(squares)) if l2 else found
 
 
 @compiled

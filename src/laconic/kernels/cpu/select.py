@@ -54,8 +54,8 @@ def _thin(
 
 
 def largest(x: Tensor, count: int) -> Tensor:
-    if count >= x.numel():
-        return torch.arange(x.numel())
+    if count == 0 or count >= x.numel():
+        return torch.arange(min(count, x.numel()))
     bits = x.view(torch.int32).numpy()
     counts = np.zeros((4, BINS), dtype=np.int64)
     _histogram(bits, counts)

@@ -10,7 +10,8 @@ def pack_index(index: Tensor, low: int, bitmap_bits: int) -> Tensor:
     """Bit (index >> low) + i of the bitmap for position number i, then the low bits."""
     place = (index >> low) + torch.arange(index.numel(), device=index.device)
     flags = torch.zeros(bitmap_bits, dtype=torch.int64, device=index.device)
-    flags[place] = 1
+    # An assignment would bring the 1 from the host, and wait for it.
+    flags.index_fill_(0, place, 1)
     return torch.cat([pack_bits(flags, 1), pack_bits(index & ((1 << low) - 1), low)])
 
 

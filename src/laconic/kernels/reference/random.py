@@ -31,6 +31,6 @@ def uniform(key: int, count: int, device: torch.device) -> Tensor:
 
 def strata(key: int, numel: int, count: int, device: torch.device) -> Tensor:
     """One position from each of `count` equal strata of [0, numel): ascending, distinct."""
-    edge = torch.arange(count + 1, device=device) * numel // count
+    edge = torch.arange(count + 1, device=device) * numel // max(1, count)
     start, width = edge[:-1], edge[1:] - edge[:-1]
     return start + ((random_bits(key, count, device) * width) >> 32)

@@ -19,8 +19,9 @@ def round_pack(x: Tensor, width: int, bucket: int, l2: bool, key: int) -> tuple[
     rows = x.new_zeros(buckets * bucket)
     rows[: x.numel()] = x
     rows = rows.view(buckets, bucket)
-    scales = rows.norm(dim=1) if l2 else rows.abs().amax(dim=1)
-    step = torch.where(scales > 0, levels / scales, 0)
+    scales = rows.norm(dim=1, dtype=torch.float64).to(x.dtype) if l2 else rows.abs().amax(dim=1)
+    # A division of tensors, since torch takes a number over a tensor as number times reciprocal.
+    step = torch.where(scales > 0, torch.full_like(scales, levels) / scales, 0)
     exact = rows.abs() * step.unsqueeze(1)
     down = exact.floor()
     chance = uniform(key, buckets * bucket, x.device).view(buckets, bucket)

@@ -11,8 +11,8 @@ def magnitude_bits(x: Tensor) -> Tensor:
 
 def largest(x: Tensor, count: int) -> Tensor:
     """Positions of the `count` largest magnitudes, ascending; of equal ones the first win."""
-    if count >= x.numel():
-        return torch.arange(x.numel(), device=x.device)
+    if count == 0 or count >= x.numel():
+        return torch.arange(min(count, x.numel()), device=x.device)
     size = magnitude_bits(x)
     border = size.topk(count, sorted=False).values.min()
     above, equal = size > border, size == border

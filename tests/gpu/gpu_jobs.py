@@ -1,0 +1,69 @@
+"""What the ranks of the GPU tests do; several ranks may share one card over gloo."""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import laconic
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(256, 384), nn.ReLU(), nn.Linear(384, 300), nn.ReLU(), nn.Linear(300, 10)
+    )
+
+
+def loss_of(model: nn.Module, step: int, rank: int, device: str) -> Tensor:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randn(16, 256, generator=generator).to(device)
+    y = torch.randint(10, (16,), generator=generator).to(device)
+    return nn.functional.cross_entropy(model(x), y)
+
+
+def train(model: nn.Module, steps: int, device: str) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, step, dist.get_rank(), device).backward()
+        optimizer.step()
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().cpu().reshape(-1) for p in model.parameters()])
+
+
+def trained_on(spec: str, exchange: str, device: str, steps: int) -> Tensor:
+    """The weights after some steps over gloo, gradients on the card or on the CPU."""
+    model = DDP(mlp().to(device), bucket_cap_mb=0.1)
+    link = laconic.attach(model, spec, exchange=exchange)
+    train(model, steps, device)
+    link.detach()
+    return weights(model)
+
+
+def one_rank_of_nccl(spec: str, exchange: str, port: int) -> tuple[Tensor, Tensor]:
+    """A world of one on NCCL, where any host synchronisation in the exchange is an error."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("nccl", rank=0, world_size=1)
+    results = []
+    for attached in (True, False):
+        model = DDP(mlp().cuda(), bucket_cap_mb=0.1)
+        if attached:
+            link = laconic.attach(model, spec, exchange=exchange)
+            # Allocations and autotuning happen in the first steps.
+            train(model, 2, "cuda")
+            loss = loss_of(model, 2, 0, "cuda")
+            torch.cuda.set_sync_debug_mode("error")
+            loss.backward()
+            torch.cuda.set_sync_debug_mode("default")
+            link.detach()
+        else:
+            train(model, 2, "cuda")
+            loss_of(model, 2, 0, "cuda").backward()
+        results.append(torch.cat([p.grad.cpu().reshape(-1) for p in model.parameters()]))
+    dist.destroy_process_group()
+    return results[0], results[1]

@@ -1,0 +1,142 @@
+"""The arrows of the design: who may import whom, and who may know of what is outside."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "laconic"
+
+LEVELS = (
+    ("errors", "checks", "version", "types"),
+    ("kernels", "comm", "network"),
+    ("wire",),
+    ("contract",),
+    ("cast", "compressors", "sparse", "memory"),
+    ("exchange",),
+    ("spec",),
+    ("step",),
+    ("plan",),
+    ("catalogue",),
+    ("lanes",),
+    ("simulate", "control", "local", "mount"),
+    # The package itself: its public names.
+    ("laconic",),
+    ("bench",),
+    ("cli",),
+    ("__main__",),
+)
+"""Imports point to the same line or a line above."""
+
+ALONE = {
+    "comm": {"errors", "types", "comm"},
+    "network": {"errors", "network"},
+    "kernels": {"errors", "types", "kernels"},
+}
+"""Those that know nothing else of the house."""
+
+GUESTS = {
+    "triton": ("kernels/cuda/",),
+    "numba": ("kernels/cpu/",),
+    "matplotlib": ("bench/plots/",),
+    "pyroute2": ("network/",),
+    "typer": ("cli.py",),
+    "rich": ("cli.py", "bench/"),
+}
+"""Optional packages, and where they may come in."""
+
+ENVIRONMENT = ("cli.py", "network/", "bench/worker.py")
+"""Who may read environment variables: the command line, and what begins a process or is one."""
+
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def place(file: Path) -> str:
+    return file.relative_to(SOURCE).as_posix()
+
+
+def house(file: Path) -> str:
+    """The top-level module or folder that a file belongs to."""
+    first = file.relative_to(SOURCE).parts[0].removesuffix(".py")
+    return "laconic" if first == "__init__" else first
+
+
+def imports(file: Path) -> Iterator[str]:
+    """All that a file imports, wherever it does, as absolute names down to the imported thing."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{place(file)}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def neighbours(file: Path) -> set[str]:
+    """The parts of the house that a file imports."""
+    found = set()
+    for name in imports(file):
+        first, _, rest = name.partition(".")
+        if first == "laconic":
+            second = rest.partition(".")[0]
+            inside = (SOURCE / second).is_dir() or (SOURCE / f"{second}.py").is_file()
+            found.add(second if second and inside else "laconic")
+    return found
+
+
+def level(name: str) -> int:
+    found = [number for number, row in enumerate(LEVELS) if name in row]
+    assert len(found) == 1, f"{name} has no place among the levels: give it one"
+    return found[0]
+
+
+def within(file: Path, places: tuple[str, ...]) -> bool:
+    return place(file).startswith(places)
+
+
+def test_the_source_was_found() -> None:
+    assert len(FILES) > 40
+
+
+@pytest.mark.parametrize("name", sorted({house(file) for file in FILES}))
+def test_every_part_has_its_level(name: str) -> None:
+    level(name)
+
+
+@pytest.mark.parametrize("file", FILES, ids=place)
+def test_imports_point_down(file: Path) -> None:
+    here = house(file)
+    up = sorted(name for name in neighbours(file) if level(name) > level(here))
+    assert not up, f"{place(file)} (in {here}) imports {up}, which are above it"
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if house(f) in ALONE], ids=place)
+def test_some_know_nothing_else(file: Path) -> None:
+    others = neighbours(file) - ALONE[house(file)]
+    assert not others, f"{place(file)} knows of {sorted(others)}"
+
+
+@pytest.mark.parametrize("file", FILES, ids=place)
+def test_optional_packages_come_in_by_their_own_door(file: Path) -> None:
+    for name in imports(file):
+        package = name.partition(".")[0]
+        if package in GUESTS:
+            assert within(file, GUESTS[package]), f"{place(file)} imports {package}"
+
+
+@pytest.mark.parametrize("file", FILES, ids=place)
+def test_the_environment_is_read_at_the_edge_only(file: Path) -> None:
+    if within(file, ENVIRONMENT):
+        return
+    names = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
+    for node in ast.walk(ast.parse(file.read_text())):
+        assert not (isinstance(node, ast.Attribute) and node.attr in names), place(file)
+        assert not (isinstance(node, ast.alias) and node.name in names), place(file)
+
+
+def test_methods_do_not_know_each_other() -> None:
+    """A file of the catalogue builds on the contract, not on another method."""
+    for folder in ("compressors", "memory", "exchange"):
+        for file in (SOURCE / folder).glob("*.py"):
+            siblings = [n for n in imports(file) if n.startswith(f"laconic.{folder}.")]
+            assert not siblings, f"{place(file)} imports {siblings}"

@@ -1,0 +1,176 @@
+"""Spec strings: what they mean, and what people read when they mean nothing."""
+
+import re
+
+import pytest
+
+import laconic
+from laconic.compressors.powersgd import PowerSGD
+from laconic.compressors.qsgd import QSGD
+from laconic.compressors.topk import TopK
+from laconic.contract import Compressor
+from laconic.errors import ConfigError
+from laconic.memory.residual import Residual
+from laconic.sparse import Pipeline
+from laconic.spec import (
+    compressor_classes,
+    exchange_classes,
+    find_exchange,
+    format_spec,
+    memory_classes,
+    name_of,
+    parse,
+    parse_memory,
+)
+
+THERE_ARE = ", ".join(compressor_classes())
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("topk:ratio=0.01", TopK(ratio=0.01)),
+        ("  topk : ratio = 1e-3 , values = fp32  ", TopK(ratio=0.001, values="fp32")),
+        ("topk:values=fp16,ratio=1", TopK(ratio=1.0, values="fp16")),
+        ("qsgd", QSGD()),
+        ("qsgd:bits=8,bucket=512,norm=l2", QSGD(bits=8, bucket=512, norm="l2")),
+        ("qsgd:bits=8,", QSGD(bits=8)),
+        ("powersgd:rank=4", PowerSGD(rank=4)),
+        ("topk:ratio=0.01 | qsgd:bits=4", Pipeline(TopK(ratio=0.01), QSGD(bits=4))),
+        ("topk:ratio=0.01|qsgd", Pipeline(TopK(ratio=0.01), QSGD())),
+    ],
+)
+def test_parse(spec: str, expected: Compressor) -> None:
+    assert parse(spec) == expected
+
+
+@pytest.mark.parametrize(
+    ("item", "spec"),
+    [
+        (TopK(ratio=0.01), "topk:ratio=0.01"),
+        (TopK(ratio=0.01, values="bf16"), "topk:ratio=0.01"),
+        (TopK(ratio=1e-5, values="fp32"), "topk:ratio=1e-05,values=fp32"),
+        (QSGD(), "qsgd"),
+        (QSGD(bits=2, norm="l2"), "qsgd:bits=2,norm=l2"),
+        (Pipeline(TopK(ratio=0.1), QSGD(bits=8)), "topk:ratio=0.1 | qsgd:bits=8"),
+    ],
+)
+def test_format_leaves_out_defaults_and_reads_back(item: Compressor, spec: str) -> None:
+    assert format_spec(item) == spec
+    assert parse(spec) == item
+
+
+@pytest.mark.parametrize("memory", [Residual(), Residual(decay=0.9)])
+def test_memories_format_and_read_back(memory: Residual) -> None:
+    assert parse_memory(format_spec(memory)) == memory
+
+
+def test_names_of_pipelines() -> None:
+    assert name_of(Pipeline(TopK(ratio=0.1), QSGD())) == "topk|qsgd"
+    assert name_of(QSGD()) == "qsgd"
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("top_k", "no compressor named 'top_k'; did you mean 'topk'?"),
+        ("powersdg:rank=1", "no compressor named 'powersdg'; did you mean 'powersgd'?"),
+        ("TopK:ratio=0.1", "no compressor named 'TopK'; did you mean 'topk'?"),
+        ("x264", f"no compressor named 'x264'; there are {THERE_ARE}"),
+        ("", f"no compressor named ''; there are {THERE_ARE}"),
+        ("  ", f"no compressor named ''; there are {THERE_ARE}"),
+        (":ratio=0.1", f"no compressor named ''; there are {THERE_ARE}"),
+        ("topk:ratoi=0.1", "topk: unknown parameter ['ratoi'], expected ['ratio', 'values']"),
+        ("qsgd:b=1,a=2", "qsgd: unknown parameter ['a', 'b'], expected ['bits', 'bucket', 'norm']"),
+        ("none:x=1", "none: unknown parameter ['x'], expected []"),
+        ("topk", "topk: missing parameter ['ratio']"),
+        ("topk:values=fp32", "topk: missing parameter ['ratio']"),
+        ("topk:ratio=lots", "topk: ratio must be of type float, got 'lots'"),
+        ("qsgd:bits=4.5", "qsgd: bits must be of type int, got '4.5'"),
+        (
+            "topk:ratio=0.1,values=fp8",
+            "topk: values must be one of ['fp32', 'bf16', 'fp16'], got 'fp8'",
+        ),
+        ("qsgd:norm=l1", "qsgd: norm must be one of ['max', 'l2'], got 'l1'"),
+        ("topk:ratio=1.5", "topk: ratio must be in (0, 1], got 1.5"),
+        ("topk:ratio=nan", "topk: ratio must be in (0, 1], got nan"),
+        ("qsgd:bits=9", "qsgd: bits must be 2 to 8, got 9"),
+        ("topk:ratio=0.1,ratio=0.2", "topk: ratio is set twice in 'topk:ratio=0.1,ratio=0.2'"),
+        ("topk:", "topk: nothing after the colon in 'topk:'"),
+        ("qsgd: ", "qsgd: nothing after the colon in 'qsgd: '"),
+        ("topk:0.1", "topk: expected key=value, got '0.1' in 'topk:0.1'"),
+        ("topk:ratio=", "topk: expected key=value, got 'ratio=' in 'topk:ratio='"),
+        ("topk:ratio=0.1 |", f"no compressor named ''; there are {THERE_ARE}"),
+        ("| qsgd", f"no compressor named ''; there are {THERE_ARE}"),
+        (
+            "topk:ratio=0.1 | qsgd | fp16",
+            "a pipeline has two stages, got 3 in 'topk:ratio=0.1 | qsgd | fp16'",
+        ),
+        (
+            "qsgd | efsign",
+            "'qsgd | efsign': a pipeline starts with a sparsifier, qsgd is none",
+        ),
+        (
+            "topk:ratio=1 | randomk:ratio=1",
+            "'topk:ratio=1 | randomk:ratio=1': a pipeline ends with a quantiser, randomk is none",
+        ),
+        (
+            "topk:ratio=0.1 | powersgd",
+            "'topk:ratio=0.1 | powersgd': a pipeline ends with a quantiser, powersgd is none",
+        ),
+    ],
+)
+def test_errors_are_for_people(spec: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        parse(spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("residuals", "no memory named 'residuals'; did you mean 'residual'?"),
+        ("residual:decay=2", "residual: decay must be in (0, 1], got 2.0"),
+        ("residual:decay=0", "residual: decay must be in (0, 1], got 0.0"),
+        ("residual:beta=1", "residual: unknown parameter ['beta'], expected ['decay']"),
+    ],
+)
+def test_errors_about_memories(spec: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        parse_memory(spec)
+
+
+def test_errors_about_exchanges() -> None:
+    message = "no exchange named 'gathers'; did you mean 'gather'?"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        find_exchange("gathers")
+
+
+def test_the_catalogue_is_the_folder() -> None:
+    assert {"bf16", "efsign", "fp16", "none", "powersgd", "qsgd", "randomk", "topk"} <= set(
+        laconic.methods()
+    )
+    assert laconic.methods() == sorted(compressor_classes())
+    assert {"none", "residual"} <= set(memory_classes())
+    assert {"gather", "mean", "sharded"} <= set(exchange_classes())
+
+
+def test_a_method_has_examples_and_a_paper() -> None:
+    for cls in compressor_classes().values():
+        assert cls.examples
+        assert cls.paper
+
+
+def test_classes_are_attributes_of_the_package() -> None:
+    assert laconic.TopK is TopK
+    assert laconic.parse("topk:ratio=0.5") == laconic.TopK(ratio=0.5)
+    assert {cls.__name__ for cls in compressor_classes().values()} >= {"QSGD", "PowerSGD", "EFSign"}
+
+
+@pytest.mark.parametrize("name", ["TopQ", "topk_", "Sparsifier"])
+def test_other_attributes_do_not_exist(name: str) -> None:
+    with pytest.raises(AttributeError, match=f"module 'laconic' has no attribute '{name}'"):
+        getattr(laconic, name)
+
+
+def test_public_names_exist() -> None:
+    assert all(getattr(laconic, name) is not None for name in laconic.__all__)
