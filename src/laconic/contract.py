@@ -88,6 +88,17 @@ class OneRound(Compressor):
         return packed_bytes(None, [self.layout(torch.Size(shape).numel())])
 
 
+class Fused(OneRound):
+    """A method whose kernel adds the residual, encodes, and leaves the rest in fewer passes."""
+
+    @abstractmethod
+    def take(self, given: Given, turn: Turn) -> Parts:
+        """The message about `given.total()`; `given.left` then holds what it does not say.
+
+        Both `given.residual` and `given.left` are there, and may be the same.
+        """
+
+
 class Talker(Protocol):
     """Anything that can hold the conversation about one gradient."""
 
@@ -149,10 +160,12 @@ def flat32(x: Tensor) -> Tensor:
 
 def take(codec: OneRound, given: Given, turn: Turn) -> Parts:
     """Encodes what is given and leaves in `given.left` what the message does not say."""
+    if given.left is None:
+        return codec.compress(given.x, turn)
+    if isinstance(codec, Fused) and given.residual is not None:
+        return codec.take(given, turn)
     x = given.total()
     parts = codec.compress(x, turn)
-    if given.left is None:
-        return parts
     # A part that is x itself would change under our hands when the said is subtracted from x.
     parts = tuple(p.clone() if p.data_ptr() == x.data_ptr() else p for p in parts)
     codec.add_to(given.left, [parts], -1.0, turn)

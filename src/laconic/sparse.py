@@ -13,16 +13,16 @@ from torch import Tensor
 from laconic.compressors.bf16 import Bf16
 from laconic.compressors.fp16 import Fp16
 from laconic.compressors.none import NoCompression
-from laconic.contract import OneRound, Traits
+from laconic.contract import Fused, OneRound, Traits
 from laconic.errors import ConfigError
-from laconic.types import Layout, Parts, Turn
+from laconic.types import Given, Layout, Parts, Turn
 from laconic.wire.indices import check_index, index_field, pack_index, unpack_index
 
 ValueFormat: TypeAlias = Literal["fp32", "bf16", "fp16"]
 FORMATS: Mapping[str, OneRound] = {"fp32": NoCompression(), "bf16": Bf16(), "fp16": Fp16()}
 
 
-class Sparsifier(OneRound):
+class Sparsifier(Fused):
     """A method that chooses entries; how they are told is the same for all."""
 
     values: ValueFormat
@@ -34,21 +34,27 @@ class Sparsifier(OneRound):
         """How many entries of `numel` are chosen."""
 
     @abstractmethod
-    def select(self, x: Tensor, turn: Turn) -> Tensor:
-        """The positions of the chosen entries: int64, ascending, distinct."""
+    def select(self, given: Given, turn: Turn) -> Tensor:
+        """The positions of the chosen entries of `given.total()`: int64, ascending, distinct.
+
+        Calls `given.total()`, or does the same in a kernel.
+        """
 
     def layout(self, numel: int) -> Layout:
         return _layout(self, FORMATS[self.values], numel)
 
     def compress(self, x: Tensor, turn: Turn) -> Parts:
-        return _compress(self, FORMATS[self.values], x, turn)
+        return _take(self, FORMATS[self.values], Given(x), turn)
+
+    def take(self, given: Given, turn: Turn) -> Parts:
+        return _take(self, FORMATS[self.values], given, turn)
 
     def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
         _add_to(self, FORMATS[self.values], out, messages, weight, turn)
 
 
 @dataclass(frozen=True)
-class Pipeline(OneRound):
+class Pipeline(Fused):
     """A sparsifier whose chosen values are written by another method: `topk | qsgd`."""
 
     sparsifier: Sparsifier
@@ -73,7 +79,10 @@ class Pipeline(OneRound):
         return _layout(self.sparsifier, self.quantiser, numel)
 
     def compress(self, x: Tensor, turn: Turn) -> Parts:
-        return _compress(self.sparsifier, self.quantiser, x, turn)
+        return _take(self.sparsifier, self.quantiser, Given(x), turn)
+
+    def take(self, given: Given, turn: Turn) -> Parts:
+        return _take(self.sparsifier, self.quantiser, given, turn)
 
     def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
         _add_to(self.sparsifier, self.quantiser, out, messages, weight, turn)
@@ -93,10 +102,18 @@ def _layout(method: Sparsifier, codec: OneRound, numel: int) -> Layout:
     return Layout((index_field(numel, count), *inner.fields), check)
 
 
-def _compress(method: Sparsifier, codec: OneRound, x: Tensor, turn: Turn) -> Parts:
-    index = method.select(x, turn)
-    values = codec.compress(x[index], turn._replace(shape=(index.numel(),)))
-    return (pack_index(index, x.numel()), *values) if method.told else values
+def _take(method: Sparsifier, codec: OneRound, given: Given, turn: Turn) -> Parts:
+    index = method.select(given, turn)
+    inner = turn._replace(shape=(index.numel(),))
+    if given.left is None:
+        values = codec.compress(given.x[index], inner)
+    else:
+        chosen = given.left[index]
+        values = codec.compress(chosen, inner)
+        values = tuple(v.clone() if v.data_ptr() == chosen.data_ptr() else v for v in values)
+        codec.add_to(chosen, [values], -1.0, inner)
+        given.left.index_copy_(0, index, chosen)
+    return (pack_index(index, given.x.numel()), *values) if method.told else values
 
 
 def _add_to(
@@ -111,7 +128,9 @@ def _add_to(
     count = method.count(numel)
     inner = turn._replace(shape=(count,))
     for parts in messages:
-        index = unpack_index(parts[0], numel, count) if method.told else method.select(out, turn)
+        index = (
+            unpack_index(parts[0], numel, count) if method.told else method.select(Given(out), turn)
+        )
         values = out.new_zeros(count)
         codec.add_to(values, [parts[1:] if method.told else parts], weight, inner)
         out.index_add_(0, index, values)

@@ -10,7 +10,7 @@ from laconic.contract import OneRound
 from laconic.plan import wants_residual
 from laconic.sparse import Pipeline
 from laconic.spec import parse
-from laconic.types import Turn
+from laconic.types import Given, Turn
 from laconic.wire.indices import unpack_index
 
 ALL = [
@@ -54,7 +54,7 @@ def test_only_chosen_entries_are_said(backend: str, spec: str) -> None:
     x = normal(1000)
     codec = pipeline(spec)
     out = said(codec, x)
-    chosen = codec.sparsifier.select(x, Turn((1000,)))
+    chosen = codec.sparsifier.select(Given(x), Turn((1000,)))
     rest = torch.ones(1000, dtype=torch.bool)
     rest[chosen] = False
     assert torch.equal(out[rest], torch.zeros(900))

@@ -10,11 +10,11 @@ from torch import Tensor
 from laconic.compressors.randomk import RandomK
 from laconic.errors import ConfigError
 from laconic.plan import make_plan
-from laconic.types import Turn
+from laconic.types import Given, Turn
 
 
 def chosen(codec: RandomK, turn: Turn) -> list[int]:
-    positions: list[int] = codec.select(torch.zeros(turn.numel), turn).tolist()
+    positions: list[int] = codec.select(Given(torch.zeros(turn.numel)), turn).tolist()
     return positions
 
 

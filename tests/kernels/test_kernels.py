@@ -397,3 +397,45 @@ class TestChoice:
         with pytest.raises(MissingExtra, match=r"pip install 'laconic\[cpu\]'"):
             kernels.use("numba")
         assert kernels.chosen(CPU) == "reference"
+
+
+class TestSums:
+    """The kernels that add a residual first say the same as those that do not."""
+
+    @pytest.mark.parametrize("numel", [0, 1, 7, 8, 9, 1000, 4097, 300_000])
+    @pytest.mark.parametrize("decay", [1.0, 0.5])
+    def test_largest_of_a_sum(self, numel: int, decay: float) -> None:
+        x, residual = torch.randn(2, numel, generator=torch.Generator().manual_seed(numel))
+        total = torch.add(x, residual, alpha=decay)
+        for count in {0, min(1, numel), numel // 50, numel}:
+            left = torch.full((numel,), float("nan"))
+            found = cpu.largest_sum(x, residual, decay, left, count)
+            assert torch.equal(found, reference.largest(total, count))
+            assert torch.equal(left, total)
+
+    @pytest.mark.parametrize("period", [61, 122, 7])
+    def test_a_misleading_sample_does_no_harm(self, period: int) -> None:
+        x = torch.rand(400_000, generator=torch.Generator().manual_seed(0))
+        for high in (True, False):
+            odd = x.clone()
+            # Where the sample looks, all is large, or all is small.
+            odd[::period] = odd[::period] * 0.001 + (10 if high else 0)
+            left = torch.empty_like(odd)
+            found = cpu.largest_sum(odd, torch.zeros_like(odd), 1.0, left, 20_000)
+            assert torch.equal(found, reference.largest(odd, 20_000))
+
+    def test_nan_is_found(self) -> None:
+        x = torch.randn(400_000, generator=torch.Generator().manual_seed(0))
+        x[[5, 399_999]] = float("nan")
+        found = cpu.largest_sum(x, torch.zeros_like(x), 1.0, torch.empty_like(x), 20_000)
+        assert torch.equal(found, reference.largest(x, 20_000))
+
+    @pytest.mark.parametrize("numel", [0, 1, 7, 8, 9, 1000, 4097])
+    def test_signs_of_a_sum(self, numel: int) -> None:
+        x, residual = torch.randn(2, numel, generator=torch.Generator().manual_seed(numel))
+        left, expected = torch.full((2, numel), float("nan"))
+        bits, scale = cpu.sign_pack_sum(x, residual, 0.5, left)
+        other_bits, other_scale = reference.sign_pack_sum(x, residual, 0.5, expected)
+        assert torch.equal(bits, other_bits)
+        torch.testing.assert_close(scale, other_scale)
+        torch.testing.assert_close(left, expected)

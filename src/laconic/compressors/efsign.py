@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from laconic import kernels
-from laconic.contract import OneRound, Traits
-from laconic.types import Field, Layout, Parts, Turn
+from laconic.contract import Fused, Traits
+from laconic.types import Field, Given, Layout, Parts, Turn
 from laconic.wire.bits import packed_numel
 
 
 @dataclass(frozen=True)
-class EFSign(OneRound):
+class EFSign(Fused):
     """Sends the signs, and the mean magnitude as their scale.
 
     The squared error is |x|² - |x|₁²/n: a contraction, and a good one where magnitudes are alike.
@@ -33,6 +33,11 @@ class EFSign(OneRound):
 
     def compress(self, x: Tensor, turn: Turn) -> Parts:
         return kernels.at(x).sign_pack(x)
+
+    def take(self, given: Given, turn: Turn) -> Parts:
+        x, residual, left, decay = given
+        assert residual is not None and left is not None  # noqa: PT018
+        return kernels.at(x).sign_pack_sum(x, residual, decay, left)
 
     def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
         bits = torch.stack([bits for bits, _ in messages])

@@ -9,7 +9,7 @@ from laconic import kernels
 from laconic.checks import check_fraction
 from laconic.contract import Traits
 from laconic.sparse import Sparsifier, ValueFormat, check_format, count_of
-from laconic.types import Turn
+from laconic.types import Given, Turn
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class RandomK(Sparsifier):
     def count(self, numel: int) -> int:
         return count_of(self.ratio, numel)
 
-    def select(self, x: Tensor, turn: Turn) -> Tensor:
+    def select(self, given: Given, turn: Turn) -> Tensor:
+        x = given.total()
         count = self.count(x.numel())
         return kernels.at(x).strata(turn.shared_key(), x.numel(), count, x.device)

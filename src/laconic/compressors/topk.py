@@ -9,7 +9,7 @@ from laconic import kernels
 from laconic.checks import check_fraction
 from laconic.contract import Traits
 from laconic.sparse import Sparsifier, ValueFormat, check_format, count_of
-from laconic.types import Turn
+from laconic.types import Given, Turn
 
 
 @dataclass(frozen=True)
@@ -38,5 +38,9 @@ class TopK(Sparsifier):
     def count(self, numel: int) -> int:
         return count_of(self.ratio, numel)
 
-    def select(self, x: Tensor, turn: Turn) -> Tensor:
-        return kernels.at(x).largest(x, self.count(x.numel()))
+    def select(self, given: Given, turn: Turn) -> Tensor:
+        x, residual, left, decay = given
+        count = self.count(x.numel())
+        if residual is None or left is None:
+            return kernels.at(x).largest(given.total(), count)
+        return kernels.at(x).largest_sum(x, residual, decay, left, count)

@@ -7,18 +7,20 @@ from laconic.kernels.cpu.bits import pack_bits, unpack_bits
 from laconic.kernels.cpu.index import index_fits, pack_index, unpack_index
 from laconic.kernels.cpu.random import strata
 from laconic.kernels.cpu.rounding import round_add, round_pack
-from laconic.kernels.cpu.select import largest
-from laconic.kernels.cpu.sign import sign_add, sign_pack
+from laconic.kernels.cpu.select import largest, largest_sum
+from laconic.kernels.cpu.sign import sign_add, sign_pack, sign_pack_sum
 
 __all__ = [
     "index_fits",
     "largest",
+    "largest_sum",
     "pack_bits",
     "pack_index",
     "round_add",
     "round_pack",
     "sign_add",
     "sign_pack",
+    "sign_pack_sum",
     "strata",
     "unpack_bits",
     "unpack_index",

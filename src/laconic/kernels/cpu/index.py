@@ -17,17 +17,45 @@ def _mark(index: NDArray[np.int64], low: int, bitmap: NDArray[np.uint8]) -> None
 
 
 @compiled
-def _ones(bitmap: NDArray[np.uint8], low: int, out: NDArray[np.int64]) -> int:
-    """Writes the block starts of the set bits, and returns how many there are (maybe too many)."""
+def _blocks(
+    bitmap: NDArray[np.uint8], low: int, bits: NDArray[np.uint8], out: NDArray[np.int64]
+) -> None:
+    """Writes the starts of the blocks that the set bits tell; there are exactly `out.size`."""
     found = 0
     for byte in range(bitmap.size):
         value = bitmap[byte]
-        for bit in range(8):
-            if value >> bit & 1:
-                if found < out.size:
-                    out[found] = (byte * 8 + bit - found) << low
-                found += 1
+        while value:
+            out[found] = (byte * 8 + bits[value] - found) << low
+            value &= value - np.uint8(1)
+            found += 1
+
+
+@compiled
+def _count(bitmap: NDArray[np.uint8], ones: NDArray[np.uint8]) -> int:
+    total = 0
+    for value in bitmap:
+        total += ones[value]
+    return total
+
+
+@compiled
+def _in_last_block(bitmap: NDArray[np.uint8], bitmap_bits: int, count: int, last: int) -> int:
+    """How many of `count` positions lie in block number `last`; -1 if any lies beyond."""
+    found = 0
+    for place in range(bitmap_bits - 1, -1, -1):
+        if bitmap[place >> 3] >> (place & 7) & 1:
+            block = place - (count - 1 - found)
+            if block > last:
+                return -1
+            if block < last:
+                return found
+            found += 1
     return found
+
+
+# Of every byte: how many bits are set, and which is the first.
+_ONES = np.array([value.bit_count() for value in range(256)], dtype=np.uint8)
+_FIRST = np.array([(v & -v).bit_length() - 1 if v else 0 for v in range(256)], dtype=np.uint8)
 
 
 def pack_index(index: Tensor, low: int, bitmap_bits: int) -> Tensor:
@@ -40,8 +68,8 @@ def pack_index(index: Tensor, low: int, bitmap_bits: int) -> Tensor:
 
 def unpack_index(packed: Tensor, low: int, bitmap_bits: int, count: int) -> Tensor:
     border = -(-bitmap_bits // 8)
-    out = torch.zeros(count, dtype=torch.int64)
-    _ones(packed[:border].numpy(), low, out.numpy())
+    out = torch.empty(count, dtype=torch.int64)
+    _blocks(packed[:border].numpy(), low, _FIRST, out.numpy())
     if low:
         out |= unpack_bits(packed[border:], low, count)
     return out
@@ -49,11 +77,14 @@ def unpack_index(packed: Tensor, low: int, bitmap_bits: int, count: int) -> Tens
 
 def index_fits(packed: Tensor, low: int, bitmap_bits: int, count: int, numel: int) -> Tensor:
     border = -(-bitmap_bits // 8)
-    high = torch.zeros(count, dtype=torch.int64)
-    found = _ones(packed[:border].numpy(), low, high.numpy())
+    bitmap = packed[:border].numpy()
     spare = border * 8 - bitmap_bits
-    if found != count or (spare and int(packed[border - 1]) >> (8 - spare)):
+    if _count(bitmap, _ONES) != count or (spare and int(bitmap[-1]) >> (8 - spare)):
         return torch.tensor(False)
-    # Blocks ascend, so only those of the last one can reach beyond the end.
-    high |= unpack_bits(packed[border:], low, count)
-    return (high < numel).all()
+    # Blocks ascend, so what is before the last one is inside whatever its low bits say.
+    last = max(0, numel - 1) >> low
+    tail = _in_last_block(bitmap, bitmap_bits, count, last)
+    if tail < 0:
+        return torch.tensor(False)
+    lows = unpack_bits(packed[border:], low, count)[count - tail :]
+    return ((last << low) + lows < numel).all()

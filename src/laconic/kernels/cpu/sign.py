@@ -54,6 +54,36 @@ def _add(
             out[i] += signs[bits[row, whole], i & 7] * scales[row]
 
 
+@compiled
+def _add_up(
+    x: NDArray[np.float32],
+    residual: NDArray[np.float32],
+    decay: np.float32,
+    left: NDArray[np.float32],
+    out: NDArray[np.uint8],
+) -> float:
+    sum_ = 0.0
+    whole = x.size // 8
+    for byte in range(whole):
+        value = np.uint8(0)
+        part = np.float32(0)
+        for bit in range(8):
+            i = byte * 8 + bit
+            total = x[i] + decay * residual[i]
+            left[i] = total
+            value |= np.uint8(np.uint8(total < 0) << np.uint8(bit))
+            part += abs(total)
+        out[byte] = value
+        sum_ += part
+    for i in range(whole * 8, x.size):
+        left[i] = x[i] + decay * residual[i]
+        sum_ += abs(left[i])
+        if i % 8 == 0:
+            out[whole] = 0
+        out[whole] |= np.uint8(np.uint8(left[i] < 0) << np.uint8(i & 7))
+    return sum_
+
+
 # The eight signs that a byte says, least significant bit first.
 _SIGNS = (1 - 2 * ((np.arange(256)[:, None] >> np.arange(8)) & 1)).astype(np.float32)
 
@@ -62,6 +92,14 @@ def sign_pack(x: Tensor) -> tuple[Tensor, Tensor]:
     out = torch.empty(-(-x.numel() // 8), dtype=torch.uint8)
     total = _pack(x.numpy(), out.numpy())
     return out, torch.tensor([total / max(1, x.numel())], dtype=torch.float32)
+
+
+def sign_pack_sum(x: Tensor, residual: Tensor, decay: float, left: Tensor) -> tuple[Tensor, Tensor]:
+    bits = torch.empty(-(-x.numel() // 8), dtype=torch.uint8)
+    sum_ = _add_up(x.numpy(), residual.numpy(), np.float32(decay), left.numpy(), bits.numpy())
+    scale = torch.tensor([sum_ / max(1, x.numel())], dtype=torch.float32)
+    sign_add(left, bits.unsqueeze(0), -scale)
+    return bits, scale
 
 
 def sign_add(out: Tensor, bits: Tensor, scales: Tensor) -> None:

@@ -18,3 +18,8 @@ def largest(x: Tensor, count: int) -> Tensor:
     above, equal = size > border, size == border
     kept = above | (equal & (equal.cumsum(0) <= count - above.sum()))
     return torch.nonzero_static(kept, size=count).view(-1)
+
+
+def largest_sum(x: Tensor, residual: Tensor, decay: float, left: Tensor, count: int) -> Tensor:
+    """`largest` of x + decay * residual, which `left` (maybe the residual) then holds."""
+    return largest(torch.add(x, residual, alpha=decay, out=left), count)
