@@ -6,9 +6,9 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class LinkModel:
-    """A link as two numbers; the defaults are a slow local network."""
+    """A link as two numbers; the defaults are a slow local network, waking the process included."""
 
-    latency_s: float = 3e-4
+    latency_s: float = 1e-3
     rate_bits: float = 1e9
 
     def gather_s(self, nbytes: int, size: int) -> float:
