@@ -20,4 +20,5 @@ class Cast(OneRound):
 
     def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
         for (values,) in messages:
-            out.add_(values, alpha=weight)
+            # Adding numbers of another type directly is several times slower.
+            out.add_(values.to(out.dtype), alpha=weight)

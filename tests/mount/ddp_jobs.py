@@ -1,13 +1,13 @@
 """What the ranks of the DDP tests do. Each job runs on every rank and returns plain values."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel.distributed import _MixedPrecision
 
 import laconic
 
@@ -264,6 +264,8 @@ def refusals_job() -> dict[str, str]:
     link = laconic.attach(twice, "efsign")
     found["twice"] = failure_of(lambda: laconic.attach(twice, "efsign"))
     link.detach()
+    mixed = DDP(mlp(), mixed_precision=_MixedPrecision(param_dtype=torch.bfloat16))
+    found["mixed"] = failure_of(lambda: laconic.attach(mixed, "efsign"))
     double = DDP(mlp(torch.float64))
     found["dtype"] = failure_of(lambda: laconic.attach(double, "efsign"))
     return found
@@ -313,13 +315,13 @@ def uneven_job(spec: str) -> Tensor:
 def compiled_job(spec: str) -> Tensor:
     model = DDP(mlp(), bucket_cap_mb=0.01)
     link = laconic.attach(model, spec)
-    compiled = torch.compile(model, backend="aot_eager")
+    compiled = torch.compile(model, backend="eager")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with nullcontext():
-        for step in range(3):
-            optimizer.zero_grad()
-            loss_of(compiled, step).backward()
-            optimizer.step()
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(compiled, step).backward()
+        optimizer.step()
+    assert link.stats()["steps"] == 3
     link.detach()
     return weights(model)
 

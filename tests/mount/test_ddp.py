@@ -136,6 +136,13 @@ def test_uneven_inputs_under_join(four_ranks: Ranks, spec: str) -> None:
     assert_equal(four_ranks.run(jobs.uneven_job, spec))
 
 
+def test_compiled_models(four_ranks: Ranks) -> None:
+    eager = four_ranks.run(jobs.trained, "topk:ratio=0.1", 3, {"bucket_cap_mb": 0.01}, {})
+    compiled = four_ranks.run(jobs.compiled_job, "topk:ratio=0.1")
+    assert_equal(compiled)
+    torch.testing.assert_close(compiled[0], eager[0])
+
+
 @pytest.mark.parametrize("key", ["spec", "seed"])
 def test_ranks_that_disagree_find_out(four_ranks: Ranks, key: str) -> None:
     for text in four_ranks.run(jobs.disagreement_job, key):
@@ -154,6 +161,7 @@ def test_refusals_name_thing_rule_and_value(four_ranks: Ranks) -> None:
     assert "0 has sparse=True" in found["sparse"]
     assert "hook slot is taken by _some_hook" in found["slot"]
     assert "has a link already" in found["twice"]
+    assert "hook slot is taken by DDP's mixed_precision" in found["mixed"]
     assert "torch.float64" in found["dtype"]
 
 

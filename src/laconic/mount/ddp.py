@@ -40,6 +40,11 @@ _slots: WeakKeyDictionary[DDP, Slot] = WeakKeyDictionary()
 
 # DDP compares these annotations by identity, so this file has no postponed annotations.
 def _hook(state: Slot, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
+    if isinstance(bucket, tuple):
+        raise ConfigError(
+            "compiled autograd's python_reducer hands over single gradients instead of buckets; "
+            "set torch._dynamo.config.optimize_ddp = True"
+        )
     if state.link is None:
         return allreduce_hook(state.dense_group, bucket)
     return state.link._reduce(bucket)
