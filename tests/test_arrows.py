@@ -16,6 +16,7 @@ LEVELS = (
     ("cast", "compressors", "sparse", "memory"),
     ("exchange",),
     ("spec",),
+    ("carry",),
     ("step",),
     ("plan",),
     ("catalogue",),
