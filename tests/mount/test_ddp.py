@@ -121,7 +121,7 @@ def test_resume_is_bitwise(four_ranks: Ranks, spec: str) -> None:
     assert all(four_ranks.run(jobs.resume_job, spec))
 
 
-# 1,600 collectives, each some milliseconds where four ranks share two cores.
+# 3,000 collectives, each some milliseconds where four ranks share two cores.
 @pytest.mark.timeout(180)
 def test_many_buckets_and_rounds_keep_their_order(four_ranks: Ranks) -> None:
     assert_equal(four_ranks.run(jobs.many_buckets_job, "powersgd:rank=2", 200, timeout_s=150))

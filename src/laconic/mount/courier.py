@@ -96,6 +96,7 @@ class OnThread(Courier):
 
     def __init__(self, device: torch.device) -> None:
         self._side = Side(device)
+        self._cpu_threads = torch.get_num_threads()
         self._failure: Exception | None = None
         self._queue: Queue[_Item | None] = Queue()
         self._thread = Thread(target=self._work, name="laconic-courier", daemon=True)
@@ -116,6 +117,8 @@ class OnThread(Courier):
         self._thread.join()
 
     def _work(self) -> None:
+        # OpenMP keeps its number of threads by thread: a new one would take all cores.
+        torch.set_num_threads(self._cpu_threads)
         while (item := self._queue.get()) is not None:
             with self._side.after(item.mark):
                 # The order of calls is lost with the first failure, so nothing may follow it.
