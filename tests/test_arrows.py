@@ -12,7 +12,7 @@ LEVELS = (
     ("errors", "checks", "version", "types"),
     ("kernels", "comm", "network"),
     ("wire",),
-    ("contract",),
+    ("contract", "aggregate"),
     ("cast", "compressors", "sparse", "memory"),
     ("exchange",),
     ("spec",),

@@ -31,6 +31,10 @@ class Traits(NamedTuple):
     """The decoded message is closer to the input than zero is, so error feedback converges."""
     why_not: str = ""
     """Why it is no contraction, for the error message."""
+    varies: bool = False
+    """The length of a message depends on what it says."""
+    votes: bool = False
+    """Messages are votes: the majority of them counts, not their mean."""
     everywhere: bool = False
     """Harmless on small and one-dimensional tensors too, so none needs to travel dense."""
 
@@ -108,7 +112,10 @@ class Talker(Protocol):
 
 
 class ManyRounds(Compressor):
-    """A method that talks in several rounds, and remembers between steps."""
+    """A method that holds a conversation of its own, or remembers between steps."""
+
+    how: ClassVar[str]
+    """The exchange that its rounds are like; lanes that go dense beside it take that one."""
 
     @abstractmethod
     def state(self, turn: Turn, device: torch.device) -> State: ...
@@ -131,8 +138,12 @@ class Memory(ABC):
         """What the lane has to say for this gradient (flat)."""
 
     @abstractmethod
-    def after(self, given: Given, state: State) -> None:
-        """Keeps `given.left`, now that the rest is on its way."""
+    def after(self, given: Given, mean: Tensor, state: State) -> Tensor:
+        """Keeps `given.left`, and returns what the gradient becomes: mostly the mean that came."""
+
+    @abstractmethod
+    def rescale(self, state: State, factor: float) -> None:
+        """Multiplies what is kept, when the scale of gradients has changed by `factor`."""
 
 
 class Exchange(ABC):
@@ -151,6 +162,13 @@ class Exchange(ABC):
 
     @abstractmethod
     def rounds(self, given: Given, state: State, turn: Turn) -> Rounds: ...
+
+
+def carried_by(name: str, codec: Compressor) -> str | None:
+    """Why an exchange that carries any one-round message cannot carry this one, or None."""
+    if isinstance(codec, ManyRounds) and codec.how != name:
+        return "it talks in rounds of its own"
+    return None
 
 
 def flat32(x: Tensor) -> Tensor:

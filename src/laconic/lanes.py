@@ -48,6 +48,11 @@ class Lanes:
             if lane.kept.keys() == old[name].kept.keys():
                 lane.kept = old[name].kept
 
+    def rescale(self, factor: float) -> None:
+        """Multiplies what memories keep, since the scale of gradients has changed by `factor`."""
+        for lane in self.lanes.values():
+            lane.memory.rescale(lane.kept, factor)
+
     def steps(self) -> int:
         return max((lane.turn.step for lane in self.lanes.values()), default=0)
 

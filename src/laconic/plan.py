@@ -14,7 +14,14 @@ from laconic.contract import Compressor, ManyRounds, Memory, OneRound, Talker
 from laconic.errors import ConfigError
 from laconic.exchange.auto import LinkModel, choose
 from laconic.memory.none import NoMemory
-from laconic.spec import find_exchange, format_spec, name_of, parse, parse_memory
+from laconic.spec import (
+    find_exchange,
+    format_spec,
+    name_of,
+    parse,
+    parse_memory,
+    wrap_in_exchange,
+)
 from laconic.step import Lane
 from laconic.types import Turn
 
@@ -125,6 +132,10 @@ def choose_exchange(
 
     One exchange for all, so that the lanes of a bucket share their rounds.
     """
+    if isinstance(compressor, ManyRounds):
+        return compressor.how
+    if compressor.traits().votes:
+        return "gather:aggregate=majority"
     if compressor.traits().summable and not _rounds_unseen(compressor, memory):
         return "mean"
     tensors = list(tensors)
@@ -145,7 +156,7 @@ def open_lane(
     """A lane as told; `check_memory` and `check_exchange` have passed."""
     talker: Talker
     if isinstance(compressor, OneRound):
-        talker = find_exchange(exchange)(compressor)
+        talker = wrap_in_exchange(exchange, compressor)
     else:
         assert isinstance(compressor, ManyRounds)
         talker = compressor

@@ -8,15 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
+import torch
 from torch import Tensor
 
 from laconic.compressors.bf16 import Bf16
 from laconic.compressors.fp16 import Fp16
 from laconic.compressors.none import NoCompression
 from laconic.contract import Fused, OneRound, Traits
-from laconic.errors import ConfigError
-from laconic.types import Given, Layout, Parts, Turn
+from laconic.errors import ConfigError, WireError
+from laconic.types import Field, Given, Layout, Parts, Turn
 from laconic.wire.indices import check_index, index_field, pack_index, unpack_index
+from laconic.wire.layout import packed_bytes
 
 ValueFormat: TypeAlias = Literal["fp32", "bf16", "fp16"]
 FORMATS: Mapping[str, OneRound] = {"fp32": NoCompression(), "bf16": Bf16(), "fp16": Fp16()}
@@ -31,7 +33,7 @@ class Sparsifier(Fused):
 
     @abstractmethod
     def count(self, numel: int) -> int:
-        """How many entries of `numel` are chosen."""
+        """How many entries of `numel` are chosen; about how many where `traits().varies`."""
 
     @abstractmethod
     def select(self, given: Given, turn: Turn) -> Tensor:
@@ -51,6 +53,9 @@ class Sparsifier(Fused):
 
     def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
         _add_to(self, FORMATS[self.values], out, messages, weight, turn)
+
+    def nbytes(self, shape: Sequence[int]) -> int:
+        return _nbytes(self, FORMATS[self.values], shape)
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,7 @@ class Pipeline(Fused):
             unbiased=first.unbiased and second.unbiased,
             # The error of the second acts on what the first has kept, and adds to what it lost.
             contraction=first.contraction and second.contraction,
+            varies=first.varies,
             why_not=first.why_not or second.why_not,
         )
 
@@ -87,9 +93,17 @@ class Pipeline(Fused):
     def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
         _add_to(self.sparsifier, self.quantiser, out, messages, weight, turn)
 
+    def nbytes(self, shape: Sequence[int]) -> int:
+        return _nbytes(self.sparsifier, self.quantiser, shape)
+
 
 def _layout(method: Sparsifier, codec: OneRound, numel: int) -> Layout:
-    count = method.count(numel)
+    if method.traits().varies:
+        return _varying_layout(codec, numel)
+    return _counted_layout(method, codec, numel, method.count(numel))
+
+
+def _counted_layout(method: Sparsifier, codec: OneRound, numel: int, count: int) -> Layout:
     inner = codec.layout(count)
     if not method.told:
         return inner
@@ -100,6 +114,34 @@ def _layout(method: Sparsifier, codec: OneRound, numel: int) -> Layout:
             inner.check(parts[1:])
 
     return Layout((index_field(numel, count), *inner.fields), check)
+
+
+def _varying_layout(codec: OneRound, numel: int) -> Layout:
+    """The number of entries first; all lengths follow from it, and are checked against it."""
+
+    def check(parts: Parts) -> None:
+        count = int(parts[0])
+        if not 0 <= count <= numel:
+            raise WireError(f"message tells {count} entries of a tensor of {numel}")
+        inner = codec.layout(count)
+        fields = (index_field(numel, count), *inner.fields)
+        for part, field in zip(parts[1:], fields, strict=True):
+            if part.numel() != field.numel:
+                raise WireError(f"part of {part.numel()} where {count} entries take {field.numel}")
+        check_index(parts[1], numel, count)
+        if inner.check is not None:
+            inner.check(parts[2:])
+
+    secret = [Field(field.dtype, None) for field in codec.layout(0).fields]
+    return Layout((Field(torch.int32, 1), Field(torch.uint8, None), *secret), check)
+
+
+def _nbytes(method: Sparsifier, codec: OneRound, shape: Sequence[int]) -> int:
+    """The length of a message, or of a usual one where it varies."""
+    numel = torch.Size(shape).numel()
+    layout = _counted_layout(method, codec, numel, method.count(numel))
+    head = packed_bytes(None, [_varying_layout(codec, numel)]) if method.traits().varies else 0
+    return head + packed_bytes(None, [layout])
 
 
 def _take(method: Sparsifier, codec: OneRound, given: Given, turn: Turn) -> Parts:
@@ -113,7 +155,13 @@ def _take(method: Sparsifier, codec: OneRound, given: Given, turn: Turn) -> Part
         values = tuple(v.clone() if v.data_ptr() == chosen.data_ptr() else v for v in values)
         codec.add_to(chosen, [values], -1.0, inner)
         given.left.index_copy_(0, index, chosen)
-    return (pack_index(index, given.x.numel()), *values) if method.told else values
+    if not method.told:
+        return values
+    positions = pack_index(index, given.x.numel())
+    if method.traits().varies:
+        count = torch.tensor([index.numel()], dtype=torch.int32, device=index.device)
+        return (count, positions, *values)
+    return (positions, *values)
 
 
 def _add_to(
@@ -124,15 +172,17 @@ def _add_to(
     weight: float,
     turn: Turn,
 ) -> None:
-    numel = out.numel()
-    count = method.count(numel)
-    inner = turn._replace(shape=(count,))
+    numel, varies = out.numel(), method.traits().varies
     for parts in messages:
-        index = (
-            unpack_index(parts[0], numel, count) if method.told else method.select(Given(out), turn)
-        )
+        count = int(parts[0]) if varies else method.count(numel)
         values = out.new_zeros(count)
-        codec.add_to(values, [parts[1:] if method.told else parts], weight, inner)
+        inner = turn._replace(shape=(count,))
+        if method.told:
+            index = unpack_index(parts[1 if varies else 0], numel, count)
+            codec.add_to(values, [parts[2 if varies else 1 :]], weight, inner)
+        else:
+            index = method.select(Given(out), turn)
+            codec.add_to(values, [parts], weight, inner)
         out.index_add_(0, index, values)
 
 

@@ -76,8 +76,15 @@ def parse_memory(spec: str) -> Memory:
     return _build("memory", memory_classes(), spec)
 
 
-def find_exchange(name: str) -> type[Exchange]:
-    return _find("exchange", exchange_classes(), name)
+def find_exchange(spec: str) -> type[Exchange]:
+    """The class of an exchange's spec, whose settings are another matter."""
+    return _find("exchange", exchange_classes(), spec.partition(":")[0].strip())
+
+
+def wrap_in_exchange(spec: str, codec: OneRound) -> Exchange:
+    """The exchange that a spec string describes, around a compressor."""
+    name, texts = read_settings(spec)
+    return from_settings(name, find_exchange(name), texts, codec=codec)
 
 
 def name_of(item: Compressor | Memory) -> str:
@@ -100,8 +107,14 @@ def format_spec(item: Compressor | Memory) -> str:
 
 
 def _build(noun: str, catalogue: Mapping[str, type[T]], spec: str) -> T:
+    name = spec.partition(":")[0].strip()
+    cls = _find(noun, catalogue, name)
+    return from_settings(name, cls, read_settings(spec)[1])
+
+
+def read_settings(spec: str) -> tuple[str, dict[str, str]]:
+    """The name and the settings of "name:key=value,key=value", as text."""
     name, colon, rest = spec.strip().partition(":")
-    cls = _find(noun, catalogue, name.strip())
     if colon and not rest.strip():
         raise ConfigError(f"{name}: nothing after the colon in {spec!r}")
     texts: dict[str, str] = {}
@@ -112,7 +125,7 @@ def _build(noun: str, catalogue: Mapping[str, type[T]], spec: str) -> T:
         if key.strip() in texts:
             raise ConfigError(f"{name}: {key.strip()} is set twice in {spec!r}")
         texts[key.strip()] = value.strip()
-    return from_settings(name.strip(), cls, texts)
+    return name.strip(), texts
 
 
 def _find(noun: str, catalogue: Mapping[str, type[T]], name: str) -> type[T]:
@@ -123,9 +136,9 @@ def _find(noun: str, catalogue: Mapping[str, type[T]], name: str) -> type[T]:
     raise ConfigError(f"no {noun} named {name!r}{hint}")
 
 
-def from_settings(name: str, cls: type[T], texts: Mapping[str, str]) -> T:
+def from_settings(name: str, cls: type[T], texts: Mapping[str, str], **given: object) -> T:
     """An instance from settings given as text, each read as the type of its field."""
-    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
+    known = {f.name: f for f in fields(cls) if f.name not in given}  # type: ignore[arg-type]
     unknown = sorted(texts.keys() - known.keys())
     if unknown:
         raise ConfigError(f"{name}: unknown parameter {unknown}, expected {sorted(known)}")
@@ -133,7 +146,7 @@ def from_settings(name: str, cls: type[T], texts: Mapping[str, str]) -> T:
     if missing:
         raise ConfigError(f"{name}: missing parameter {missing}")
     hints = get_type_hints(cls)
-    return cls(**{key: _read(name, key, hints[key], text) for key, text in texts.items()})
+    return cls(**given, **{key: _read(name, key, hints[key], t) for key, t in texts.items()})
 
 
 def _read(name: str, key: str, kind: Any, text: str) -> object:

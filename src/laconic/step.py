@@ -49,7 +49,7 @@ def exchange(grad: Tensor, lane: Lane) -> Rounds:
     if lane.turn.step % SAMPLE_EVERY == 0:
         given, norm = _sampled(given)
     mean = yield from lane.talker.rounds(given, lane.talk, lane.turn)
-    lane.memory.after(given, lane.kept)
+    mean = lane.memory.after(given, mean, lane.kept)
     if mean.data_ptr() != grad.data_ptr():
         grad.copy_(mean.view(grad.shape))
     if norm is not None and given.left is not None:

@@ -89,7 +89,8 @@ def memories() -> list[str]:
 def combinations() -> Iterator[Case]:
     """All of memory and exchange for single methods; pipelines in the two ways they are used."""
     for spec, memory, way in product(singles(), memories(), exchange_classes()):
-        yield Case(spec, memory, way)
+        votes = parse(spec).traits().votes and way == "gather"
+        yield Case(spec, memory, "gather:aggregate=majority" if votes else way)
     for spec, memory in product(pipelines(), ("none", "residual")):
         yield Case(spec, memory, "gather")
 

@@ -139,7 +139,8 @@ def test_illegal_combinations_say_why(case: Case) -> None:
 def test_nbytes_is_what_is_sent(spec: str, numel: int) -> None:
     compressor = parse(spec)
     payload = compressor.encode(torch.randn(numel, 1, generator=torch.Generator().manual_seed(0)))
-    assert payload.nbytes == compressor.nbytes((numel, 1))
+    if not compressor.traits().varies:
+        assert payload.nbytes == compressor.nbytes((numel, 1))
     if hasattr(compressor, "layout"):
         layout = compressor.layout(numel)
         assert pack([payload.parts], [layout]).numel() == payload.nbytes

@@ -14,11 +14,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from laconic.bench.records import BASELINE
-from laconic.bench.settings import read_settings
 from laconic.comm.meter import ring_bytes
 from laconic.errors import ConfigError
 from laconic.mount.ddp import Link, attach
-from laconic.spec import from_settings, parse
+from laconic.spec import from_settings, parse, read_settings
 
 _POWERSGD_START = 2  # the smallest that torch allows
 
@@ -165,7 +164,7 @@ def parse_case(text: str) -> Case:
     """The case that `text` names; raises before anything is started."""
     name = text.partition(":")[0].strip()
     if name in BASELINES:
-        return from_settings(name, BASELINES[name], read_settings(text).texts)
+        return from_settings(name, BASELINES[name], read_settings(text)[1])
     if name.startswith(("ddp-", "torch-")):
         raise ConfigError(f"no baseline named {name!r}; there are {', '.join(BASELINES)}")
     return Laconic(text)

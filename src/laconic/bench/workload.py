@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from laconic.bench import workloads
-from laconic.bench.settings import read_settings
 from laconic.errors import ConfigError
-from laconic.spec import from_settings
+from laconic.spec import from_settings, read_settings
 
 
 class Batch(NamedTuple):

@@ -23,6 +23,7 @@ class PowerSGD(ManyRounds):
 
     rank: int = 1
 
+    how: ClassVar = "mean"
     examples: ClassVar = ({"rank": 1}, {"rank": 4})
     family: ClassVar = "low rank"
     paper: ClassVar = "Vogels, Karimireddy & Jaggi 2019, arXiv:1905.13727"

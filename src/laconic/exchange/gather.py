@@ -1,22 +1,31 @@
-"""Gather: every rank hears every message, and takes the mean itself."""
+"""Gather: every rank hears every message, and makes one gradient of them itself."""
 
 from dataclasses import dataclass
 
 import torch
 
-from laconic.contract import Compressor, Exchange, OneRound, take
+from laconic.aggregate import Aggregation, aggregate, check_aggregation
+from laconic.contract import Compressor, Exchange, OneRound, carried_by, take
 from laconic.types import Gather, Given, Rounds, State, Turn
 
 
 @dataclass(frozen=True)
 class GatherExchange(Exchange):
-    """One round for any message: N-1 messages pass through each rank's link."""
+    """One round for any message: N-1 messages pass through each rank's link.
+
+    `aggregate` is what becomes of the N answers: their mean; the majority of their signs; or for
+    peers that are not to be trusted their median, trimmed mean or minimum-diameter mean.
+    """
 
     codec: OneRound
+    aggregate: Aggregation = "mean"
+
+    def __post_init__(self) -> None:
+        check_aggregation(self.aggregate)
 
     @classmethod
     def refuses(cls, codec: Compressor) -> str | None:
-        return None if isinstance(codec, OneRound) else "it talks in rounds of its own"
+        return carried_by("gather", codec)
 
     def state(self, turn: Turn, device: torch.device) -> State:
         return {}
@@ -26,5 +35,11 @@ class GatherExchange(Exchange):
         parts = take(self.codec, given, turn)
         messages = yield Gather(parts, layout, [layout] * turn.size)
         out = given.x.zero_()
-        self.codec.add_to(out, messages, 1 / turn.size, turn)
+        if self.aggregate == "mean":
+            self.codec.add_to(out, messages, 1 / turn.size, turn)
+        else:
+            said = torch.zeros(turn.size, turn.numel, device=out.device)
+            for row, message in zip(said, messages, strict=True):
+                self.codec.add_to(row, [message], 1.0, turn)
+            out.copy_(aggregate(said, self.aggregate))
         return out

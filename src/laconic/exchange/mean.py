@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from laconic.contract import Compressor, Exchange, OneRound, take
+from laconic.contract import Compressor, Exchange, OneRound, carried_by, take
 from laconic.types import Given, Mean, Rounds, State, Turn
 
 
@@ -16,7 +16,9 @@ class MeanExchange(Exchange):
 
     @classmethod
     def refuses(cls, codec: Compressor) -> str | None:
-        return None if codec.traits().summable else "its messages cannot be added up"
+        if not codec.traits().summable:
+            return "its messages cannot be added up"
+        return carried_by("mean", codec)
 
     def state(self, turn: Turn, device: torch.device) -> State:
         return {}

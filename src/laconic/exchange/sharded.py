@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import torch
 
-from laconic.contract import Compressor, Exchange, OneRound, take
+from laconic.contract import Compressor, Exchange, OneRound, carried_by, take
 from laconic.types import Gather, Given, Rounds, Scatter, State, Turn, mix
 
 
@@ -22,7 +22,9 @@ class ShardedExchange(Exchange):
 
     @classmethod
     def refuses(cls, codec: Compressor) -> str | None:
-        return None if isinstance(codec, OneRound) else "it talks in rounds of its own"
+        if codec.traits().votes:
+            return "votes must be counted all at once"
+        return carried_by("sharded", codec)
 
     def state(self, turn: Turn, device: torch.device) -> State:
         if not self.codec.traits().contraction:

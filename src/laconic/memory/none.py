@@ -23,5 +23,8 @@ class NoMemory(Memory):
     def before(self, grad: Tensor, state: State) -> Given:
         return Given(grad)
 
-    def after(self, given: Given, state: State) -> None:
+    def after(self, given: Given, mean: Tensor, state: State) -> Tensor:
+        return mean
+
+    def rescale(self, state: State, factor: float) -> None:
         pass

@@ -32,6 +32,10 @@ class Residual(Memory):
     def before(self, grad: Tensor, state: State) -> Given:
         return Given(grad, state["residual"], state["residual"], self.decay)
 
-    def after(self, given: Given, state: State) -> None:
+    def after(self, given: Given, mean: Tensor, state: State) -> Tensor:
         assert given.left is not None
         state["residual"] = given.left
+        return mean
+
+    def rescale(self, state: State, factor: float) -> None:
+        state["residual"].mul_(factor)

@@ -81,6 +81,16 @@ class Link:
         agree(self._comm, self._slot.device, plan.describe())
         self._lanes.switch(plan)
 
+    def learning_rate_changed(self, before: float, after: float) -> None:
+        """Keeps what residuals will do to the parameters the same under another learning rate.
+
+        A residual waits in units of the gradient: what a rate of `before` would have made of it,
+        `after` makes of `before / after` times as much.
+        """
+        if before <= 0 or after <= 0:
+            raise ConfigError(f"learning rates must be positive, got {before} and {after}")
+        self._lanes.rescale(before / after)
+
     def state_dict(self) -> dict[str, object]:
         """This rank's own residuals and warm starts, as plain tensors and numbers."""
         return self._lanes.state_dict()

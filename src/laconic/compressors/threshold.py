@@ -1,0 +1,45 @@
+"""Threshold: every entry above a fixed magnitude is said, however many there are."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic.contract import Traits
+from laconic.errors import ConfigError
+from laconic.sparse import Sparsifier, ValueFormat, check_format
+from laconic.types import Given, Turn
+
+
+@dataclass(frozen=True)
+class Threshold(Sparsifier):
+    """Sends the entries whose magnitude is above `value`, so the length of a message varies.
+
+    No entry that stays behind is larger than `value`: with a residual each entry is said as soon as
+    it has grown to that. Where nothing is above, nothing is said. NaN counts as above.
+    """
+
+    value: float
+    values: ValueFormat = "bf16"
+
+    told: ClassVar = True
+    examples: ClassVar = ({"value": 0.01}, {"value": 1.0, "values": "fp32"})
+    family: ClassVar = "sparsification"
+    paper: ClassVar = "Dutta et al. 2020, arXiv:1911.08250"
+
+    def __post_init__(self) -> None:
+        if not self.value > 0:
+            raise ConfigError(f"threshold: value must be above 0, got {self.value!r}")
+        check_format("threshold", self.values)
+
+    def traits(self) -> Traits:
+        return Traits(contraction=True, varies=True)
+
+    def count(self, numel: int) -> int:
+        # Nobody knows before the gradient is there; a percent is what such thresholds aim at.
+        return min(numel, max(1, numel // 100))
+
+    def select(self, given: Given, turn: Turn) -> Tensor:
+        # Written so that NaN is chosen.
+        return torch.nonzero(~(given.total().abs() <= self.value)).view(-1)
