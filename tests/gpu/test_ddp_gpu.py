@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from laconic.spec import compressor_classes, format_spec
+from laconic.spec import compressor_classes, format_spec, parse
 from processes import Ranks, free_port
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
@@ -36,11 +36,11 @@ def test_card_and_cpu_take_the_same_step(four_ranks: Ranks, spec: str) -> None:
     assert moved.float().mean() < 0.02
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", [s for s in SPECS if not parse(s).traits().varies])
 def test_nccl_never_waits_for_the_card(spec: str) -> None:
-    exchange = "auto"
+    """A message of varying length cannot but tell the host how long it is; the others never do."""
     context = mp.get_context("spawn")
     with context.Pool(1) as pool:
-        ours, plain = pool.apply(jobs.one_rank_of_nccl, (spec, exchange, free_port()))
+        ours, plain = pool.apply(jobs.one_rank_of_nccl, (spec, "auto", free_port()))
     assert ours.isfinite().all()
     assert (ours * plain).sum() > 0

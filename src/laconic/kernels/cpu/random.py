@@ -21,6 +21,20 @@ def random_word(place: int, low: np.uint32, high: np.uint32) -> np.uint32:
     return hash32(x ^ high ^ np.uint32(place >> 32))
 
 
+@inlined
+def random_words(first: int, low: np.uint32, high: np.uint32, out: NDArray[np.uint32]) -> None:
+    """The words of positions from `first` on."""
+    block = np.uint32(first >> 32)
+    if block != np.uint32((first + out.size) >> 32):
+        for i in range(out.size):
+            out[i] = random_word(first + i, low, high)
+        return
+    # 32-bit arithmetic throughout, which vector instructions have.
+    start = np.uint32(first & 0xFFFFFFFF)
+    for i in range(out.size):
+        out[i] = hash32(hash32(np.uint32(start + np.uint32(i)) ^ low) ^ high ^ block)
+
+
 @compiled
 def _strata(low: np.uint32, high: np.uint32, numel: int, out: NDArray[np.int64]) -> None:
     count = out.size
