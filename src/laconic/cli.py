@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from laconic.errors import LaconicError
+from laconic.errors import ConfigError, LaconicError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -141,6 +141,25 @@ def bench_step(
     _exit(finished=measure.run(_console()))
 
 
+@bench.command("kernels")
+def bench_kernels(
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    sizes: Annotated[str, typer.Option(help="Numbers of elements, separated by commas.")] = "5.8e6",
+    case: Annotated[
+        list[str] | None,
+        typer.Option("--case", "--cases", help="Specs; repeat, or separate by commas."),
+    ] = None,
+    threads: Annotated[int, typer.Option(help="CPU threads.")] = 1,
+    json: Json = None,
+) -> None:
+    """Measures encoding, decoding and a step with error feedback, beside the floor of a copy."""
+    from laconic.bench.cases import split_cases
+    from laconic.bench.kernel_bench import KernelBench, usual_specs
+
+    specs = split_cases(case) if case else tuple(usual_specs())
+    KernelBench(device, _sizes(sizes), specs, threads, json, _command()).run(_console())
+
+
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Files of records, as --json writes them.")],
@@ -152,6 +171,16 @@ def report(
 
     write_report(read(runs), output)
     print(output)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        sizes = tuple(int(float(word)) for word in text.split(","))
+    except ValueError:
+        raise ConfigError(f"sizes: expected numbers such as 1e6,1e8, got {text!r}") from None
+    if any(size < 1 for size in sizes):
+        raise ConfigError(f"sizes: must be at least 1, got {text!r}")
+    return sizes
 
 
 def _rate(text: str) -> str | None:

@@ -76,7 +76,7 @@ def test_both_versions_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"kind": "dance"}, "unknown kind 'dance', expected .'train', 'step'."),
+        ({"kind": "dance"}, "unknown kind 'dance', expected .'train', 'step', 'kernel'."),
         ({"kind": ["step"]}, "unknown kind"),
         ({"spec": 3}, "step record field 'spec' must be str, got 3"),
         ({"workers": True}, "field 'workers' must be int, got True"),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from laconic.bench import human
-from laconic.bench.records import StepRecord, TrainRecord
+from laconic.bench.records import KernelRecord, Record, StepRecord, TrainRecord
 from laconic.bench.speed import common_target, speed_up
 
 
@@ -68,7 +68,27 @@ def step_grid(records: Sequence[StepRecord]) -> Grid:
     return _grid(columns, records)
 
 
-def _grid(columns: dict[str, list[Cell]], records: Sequence[TrainRecord | StepRecord]) -> Grid:
+def kernel_grid(records: Sequence[KernelRecord]) -> Grid:
+    """One row a method; `step` is one with error feedback, `decode 8` adds eight messages up."""
+    columns = {
+        "method": [Cell(r.spec, r.spec) for r in records],
+        "encode": [_us(r.encode_us) for r in records],
+        "decode": [_us(r.decode_us) for r in records],
+        "decode 8": [_us(r.decode8_us) for r in records],
+        "step": [_us(r.ef_step_us) for r in records],
+        "floor": [_us(r.floor_us) for r in records],
+        "step / floor": [Cell(f"{r.ratio_to_floor:.1f}", r.ratio_to_floor) for r in records],
+        "bits": [Cell(human.digits(r.bits_per_element), r.bits_per_element) for r in records],
+        "status": [Cell(r.status, r.status) for r in records],
+    }
+    return _grid(columns, records)
+
+
+def _us(time_us: float | None) -> Cell:
+    return Cell(human.duration_ms(None if time_us is None else time_us / 1e3), time_us)
+
+
+def _grid(columns: dict[str, list[Cell]], records: Sequence[Record]) -> Grid:
     """The columns as rows, without the status when every run is done."""
     if all(record.status == "done" for record in records):
         del columns["status"]

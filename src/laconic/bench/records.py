@@ -14,8 +14,10 @@ from laconic.errors import ConfigError
 __all__ = [
     "BASELINE",
     "VERSION",
+    "KernelRecord",
     "Point",
     "Record",
+    "RunRecord",
     "Status",
     "StepRecord",
     "TrainRecord",
@@ -101,8 +103,44 @@ class StepRecord:
     decode_ms: float | None = None
 
 
-Record: TypeAlias = TrainRecord | StepRecord
-KINDS: dict[str, type[TrainRecord] | type[StepRecord]] = {"train": TrainRecord, "step": StepRecord}
+@dataclass(frozen=True, kw_only=True)
+class KernelRecord:
+    """What one method costs at one size.
+
+    `ef_step` takes a gradient and a residual and gives a message and the new residual; `floor` is
+    the least that memory traffic allows for that.
+    """
+
+    kind: Literal["kernel"] = "kernel"
+    version: int = VERSION
+    method: str
+    spec: str
+    device: str
+    backend: str
+    numel: int
+    encode_us: float
+    decode_us: float
+    decode8_us: float | None
+    ef_step_us: float
+    payload_bytes: int
+    bits_per_element: float
+    floor_us: float
+    ratio_to_floor: float
+    status: Status = "done"
+    error: str | None = None
+    command: str
+    machine: dict[str, str]
+
+
+RunRecord: TypeAlias = TrainRecord | StepRecord
+"""What comes from a run of several workers."""
+
+Record: TypeAlias = RunRecord | KernelRecord
+KINDS: dict[str, type[TrainRecord] | type[StepRecord] | type[KernelRecord]] = {
+    "train": TrainRecord,
+    "step": StepRecord,
+    "kernel": KernelRecord,
+}
 
 
 def append(path: Path, record: Record) -> None:

@@ -8,12 +8,12 @@ from importlib.resources import files
 from pathlib import Path
 
 from laconic.bench import markup
-from laconic.bench.grid import Grid, step_grid, train_grid
+from laconic.bench.grid import Grid, kernel_grid, step_grid, train_grid
 from laconic.bench.plotdata import Plot
 from laconic.bench.plots import plots
-from laconic.bench.records import Record, StepRecord, TrainRecord
-from laconic.bench.setting import group, step_setting, train_setting
-from laconic.bench.summary import step_summary, train_summary
+from laconic.bench.records import KernelRecord, Record, StepRecord, TrainRecord
+from laconic.bench.setting import group, kernel_setting, step_setting, train_setting
+from laconic.bench.summary import kernel_summary, step_summary, train_summary
 from laconic.errors import ConfigError
 
 SCRIPTS = ("format.js", "scale.js", "draw.js", "curves.js", "bars.js", "main.js")
@@ -60,13 +60,21 @@ def render(records: Sequence[Record]) -> str:
 def _sections(records: Sequence[Record]) -> list[Section]:
     train = group((r for r in records if isinstance(r, TrainRecord)), train_setting)
     step = group((r for r in records if isinstance(r, StepRecord)), step_setting)
-    return [
-        Section(setting.words(), train_summary(runs), train_grid(runs), tuple(plots(runs)))
-        for setting, runs in train.items()
-    ] + [
-        Section(setting.words(), step_summary(runs), step_grid(runs), tuple(plots(runs)))
-        for setting, runs in step.items()
-    ]
+    kernel = group((r for r in records if isinstance(r, KernelRecord)), kernel_setting)
+    return (
+        [
+            Section(setting.words(), train_summary(runs), train_grid(runs), tuple(plots(runs)))
+            for setting, runs in train.items()
+        ]
+        + [
+            Section(setting.words(), step_summary(runs), step_grid(runs), tuple(plots(runs)))
+            for setting, runs in step.items()
+        ]
+        + [
+            Section(setting.words(), kernel_summary(rows), kernel_grid(rows), tuple(plots(rows)))
+            for setting, rows in kernel.items()
+        ]
+    )
 
 
 def _body(sections: Sequence[Section]) -> str:

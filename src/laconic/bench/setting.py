@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 
 from laconic.bench import human
-from laconic.bench.records import StepRecord, TrainRecord
+from laconic.bench.records import KernelRecord, StepRecord, TrainRecord
 
 R = TypeVar("R")
 K = TypeVar("K")
@@ -40,6 +40,19 @@ class StepSetting(NamedTuple):
     def words(self) -> str:
         millions = human.digits(self.parameters / 1e6)
         return f"{millions} M parameters, batch {self.batch}, {self.links.words()}"
+
+
+class KernelSetting(NamedTuple):
+    device: str
+    backend: str
+    numel: int
+
+    def words(self) -> str:
+        return f"{self.numel:,} elements on {self.device}, {self.backend} kernels"
+
+
+def kernel_setting(record: KernelRecord) -> KernelSetting:
+    return KernelSetting(record.device, record.backend, record.numel)
 
 
 def train_setting(record: TrainRecord) -> TrainSetting:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from laconic.bench import human
-from laconic.bench.records import BASELINE, Record, StepRecord, TrainRecord
+from laconic.bench.records import BASELINE, KernelRecord, RunRecord, StepRecord, TrainRecord
 from laconic.bench.setting import group
 from laconic.bench.speed import Standing, common_target, middle, standings
 
@@ -66,7 +66,7 @@ def _why_no_dense(records: Sequence[TrainRecord]) -> str:
     return f"there is no dense run ({BASELINE}) to compare with"
 
 
-def _step_verdict(records: Sequence[Record]) -> str:
+def _step_verdict(records: Sequence[RunRecord]) -> str:
     """Who has the shortest step, for runs without a common target."""
     step_ms = {
         spec: time_ms
@@ -92,7 +92,7 @@ def _step_verdict(records: Sequence[Record]) -> str:
     )
 
 
-def _with_limits(verdict: str, records: Sequence[Record]) -> str:
+def _with_limits(verdict: str, records: Sequence[RunRecord]) -> str:
     sentences = [verdict]
     if not all(record.shaped for record in records):
         sentences.append(NOT_SHAPED)
@@ -101,3 +101,12 @@ def _with_limits(verdict: str, records: Sequence[Record]) -> str:
     if len({(r.machine.get("cpu"), r.machine.get("cores")) for r in records}) > 1:
         sentences.append("The runs come from different machines: compare their times with care.")
     return " ".join(sentences)
+
+
+def kernel_summary(records: Sequence[KernelRecord]) -> str:
+    """Which method is nearest to the speed of memory."""
+    best = min(records, key=lambda record: record.ratio_to_floor)
+    return (
+        f"{best.spec} is nearest to the speed of memory: a step with error feedback takes "
+        f"{best.ratio_to_floor:.1f} times its floor of {human.duration_ms(best.floor_us / 1e3)}."
+    )

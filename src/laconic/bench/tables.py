@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from laconic.bench.grid import Grid, step_grid, train_grid
-from laconic.bench.records import BASELINE, StepRecord, TrainRecord
-from laconic.bench.setting import group, step_setting, train_setting
+from laconic.bench.grid import Grid, kernel_grid, step_grid, train_grid
+from laconic.bench.records import BASELINE, KernelRecord, StepRecord, TrainRecord
+from laconic.bench.setting import group, kernel_setting, step_setting, train_setting
 
 _STATUS_STYLE = {"done": "", "failed": "red", "diverged": "red", "interrupted": "yellow"}
 
@@ -20,6 +20,11 @@ def train_tables(records: Sequence[TrainRecord]) -> list[Table]:
 def step_tables(records: Sequence[StepRecord]) -> list[Table]:
     groups = group(records, step_setting)
     return [_table(setting.words(), step_grid(runs)) for setting, runs in groups.items()]
+
+
+def kernel_tables(records: Sequence[KernelRecord]) -> list[Table]:
+    groups = group(records, kernel_setting)
+    return [_table(setting.words(), kernel_grid(rows)) for setting, rows in groups.items()]
 
 
 def _table(title: str, grid: Grid) -> Table:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from laconic.bench.plotdata import Axis, Bar, Bars, Segment
-from laconic.bench.records import Record
+from laconic.bench.records import KernelRecord, Record, RunRecord
 from laconic.bench.setting import group
 from laconic.bench.speed import middle
 
@@ -17,7 +17,8 @@ CUT = " Broken bars go on: their numbers count."
 
 
 def plot(records: Sequence[Record]) -> Bars | None:
-    groups = group(records, lambda record: record.spec)
+    steps = [record for record in records if not isinstance(record, KernelRecord)]
+    groups = group(steps, lambda record: record.spec)
     bars = [bar for spec, runs in groups.items() if (bar := _bar(spec, runs)) is not None]
     split = [bar for bar in bars if len(bar.segments) > 1]
     if not split:
@@ -44,7 +45,7 @@ def _cut(longest_split_ms: float, longest_ms: float) -> float | None:
     return 1.3 * longest_split_ms if longest_ms > 2.5 * longest_split_ms else None
 
 
-def _bar(spec: str, runs: Sequence[Record]) -> Bar | None:
+def _bar(spec: str, runs: Sequence[RunRecord]) -> Bar | None:
     """The medians of a method's runs; None if no step was measured."""
     step_ms = middle(run.step_ms for run in runs)
     if step_ms is None:
