@@ -10,14 +10,14 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.checks import check_whole
-from laconic.contract import OneRound, Traits
+from laconic.contract import Fused, Traits
 from laconic.errors import ConfigError
-from laconic.types import Field, Layout, Parts, Turn
+from laconic.types import Field, Given, Layout, Parts, Turn
 from laconic.wire.bits import packed_numel
 
 
 @dataclass(frozen=True)
-class QSGD(OneRound):
+class QSGD(Fused):
     """Rounds each entry up or down to one of 2^bits - 1 levels so that its expectation is exact.
 
     Levels are multiples of scale/s with s = 2^(bits-1) - 1, where the scale of a bucket is its
@@ -61,6 +61,12 @@ class QSGD(OneRound):
     def compress(self, x: Tensor, turn: Turn) -> Parts:
         l2 = self.norm == "l2"
         return kernels.at(x).round_pack(x, self.bits, self.bucket, l2, turn.own_key())
+
+    def take(self, given: Given, turn: Turn) -> Parts:
+        x, residual, left, decay = given
+        assert residual is not None and left is not None  # noqa: PT018
+        setting = self.bits, self.bucket, self.norm == "l2", turn.own_key()
+        return kernels.at(x).round_pack_sum(x, residual, decay, left, *setting)
 
     def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
         codes = torch.stack([codes for codes, _ in messages])

@@ -1,19 +1,25 @@
 """The loops over memory: the same functions for every device, the fastest that can run here.
 
-`reference` says in torch what each function means; `cpu` does the same with Numba. Compressors call
-`at(x).name(...)`, and `at` picks by device. `use` pins one backend for the whole process.
+`reference` says in torch what each function means; `cpu` does the same with Numba and `cuda` with
+Triton. Compressors call `at(x).name(...)`, and `at` picks by device. `use` pins one backend for the
+whole process.
 """
 
+from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Literal, Protocol, TypeAlias, cast
+from typing import Literal, Protocol, TypeAlias, cast, get_args
 
 import torch
 from torch import Tensor
 
 from laconic.errors import ConfigError, MissingExtra
 
-Backend: TypeAlias = Literal["auto", "reference", "numba"]
+Backend: TypeAlias = Literal["auto", "reference", "numba", "triton"]
+
+# Backend, the device it runs on, and the extra that has it.
+_COMPILED = {"numba": ("cpu", "cpu"), "triton": ("cuda", "cuda")}
 
 _pinned: Backend = "auto"
 
@@ -41,6 +47,17 @@ class Kernels(Protocol):
     def round_pack(
         self, x: Tensor, width: int, bucket: int, l2: bool, key: int
     ) -> tuple[Tensor, Tensor]: ...
+    def round_pack_sum(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        decay: float,
+        left: Tensor,
+        width: int,
+        bucket: int,
+        l2: bool,
+        key: int,
+    ) -> tuple[Tensor, Tensor]: ...
     def round_add(
         self, out: Tensor, codes: Tensor, scales: Tensor, width: int, bucket: int
     ) -> None: ...
@@ -49,20 +66,25 @@ class Kernels(Protocol):
 def use(backend: Backend) -> None:
     """Pins the backend for this process; "auto" goes back to choosing by device."""
     global _pinned  # noqa: PLW0603 - one process-wide switch, set by hand
-    if backend not in ("auto", "reference", "numba"):
-        raise ConfigError(f"kernels: backend must be auto, reference or numba, got {backend!r}")
-    if backend == "numba" and find_spec("numba") is None:
-        raise MissingExtra("backend 'numba'", "numba", "cpu")
+    known = get_args(Backend)
+    if backend not in known:
+        raise ConfigError(f"kernels: backend must be one of {[*known]}, got {backend!r}")
+    if backend in _COMPILED and find_spec(backend) is None:
+        raise MissingExtra(f"backend {backend!r}", backend, _COMPILED[backend][1])
     _pinned = backend
 
 
 def chosen(device: torch.device) -> str:
     """The name of the backend that `at` picks for this device."""
-    if _pinned == "numba" and device.type != "cpu":
-        raise ConfigError(f"kernels: backend 'numba' runs on cpu, got a tensor on {device}")
+    if _pinned in _COMPILED and device.type != _COMPILED[_pinned][0]:
+        needs = _COMPILED[_pinned][0]
+        raise ConfigError(f"kernels: backend {_pinned!r} runs on {needs}, got a tensor on {device}")
     if _pinned != "auto":
         return _pinned
-    return "numba" if device.type == "cpu" and find_spec("numba") is not None else "reference"
+    for backend, (kind, _) in _COMPILED.items():
+        if device.type == kind and find_spec(backend) is not None:
+            return backend
+    return "reference"
 
 
 def at(x: Tensor) -> Kernels:
@@ -70,11 +92,7 @@ def at(x: Tensor) -> Kernels:
     return cast(Kernels, _module(chosen(x.device)))
 
 
-def _module(name: str) -> ModuleType:
-    if name == "numba":
-        from laconic.kernels import cpu
-
-        return cpu
-    from laconic.kernels import reference
-
-    return reference
+@cache
+def _module(backend: str) -> ModuleType:
+    folders = {"numba": "cpu", "triton": "cuda", "reference": "reference"}
+    return import_module(f"laconic.kernels.{folders[backend]}")

@@ -6,7 +6,7 @@ Compiled code is cached on disk beside this package, so only a machine's first c
 from laconic.kernels.cpu.bits import pack_bits, unpack_bits
 from laconic.kernels.cpu.index import index_fits, pack_index, unpack_index
 from laconic.kernels.cpu.random import strata
-from laconic.kernels.cpu.rounding import round_add, round_pack
+from laconic.kernels.cpu.rounding import round_add, round_pack, round_pack_sum
 from laconic.kernels.cpu.select import largest, largest_sum
 from laconic.kernels.cpu.sign import sign_add, sign_pack, sign_pack_sum
 
@@ -18,6 +18,7 @@ __all__ = [
     "pack_index",
     "round_add",
     "round_pack",
+    "round_pack_sum",
     "sign_add",
     "sign_pack",
     "sign_pack_sum",

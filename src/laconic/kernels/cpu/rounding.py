@@ -150,5 +150,21 @@ def round_pack(x: Tensor, width: int, bucket: int, l2: bool, key: int) -> tuple[
     return out, scales
 
 
+def round_pack_sum(
+    x: Tensor,
+    residual: Tensor,
+    decay: float,
+    left: Tensor,
+    width: int,
+    bucket: int,
+    l2: bool,
+    key: int,
+) -> tuple[Tensor, Tensor]:
+    total = torch.add(x, residual, alpha=decay, out=left)
+    codes, scales = round_pack(total, width, bucket, l2, key)
+    round_add(left, codes.unsqueeze(0), -scales.unsqueeze(0), width, bucket)
+    return codes, scales
+
+
 def round_add(out: Tensor, codes: Tensor, scales: Tensor, width: int, bucket: int) -> None:
     _add(out.numpy(), codes.numpy(), scales.numpy(), width, bucket)

@@ -3,7 +3,7 @@
 from laconic.kernels.reference.bits import pack_bits, unpack_bits
 from laconic.kernels.reference.index import index_fits, pack_index, unpack_index
 from laconic.kernels.reference.random import strata, uniform
-from laconic.kernels.reference.rounding import round_add, round_pack
+from laconic.kernels.reference.rounding import round_add, round_pack, round_pack_sum
 from laconic.kernels.reference.select import largest, largest_sum
 from laconic.kernels.reference.sign import sign_add, sign_pack, sign_pack_sum
 
@@ -15,6 +15,7 @@ __all__ = [
     "pack_index",
     "round_add",
     "round_pack",
+    "round_pack_sum",
     "sign_add",
     "sign_pack",
     "sign_pack_sum",

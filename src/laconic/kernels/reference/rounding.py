@@ -30,6 +30,23 @@ def round_pack(x: Tensor, width: int, bucket: int, l2: bool, key: int) -> tuple[
     return pack_bits(codes.view(-1)[: x.numel()].long(), width), scales
 
 
+def round_pack_sum(
+    x: Tensor,
+    residual: Tensor,
+    decay: float,
+    left: Tensor,
+    width: int,
+    bucket: int,
+    l2: bool,
+    key: int,
+) -> tuple[Tensor, Tensor]:
+    """`round_pack` of x + decay * residual; `left` (maybe the residual) holds what is unsaid."""
+    total = torch.add(x, residual, alpha=decay, out=left)
+    codes, scales = round_pack(total, width, bucket, l2, key)
+    round_add(left, codes.unsqueeze(0), -scales.unsqueeze(0), width, bucket)
+    return codes, scales
+
+
 def round_add(out: Tensor, codes: Tensor, scales: Tensor, width: int, bucket: int) -> None:
     """Adds what each row of codes and scales says, in order."""
     levels = (1 << (width - 1)) - 1

@@ -1,0 +1,17 @@
+"""The Triton kernels in Triton's own interpreter, which needs no GPU."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+WORKER = Path(__file__).with_name("interpreted.py")
+
+
+def test_kernels_of_the_card_mean_what_the_reference_says() -> None:
+    """In a process of its own: the interpreter is chosen when Triton is imported."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(WORKER)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout) == {"signs": 7, "roundings": 112}
