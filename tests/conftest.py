@@ -3,8 +3,12 @@
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from processes import Ranks
+
+# Tests run beside each other: threads of their own would only wait for each other's cores.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -55,5 +55,7 @@ def _closest(said: Tensor, out: int) -> Tensor:
         ways = [list(way) for way in combinations(range(ranks), keep)]
     else:
         ways = [apart[row].argsort()[:keep].sort().values.tolist() for row in range(ranks)]
+    # Who says what is no number is as far away as can be.
+    apart = apart.nan_to_num(nan=float("inf"))
     widths = [float(apart[way][:, way].max()) for way in ways]
     return said[ways[widths.index(min(widths))]]

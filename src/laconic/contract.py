@@ -143,7 +143,11 @@ class Memory(ABC):
 
     @abstractmethod
     def rescale(self, state: State, factor: float) -> None:
-        """Multiplies what is kept, when the scale of gradients has changed by `factor`."""
+        """Multiplies what waits to be sent, when the learning rate has changed by 1/`factor`."""
+
+    @abstractmethod
+    def waiting(self, state: State) -> Tensor | None:
+        """What has been given and not been sent yet, if that is what this memory keeps."""
 
 
 class Exchange(ABC):

@@ -49,7 +49,7 @@ class Lanes:
                 lane.kept = old[name].kept
 
     def rescale(self, factor: float) -> None:
-        """Multiplies what memories keep, since the scale of gradients has changed by `factor`."""
+        """Multiplies what waits to be sent, since the learning rate has changed by 1/`factor`."""
         for lane in self.lanes.values():
             lane.memory.rescale(lane.kept, factor)
 
@@ -59,7 +59,8 @@ class Lanes:
     def stats(self, meter: Meter) -> dict[str, object]:
         sent = meter.sent_bytes
         errors = [e for lane in self.lanes.values() if (e := lane.relative_error) is not None]
-        kept = [t.norm() for lane in self.lanes.values() for t in lane.kept.values()]
+        waiting = [lane.memory.waiting(lane.kept) for lane in self.lanes.values()]
+        norms = [tensor.norm() for tensor in waiting if tensor is not None]
         device = next(iter(self.tensors.values())).device if self.tensors else torch.device("cpu")
         return {
             **self.plan.describe(),
@@ -74,7 +75,7 @@ class Lanes:
             "wire_s": meter.wire_s,
             "decode_s": meter.decode_s,
             "relative_error": float(torch.stack(errors).nanmean()) if errors else 0.0,
-            "residual_norm": float(torch.stack(kept).norm()) if kept else 0.0,
+            "residual_norm": float(torch.stack(norms).norm()) if norms else 0.0,
             "backend": kernels.chosen(device),
         }
 

@@ -77,7 +77,8 @@ class Pipeline(Fused):
             unbiased=first.unbiased and second.unbiased,
             # The error of the second acts on what the first has kept, and adds to what it lost.
             contraction=first.contraction and second.contraction,
-            varies=first.varies,
+            varies=first.varies or second.varies,
+            votes=second.votes,
             why_not=first.why_not or second.why_not,
         )
 
@@ -126,7 +127,7 @@ def _varying_layout(codec: OneRound, numel: int) -> Layout:
         inner = codec.layout(count)
         fields = (index_field(numel, count), *inner.fields)
         for part, field in zip(parts[1:], fields, strict=True):
-            if part.numel() != field.numel:
+            if field.numel is not None and part.numel() != field.numel:
                 raise WireError(f"part of {part.numel()} where {count} entries take {field.numel}")
         check_index(parts[1], numel, count)
         if inner.check is not None:

@@ -12,7 +12,7 @@ from laconic.comm.simulated import Simulated
 from laconic.contract import Compressor
 from laconic.errors import ConfigError
 from laconic.exchange.sharded import bounds
-from laconic.plan import check_exchange, check_memory, open_lane
+from laconic.plan import check_exchange, check_memory, make_plan, open_lane
 from laconic.spec import (
     compressor_classes,
     exchange_classes,
@@ -86,13 +86,21 @@ def memories() -> list[str]:
     return [format_spec(cls(**e)) for cls in memory_classes().values() for e in cls.examples]
 
 
+def usual_cases() -> list[Case]:
+    """Every setting of every method, and every pipeline, as `attach` would mount it."""
+    cases = []
+    for spec in [*singles(), *pipelines()]:
+        plan = make_plan(spec, None, "auto", [torch.zeros(40, 33)], RANKS)
+        cases.append(Case(spec, format_spec(plan.memory), plan.exchange))
+    return cases
+
+
 def combinations() -> Iterator[Case]:
-    """All of memory and exchange for single methods; pipelines in the two ways they are used."""
-    for spec, memory, way in product(singles(), memories(), exchange_classes()):
+    """Every method in its usual setting with all of memory and exchange."""
+    usual = [format_spec(cls(**cls.examples[0])) for cls in compressor_classes().values()]
+    for spec, memory, way in product(usual, memories(), exchange_classes()):
         votes = parse(spec).traits().votes and way == "gather"
         yield Case(spec, memory, "gather:aggregate=majority" if votes else way)
-    for spec, memory in product(pipelines(), ("none", "residual")):
-        yield Case(spec, memory, "gather")
 
 
 def legal_cases() -> list[Case]:
@@ -103,12 +111,20 @@ def illegal_cases() -> list[Case]:
     return [case for case in combinations() if case.why_not() is not None]
 
 
-def every_case() -> pytest.MarkDecorator:
+def every_usual_case() -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", usual_cases(), ids=str)
+
+
+def every_legal_case() -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", legal_cases(), ids=str)
 
 
+def all_specs() -> list[str]:
+    return singles() + pipelines()
+
+
 def every_compressor() -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("spec", singles() + pipelines())
+    return pytest.mark.parametrize("spec", all_specs())
 
 
 def run_step(lanes: list[Lane], grads: list[Tensor]) -> tuple[list[Tensor], Simulated]:

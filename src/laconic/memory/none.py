@@ -26,5 +26,8 @@ class NoMemory(Memory):
     def after(self, given: Given, mean: Tensor, state: State) -> Tensor:
         return mean
 
+    def waiting(self, state: State) -> Tensor | None:
+        return None
+
     def rescale(self, state: State, factor: float) -> None:
         pass

@@ -37,5 +37,8 @@ class Residual(Memory):
         state["residual"] = given.left
         return mean
 
+    def waiting(self, state: State) -> Tensor | None:
+        return state["residual"]
+
     def rescale(self, state: State, factor: float) -> None:
         state["residual"].mul_(factor)

@@ -1,0 +1,77 @@
+"""DGC's choice: nearly the largest entries, by a threshold that a sample suggests."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.checks import check_fraction
+from laconic.contract import Traits
+from laconic.sparse import Sparsifier, ValueFormat, check_format, count_of
+from laconic.types import Given, Turn
+
+ROUNDS = 10
+ENOUGH = 0.8
+"""Below this part of the aim the threshold is lowered, to this part of itself."""
+
+
+@dataclass(frozen=True)
+class DGC(Sparsifier):
+    """Sends the largest entries that a sampled threshold passes: at most k, a `ratio` of all.
+
+    The threshold is that of the top-k of a random `sample` of the entries, at least 2/ratio of
+    them. If it passes less than 0.8 k it is lowered by a fifth, ten times at most; of more than k
+    the k largest are chosen among those that passed. So what is sent is always the top of the
+    entries, as with top-k, only sometimes a few less of them: a contraction. Zeros are never sent,
+    NaN and infinity first. The other half of the paper is the memory `momentum`.
+    """
+
+    ratio: float
+    sample: float = 0.01
+    values: ValueFormat = "bf16"
+
+    told: ClassVar = True
+    examples: ClassVar = ({"ratio": 0.01}, {"ratio": 0.1, "sample": 0.1, "values": "fp32"})
+    family: ClassVar = "sparsification"
+    paper: ClassVar = "Lin et al. 2018, arXiv:1712.01887"
+
+    def __post_init__(self) -> None:
+        check_fraction("dgc", "ratio", self.ratio)
+        check_fraction("dgc", "sample", self.sample)
+        check_format("dgc", self.values)
+
+    def traits(self) -> Traits:
+        return Traits(contraction=True, varies=True)
+
+    def count(self, numel: int) -> int:
+        return count_of(self.ratio, numel)
+
+    def select(self, given: Given, turn: Turn) -> Tensor:
+        x = given.total()
+        if not x.numel():
+            return torch.arange(0, device=x.device)
+        count = self.count(x.numel())
+        border = self._border(x.abs().nan_to_num_(0.0, 0.0), count, turn)
+        # Written so that NaN is chosen.
+        index = torch.nonzero((x != 0) & ~(x.abs() < border)).view(-1)
+        if index.numel() > count:
+            index = index[kernels.at(x).largest(x[index], count)]
+        return index
+
+    def _border(self, size: Tensor, count: int, turn: Turn) -> Tensor:
+        """A threshold that about `count` magnitudes reach; at most the largest."""
+        numel = size.numel()
+        tried = math.ceil(min(numel, max(self.sample * numel, 2 / self.ratio)))
+        place = kernels.at(size).strata(turn.own_key(), numel, tried, size.device)
+        top = size[place].topk(count_of(self.ratio, tried), sorted=False).values
+        border = top.min().double()
+        for _ in range(ROUNDS):
+            few = (size >= border).sum() < ENOUGH * count
+            # Asking a GPU would make the host wait in every round; going on there changes nothing.
+            if not size.is_cuda and not bool(few):
+                break
+            border = torch.where(few, ENOUGH * border, border)
+        return border

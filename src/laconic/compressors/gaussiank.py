@@ -1,0 +1,71 @@
+"""Gaussian-k: a threshold read off the normal distribution with the gradient's mean and spread."""
+
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.checks import check_fraction, check_whole
+from laconic.contract import Traits
+from laconic.sparse import Sparsifier, ValueFormat, check_format, count_of
+from laconic.types import Given, Turn
+
+
+@dataclass(frozen=True)
+class GaussianK(Sparsifier):
+    """Sends the entries above a threshold for normal entries: about a `ratio`, at most twice that.
+
+    The threshold is |mean| + z std, where a normal variable is beyond ±z with the chance `ratio`.
+    Gradients are not quite normal, so up to `rounds` times it is halved if it passes less than 2/3
+    of the aim, or taken times 1.5 if more than 4/3. No sorting, one pass a round. The largest
+    entry is always sent and no larger one stays behind than was sent: a contraction. Of more than
+    twice the aim the largest are sent. Zeros are never sent, NaN and infinity first.
+    """
+
+    ratio: float
+    rounds: int = 4
+    values: ValueFormat = "bf16"
+
+    told: ClassVar = True
+    examples: ClassVar = ({"ratio": 0.01}, {"ratio": 0.1, "rounds": 0, "values": "fp32"})
+    family: ClassVar = "sparsification"
+    paper: ClassVar = "Shi et al. 2019, arXiv:1911.08772"
+
+    def __post_init__(self) -> None:
+        check_fraction("gaussiank", "ratio", self.ratio)
+        check_whole("gaussiank", "rounds", self.rounds, 0, 100)
+        check_format("gaussiank", self.values)
+
+    def traits(self) -> Traits:
+        return Traits(contraction=True, varies=True)
+
+    def count(self, numel: int) -> int:
+        return count_of(self.ratio, numel)
+
+    def select(self, given: Given, turn: Turn) -> Tensor:
+        x = given.total()
+        if not x.numel():
+            return torch.arange(0, device=x.device)
+        count = self.count(x.numel())
+        border = self._border(x.nan_to_num(0.0, 0.0, 0.0), count)
+        # Written so that NaN is chosen.
+        index = torch.nonzero((x != 0) & ~(x.abs() < border)).view(-1)
+        if index.numel() > 2 * count:
+            index = index[kernels.at(x).largest(x[index], 2 * count)]
+        return index
+
+    def _border(self, x: Tensor, count: int) -> Tensor:
+        """The threshold for finite entries; at most the largest magnitude."""
+        mean = x.mean(dtype=torch.float64)
+        square = x.norm(dtype=torch.float64).square() / x.numel()
+        std = (square - mean.square()).clamp_min(0).sqrt()
+        border = mean.abs() - NormalDist().inv_cdf(self.ratio / 2) * std
+        size = x.abs()
+        for _ in range(self.rounds):
+            reach = (size >= border).sum()
+            lower = torch.where(3 * reach < 2 * count, border / 2, border)
+            border = torch.where(3 * reach > 4 * count, border * 1.5, lower)
+        return torch.minimum(border, size.max().double())

@@ -1,0 +1,68 @@
+"""GRBS: random blocks that every rank draws alike, so no position is sent."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic.checks import check_fraction, check_whole
+from laconic.contract import Traits
+from laconic.kernels.reference.random import random_bits
+from laconic.sparse import Sparsifier, ValueFormat, check_format, count_of
+from laconic.types import Given, Turn, mix
+
+
+@dataclass(frozen=True)
+class GRBS(Sparsifier):
+    """Sends a random `ratio` of the entries in blocks of up to `block`; all ranks draw the same.
+
+    Neighbours travel together, so reading and writing them is fast, and values are all that is
+    sent. The k entries are cut into the fewest blocks of at most `block`, of equal length up to
+    one; the other n - k are spread between them at random, and all is turned by a random offset
+    around the end. So each entry has exactly the chance k/n, and the expected squared error is
+    1 - k/n of the squared norm: a contraction, not unbiased. Messages can be added up on the way.
+    What is not drawn waits in the residual, NaN and infinity too.
+    """
+
+    ratio: float
+    block: int = 1024
+    values: ValueFormat = "fp32"
+
+    told: ClassVar = False
+    examples: ClassVar = ({"ratio": 0.01}, {"ratio": 0.1, "block": 16, "values": "bf16"})
+    family: ClassVar = "sparsification"
+    paper: ClassVar = "Xie et al. 2020, arXiv:2007.13221"
+
+    def __post_init__(self) -> None:
+        check_fraction("grbs", "ratio", self.ratio)
+        check_whole("grbs", "block", self.block, 1)
+        check_format("grbs", self.values)
+
+    def traits(self) -> Traits:
+        return Traits(summable=True, rounds_sums=self.values != "fp32", contraction=True)
+
+    def count(self, numel: int) -> int:
+        return count_of(self.ratio, numel)
+
+    def select(self, given: Given, turn: Turn) -> Tensor:
+        x = given.total()
+        count = self.count(x.numel())
+        return random_blocks(turn.shared_key(), x.numel(), count, self.block, x.device)
+
+
+def random_blocks(key: int, numel: int, count: int, block: int, device: torch.device) -> Tensor:
+    """`count` positions below `numel` in blocks of at most `block`: ascending, distinct."""
+    place = torch.arange(count, device=device)
+    if not count:
+        return place
+    blocks, spare = -(-count // block), numel - count
+    edge = torch.arange(blocks + 1, device=device) * spare // blocks
+    room = edge[1:] - edge[:-1] + 1
+    # How many entries are left out before each block: it has a stretch of its own to move in.
+    before = edge[:-1] + ((random_bits(key, blocks, device) * room) >> 32)
+    # Entry j is in the last block that begins at or before it, block i at count * i // blocks.
+    turned = place + before[((place + 1) * blocks - 1) // count] + mix(key, 1) % numel
+    # Those turned past the end come first. How many they are need not be known to the host.
+    past = (turned >= numel).sum()
+    return turned[(place - past) % count] % numel

@@ -1,0 +1,82 @@
+"""SIDCo: a threshold read off an exponential distribution that is fitted to the magnitudes."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.checks import check_fraction, check_whole
+from laconic.contract import Traits
+from laconic.sparse import Sparsifier, ValueFormat, check_format, count_of
+from laconic.types import Given, Turn
+
+STEP = 0.25
+"""What every stage but the last keeps of those before it."""
+
+
+@dataclass(frozen=True)
+class SIDCo(Sparsifier):
+    """Sends the entries above a fitted threshold: about a `ratio` of all, and at most twice that.
+
+    If magnitudes were exponential with mean m, a share d of them would exceed -m ln d. Gradients
+    have other tails, so it goes in up to `stages` stages: each passes a quarter, and the next is
+    fitted to the excess over the last threshold alone, where the tail is. No sorting, two passes
+    a stage. The largest entry is always sent and no larger one stays behind than was sent: a
+    contraction. Of more than twice the aim the largest are sent. (The paper moves the number of
+    stages while it trains; here it stays.) Zeros are never sent, NaN and infinity first.
+    """
+
+    ratio: float
+    stages: int = 3
+    values: ValueFormat = "bf16"
+
+    told: ClassVar = True
+    examples: ClassVar = ({"ratio": 0.01}, {"ratio": 0.1, "stages": 1, "values": "fp32"})
+    family: ClassVar = "sparsification"
+    paper: ClassVar = "Abdelmoniem et al. 2021, arXiv:2101.10761"
+
+    def __post_init__(self) -> None:
+        check_fraction("sidco", "ratio", self.ratio)
+        check_whole("sidco", "stages", self.stages, 1, 16)
+        check_format("sidco", self.values)
+
+    def traits(self) -> Traits:
+        return Traits(contraction=True, varies=True)
+
+    def count(self, numel: int) -> int:
+        return count_of(self.ratio, numel)
+
+    def shares(self) -> list[float]:
+        """What each stage keeps of those that the stage before it has kept."""
+        shares: list[float] = []
+        rest = self.ratio
+        while len(shares) < self.stages - 1 and rest < STEP:
+            shares.append(STEP)
+            rest /= STEP
+        return [*shares, rest]
+
+    def select(self, given: Given, turn: Turn) -> Tensor:
+        x = given.total()
+        if not x.numel():
+            return torch.arange(0, device=x.device)
+        border = fitted(x.abs().nan_to_num_(0.0, 0.0), self.shares())
+        # Written so that NaN is chosen.
+        index = torch.nonzero((x != 0) & ~(x.abs() < border)).view(-1)
+        most = 2 * self.count(x.numel())
+        if index.numel() > most:
+            index = index[kernels.at(x).largest(x[index], most)]
+        return index
+
+
+def fitted(size: Tensor, shares: list[float]) -> Tensor:
+    """The threshold that all shares in turn lead to; at most the largest magnitude."""
+    # Never above the largest, so that there is always something to fit the next stage to.
+    largest = size.max().double()
+    border = torch.zeros_like(largest)
+    for share in shares:
+        over = (size - border).clamp_(min=0).sum(dtype=torch.float64) / (size >= border).sum()
+        border = torch.minimum(border - over * math.log(share), largest)
+    return border

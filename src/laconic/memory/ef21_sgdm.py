@@ -1,0 +1,59 @@
+"""EF21 with momentum: workers say how a running mean of gradients differs from what is known."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic.checks import check_fraction
+from laconic.contract import Memory
+from laconic.types import Given, State
+
+
+@dataclass(frozen=True)
+class EF21SGDM(Memory):
+    """Keeps v = (1 - eta) v + eta g, and sends c = C(v - h), where h is all that was said so far.
+
+    All ranks add up the mean of c, and that sum is the gradient. The running mean takes the noise
+    of small batches out of the difference, so that EF21 converges with any batch size (Fatkhullin,
+    Tyurin & Richtarik 2023, arXiv:2305.15155); with eta 1 it is EF21. v starts at the first
+    gradient that is not all zero. The result has momentum already: use an optimiser without. Where
+    a mean is not finite the result is not either, but nothing that is kept becomes so.
+    """
+
+    eta: float = 0.1
+
+    examples: ClassVar = ({}, {"eta": 0.5})
+    needs_contraction: ClassVar = True
+
+    def __post_init__(self) -> None:
+        check_fraction("ef21_sgdm", "eta", self.eta)
+
+    def state(self, numel: int, device: torch.device) -> State:
+        return {key: torch.zeros(numel, device=device) for key in ("momentum", "own", "mean")}
+
+    def before(self, grad: Tensor, state: State) -> Given:
+        kept = state["momentum"]
+        momentum = kept.lerp(grad, torch.where(kept.any(), self.eta, 1.0).to(kept.dtype))
+        state["momentum"] = torch.where(momentum.isfinite(), momentum, kept)
+        ahead = momentum - state["own"]
+        # As a residual of nothing, so that it is still there when what was said has to be told.
+        return Given(grad.zero_(), ahead, torch.empty_like(ahead))
+
+    def after(self, given: Given, mean: Tensor, state: State) -> Tensor:
+        assert given.residual is not None
+        assert given.left is not None
+        own = state["own"] + (given.residual - given.left)
+        total = mean.add_(state["mean"])
+        good = total.isfinite()
+        state["own"] = torch.where(good & own.isfinite(), own, state["own"])
+        state["mean"] = torch.where(good, total, state["mean"])
+        return total
+
+    def waiting(self, state: State) -> Tensor | None:
+        return None
+
+    def rescale(self, state: State, factor: float) -> None:
+        # What is kept is no debt but a gradient, and that is the same under any learning rate.
+        pass

@@ -1,0 +1,71 @@
+"""DGC's momentum correction: momentum is taken before the compressor instead of after it."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic.contract import Memory
+from laconic.errors import ConfigError
+from laconic.types import Given, State
+
+
+@dataclass(frozen=True)
+class MomentumCorrection(Memory):
+    """Sends sums v of momentum u: u = momentum u + g, v = v + u; where v is sent, u starts anew.
+
+    An entry that waits gathers what plain momentum would have done with it meanwhile; after it was
+    sent its momentum is stale and is masked (Lin et al. 2018, arXiv:1712.01887). What is masked is
+    lost: workers whose gradients differ even at the optimum settle beside it. The optimiser must
+    have no momentum of its own. `nesterov` looks ahead: u = momentum (u + g), v = v + u + g. `clip`
+    above 0 bounds the norm of each tensor's gradient on this worker first: for N workers and a
+    bound c on their mean take c / √N. NaN stays in v, as in the residual.
+    """
+
+    momentum: float = 0.9
+    nesterov: bool = False
+    clip: float = 0.0
+
+    examples: ClassVar = ({}, {"nesterov": True, "clip": 100.0})
+    needs_contraction: ClassVar = True
+
+    def __post_init__(self) -> None:
+        numbers = all(isinstance(n, int | float) for n in (self.momentum, self.clip))
+        if not numbers or not 0 <= self.momentum < 1:
+            raise ConfigError(f"momentum: momentum must be in [0, 1), got {self.momentum!r}")
+        if not 0 <= self.clip < float("inf"):
+            raise ConfigError(f"momentum: clip must be at least 0, got {self.clip!r}")
+
+    def state(self, numel: int, device: torch.device) -> State:
+        return {name: torch.zeros(numel, device=device) for name in ("momentum", "residual")}
+
+    def before(self, grad: Tensor, state: State) -> Given:
+        if self.clip:
+            # The root of a sum of squares, which need not fit into float32.
+            size = grad.norm(dtype=torch.float64)
+            grad = grad.mul_((self.clip / size).clamp(max=1).to(grad.dtype))
+        u, v = state["momentum"], state["residual"]
+        if self.nesterov:
+            u.add_(grad).mul_(self.momentum)
+            v.add_(grad).add_(u)
+        else:
+            u.mul_(self.momentum).add_(grad)
+            v.add_(u)
+        # The gradient's own memory carries v, since it becomes the mean; v itself is kept to see
+        # what was sent.
+        return Given(grad.copy_(v), left=torch.empty_like(v))
+
+    def after(self, given: Given, mean: Tensor, state: State) -> Tensor:
+        assert given.left is not None
+        sent = state["residual"] != given.left
+        state["momentum"].masked_fill_(sent, 0.0)
+        state["residual"] = given.left
+        return mean
+
+    def waiting(self, state: State) -> Tensor | None:
+        return state["residual"]
+
+    def rescale(self, state: State, factor: float) -> None:
+        for kept in state.values():
+            kept.mul_(factor)

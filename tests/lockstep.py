@@ -1,0 +1,54 @@
+"""One parameter on a few simulated ranks, for tests of memories and exchanges."""
+
+import torch
+from torch import Tensor
+
+from laconic.comm.simulated import Simulated
+from laconic.plan import open_lane
+from laconic.spec import parse, parse_memory
+from laconic.step import exchange, together
+from laconic.types import Turn
+
+
+class Lockstep:
+    """A lane a rank, opened without a plan, so that any size meets the memory and the exchange."""
+
+    def __init__(self, spec: str, memory: str, way: str, numel: int, size: int) -> None:
+        self.lanes = [
+            open_lane(
+                "w",
+                parse(spec),
+                parse_memory(memory),
+                way,
+                Turn((numel,), rank, size),
+                torch.device("cpu"),
+            )
+            for rank in range(size)
+        ]
+        self.network = Simulated(size)
+
+    def step(self, *grads: Tensor) -> Tensor:
+        """What the gradient becomes on rank 0; on the others it is the same to the bit."""
+        outs = [grad.clone() for grad in grads]
+        pairs = zip(outs, self.lanes, strict=True)
+        self.network.run([together([exchange(out, lane)]) for out, lane in pairs])
+        for out in outs:
+            assert torch.equal(out.view(torch.int32), outs[0].view(torch.int32))
+        return outs[0]
+
+    def kept(self, key: str) -> Tensor:
+        """What all ranks keep under this key, a row a rank."""
+        return torch.stack([lane.kept[key] for lane in self.lanes])
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def distance_after(workers: Lockstep, optima: Tensor, steps: int, rate: float) -> float:
+    """Descends on the mean of |x - optimum|²/2 from zero; 1 is as far from its best as zero is."""
+    x = torch.zeros(optima.shape[1])
+    for _ in range(steps):
+        x -= rate * workers.step(*(x - optima))
+    best = optima.mean(dim=0)
+    return float((x - best).norm() / best.norm())

@@ -1,0 +1,158 @@
+"""Momentum correction: what plain momentum would have done, only later."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from laconic.comm.simulated import Simulated
+from laconic.errors import ConfigError
+from laconic.memory.momentum import MomentumCorrection
+from laconic.plan import make_plan, open_lane
+from laconic.spec import format_spec, parse, parse_memory
+from laconic.step import Lane, exchange, together
+from laconic.types import State, Turn
+
+CPU = torch.device("cpu")
+
+
+def lanes_of(
+    spec: str, memory: str, numel: int, *, way: str = "gather", size: int = 1
+) -> list[Lane]:
+    turns = [Turn((numel,), rank, size) for rank in range(size)]
+    kept = parse_memory(memory)
+    return [open_lane("w", parse(spec), kept, way, turn, CPU) for turn in turns]
+
+
+def step(lanes: list[Lane], *grads: Tensor) -> Tensor:
+    """The gradient that the first rank ends up with."""
+    outs = [grad.clone() for grad in grads]
+    pairs = zip(outs, lanes, strict=True)
+    Simulated(len(lanes)).run([together([exchange(out, lane)]) for out, lane in pairs])
+    return outs[0]
+
+
+def normal(numel: int, seed: int = 0) -> Tensor:
+    return torch.randn(numel, generator=torch.Generator().manual_seed(seed))
+
+
+def by_hand(memory: MomentumCorrection, state: State, grad: Tensor, sent: list[int]) -> list[float]:
+    """What there is to send, of which the entries `sent` go out."""
+    given = memory.before(grad.clone(), state)
+    offered: list[float] = given.x.tolist()
+    assert given.left is not None
+    given.left.copy_(given.x)
+    given.left[sent] = 0.0
+    memory.after(given, torch.zeros_like(grad), state)
+    return offered
+
+
+def test_waiting_entries_gather_momentum_and_sent_ones_start_anew() -> None:
+    memory = MomentumCorrection(momentum=0.5)
+    state = memory.state(2, CPU)
+    grad = torch.tensor([1.0, 4.0])
+    assert by_hand(memory, state, grad, [1]) == [1.0, 4.0]
+    assert state["momentum"].tolist() == [1.0, 0.0]
+    assert state["residual"].tolist() == [1.0, 0.0]
+    # The first: u = 0.5 + 1, v = 1 + 1.5. The second has no momentum left: u = v = 4.
+    assert by_hand(memory, state, grad, [0, 1]) == [2.5, 4.0]
+    assert state["momentum"].tolist() == [0.0, 0.0]
+    assert state["residual"].tolist() == [0.0, 0.0]
+
+
+def test_nesterov_looks_ahead() -> None:
+    memory = MomentumCorrection(momentum=0.5, nesterov=True)
+    state = memory.state(1, CPU)
+    # u = 0.5 (0 + 4) = 2 and v = 2 + 4; then u = 0.5 (2 + 4) = 3 and v = 6 + 3 + 4.
+    assert by_hand(memory, state, torch.tensor([4.0]), []) == [6.0]
+    assert by_hand(memory, state, torch.tensor([4.0]), [0]) == [13.0]
+
+
+def test_an_entry_that_waits_is_worth_the_sum_of_plain_momentum() -> None:
+    memory = MomentumCorrection(momentum=0.9)
+    state = memory.state(50, CPU)
+    velocity, total = torch.zeros(50), torch.zeros(50)
+    for seed in range(10):
+        velocity = 0.9 * velocity + normal(50, seed)
+        total = total + velocity
+        by_hand(memory, state, normal(50, seed), [])
+    torch.testing.assert_close(state["residual"], total)
+    torch.testing.assert_close(state["momentum"], velocity)
+
+
+@pytest.mark.parametrize("way", ["gather", "sharded"])
+def test_without_momentum_it_is_the_residual(way: str) -> None:
+    spec = "topk:ratio=0.1,values=bf16"
+    here = lanes_of(spec, "momentum:momentum=0", 300, way=way, size=3)
+    there = lanes_of(spec, "residual", 300, way=way, size=3)
+    for seed in range(5):
+        grads = [normal(300, 10 * seed + rank) for rank in range(3)]
+        assert torch.equal(step(here, *grads), step(there, *grads))
+
+
+def test_what_rounding_left_is_kept() -> None:
+    lanes = lanes_of("topk:ratio=0.5,values=bf16", "momentum", 2)
+    fine = 1.0 + 2.0**-10
+    assert step(lanes, torch.tensor([fine, 0.5])).tolist() == [1.0, 0.0]
+    assert lanes[0].kept["residual"].tolist() == [2.0**-10, 0.5]
+    assert lanes[0].kept["momentum"].tolist() == [0.0, 0.5]
+
+
+def test_comes_to_the_minimum_of_a_quadratic() -> None:
+    """Ranks see it from different sides, each along half of the axes, and one entry at a time."""
+    curvature = torch.linspace(0.2, 1, 20)
+    sides = [torch.arange(20) % 2 == rank for rank in range(2)]
+    lanes = lanes_of("topk:ratio=0.05,values=fp32", "momentum", 20, size=2)
+    goal, w = normal(20), torch.zeros(20)
+    for _ in range(500):
+        w = w - 0.05 * step(lanes, *[side * curvature * (w - goal) for side in sides])
+    assert (w - goal).norm() < 0.01 * goal.norm()
+
+
+def test_clip_bounds_the_norm_of_a_local_gradient() -> None:
+    memory = MomentumCorrection(clip=1.0)
+    large, small = 1e25 * normal(100), torch.full((100,), 0.01)
+    given = memory.before(large.clone(), memory.state(100, CPU))
+    torch.testing.assert_close(given.x, large / large.double().norm().float())
+    given = memory.before(small.clone(), memory.state(100, CPU))
+    torch.testing.assert_close(given.x, small)
+    assert memory.before(torch.zeros(5), memory.state(5, CPU)).x.tolist() == [0.0] * 5
+
+
+def test_rescale_multiplies_all_that_is_kept() -> None:
+    memory = MomentumCorrection(momentum=0.5)
+    state = memory.state(1, CPU)
+    by_hand(memory, state, torch.tensor([4.0]), [])
+    memory.rescale(state, 0.25)
+    assert by_hand(memory, state, torch.tensor([4.0]), []) == [1.0 + 0.5 + 4.0]
+
+
+@pytest.mark.parametrize("memory", ["momentum", "momentum:clip=1.0"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_bad_numbers_show(memory: str, bad: float) -> None:
+    lanes = lanes_of("topk:ratio=0.1", memory, 100, size=2)
+    grad = normal(100)
+    grad[7] = bad
+    assert not step(lanes, grad, normal(100))[7].isfinite()
+
+
+def test_needs_a_contraction() -> None:
+    with pytest.raises(ConfigError, match="does not go with memory 'momentum'"):
+        make_plan("qsgd:bits=2", "momentum", "auto", [], 2)
+
+
+def test_spec_round_trip() -> None:
+    memory = MomentumCorrection(momentum=0.8, nesterov=True, clip=0.5)
+    assert parse_memory(format_spec(memory)) == memory
+    assert format_spec(MomentumCorrection()) == "momentum"
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.0, float("nan")])
+def test_momentum_out_of_range(value: float) -> None:
+    with pytest.raises(ConfigError, match=rf"^momentum: momentum must be in \[0, 1\), got {value}"):
+        MomentumCorrection(momentum=value)
+
+
+@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
+def test_clip_out_of_range(value: float) -> None:
+    with pytest.raises(ConfigError, match=f"^momentum: clip must be at least 0, got {value}"):
+        MomentumCorrection(clip=value)

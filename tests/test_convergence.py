@@ -1,0 +1,103 @@
+"""Every method of the catalogue trains: its usual setting, its own memory and exchange.
+
+A student learns the classes that a fixed random teacher gives to random inputs, on four simulated
+workers with data of their own. No method is named here: what the folder holds is tried.
+"""
+
+from functools import cache
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+import laconic
+from laconic.contract import Compressor
+from laconic.spec import compressor_classes, format_spec
+
+WORKERS, EXAMPLES, INPUTS, HIDDEN, CLASSES = 4, 128, 64, 32, 32
+STEPS = 150
+RATE = 0.15
+VOTE_RATE = 0.006
+"""For votes, which are signs: a step moves every weight by just this much."""
+
+SHORTFALL = {"dense": 0.02, "quantisation": 0.05}
+"""How much of what dense training takes off the loss may be missing, by family.
+
+Methods that say something of every entry in every step follow dense training closely.
+"""
+SHORTFALL_OF_A_PART = 0.4
+"""Others say a hundredth of the entries in a step. Where they choose at random, a third of the
+entries is not said once in the run's first hundred steps; that costs a quarter. More is a fault."""
+
+
+class Task(NamedTuple):
+    inputs: Tensor  # [workers, examples, inputs]
+    labels: Tensor  # [workers, examples]
+
+
+def usual() -> list[Compressor]:
+    """Each method in its usual setting."""
+    return [cls(**cls.examples[0]) for cls in compressor_classes().values()]
+
+
+@cache
+def task() -> Task:
+    """The teacher has a hidden layer, so that the student cannot become its copy."""
+    dice = torch.Generator().manual_seed(0)
+    inputs = torch.randn(WORKERS, EXAMPLES, INPUTS, generator=dice)
+    first = torch.randn(INPUTS, HIDDEN, generator=dice)
+    second = torch.randn(HIDDEN, CLASSES, generator=dice)
+    return Task(inputs, ((inputs @ first).relu() @ second).argmax(dim=2))
+
+
+def gradients(student: dict[str, Tensor]) -> tuple[float, list[dict[str, Tensor]]]:
+    """The loss over all data, and each worker's gradients on its own."""
+    # A copy a worker, so that one backward pass gives the gradients of all of them apart.
+    own = {n: p.expand(WORKERS, *p.shape).clone().requires_grad_() for n, p in student.items()}
+    outputs = torch.baddbmm(own["bias"][:, None], task().inputs, own["weight"])
+    losses = cross_entropy(outputs.transpose(1, 2), task().labels, reduction="none").mean(dim=1)
+    found = torch.autograd.grad(losses.sum(), list(own.values()))
+    apart = [{n: g[rank] for n, g in zip(own, found, strict=True)} for rank in range(WORKERS)]
+    return float(losses.detach().mean()), apart
+
+
+def train(method: Compressor | str, steps: int, rate: float) -> tuple[float, float]:
+    """The loss at the start and at the end."""
+    student = {"weight": torch.zeros(INPUTS, CLASSES), "bias": torch.zeros(CLASSES)}
+    sim = laconic.simulate(student, method, workers=WORKERS)
+    if not isinstance(method, str):
+        lane = sim.workers[0].lanes["weight"]
+        assert lane.compressor == method, "the weight is too small for this method, and goes dense"
+    start, _ = gradients(student)
+    for _ in range(steps):
+        means = sim.step(gradients(student)[1])
+        student = {name: p - rate * means[name] for name, p in student.items()}
+    return start, gradients(student)[0]
+
+
+@cache
+def dense_gain() -> float:
+    """What training without compression takes off the loss."""
+    start, end = train("none", STEPS, RATE)
+    return start - end
+
+
+def allowed(method: Compressor) -> float:
+    return SHORTFALL.get(method.family, SHORTFALL_OF_A_PART)
+
+
+@pytest.mark.parametrize("method", usual(), ids=format_spec)
+def test_every_method_trains(method: Compressor) -> None:
+    rate = VOTE_RATE if method.traits().votes else RATE
+    start, end = train(method, STEPS, rate)
+    gain = (start - end) / dense_gain()
+    assert gain >= 1 - allowed(method)
+
+
+def test_dense_training_has_neither_stalled_nor_finished() -> None:
+    """Or a method that lags could not be told from one that does not."""
+    start, half = train("none", STEPS // 2, RATE)
+    assert dense_gain() > 0.5 * start
+    assert start - half < (1 - max(SHORTFALL.values())) * dense_gain()
