@@ -13,7 +13,7 @@ LEVELS = (
     ("kernels", "comm", "network"),
     ("wire",),
     ("contract", "aggregate"),
-    ("cast", "compressors", "sparse", "memory"),
+    ("cast", "matrix", "compressors", "sparse", "memory"),
     ("exchange",),
     ("spec",),
     ("carry",),

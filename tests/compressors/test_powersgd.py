@@ -9,8 +9,9 @@ from few_ranks import CPU, Ranks, normal, said, squared_error, with_entry
 from torch import Tensor
 
 from laconic.comm.simulated import Simulated
-from laconic.compressors.powersgd import PowerSGD, matrix_shape, orthonormal
+from laconic.compressors.powersgd import PowerSGD
 from laconic.errors import ConfigError
+from laconic.matrix import matrix_shape, orthonormal
 from laconic.memory.residual import Residual
 from laconic.plan import open_lane
 from laconic.step import exchange, together

@@ -1,0 +1,91 @@
+"""ACP-SGD: PowerSGD with one factor a step, so that one mean is enough."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic.checks import check_whole
+from laconic.contract import ManyRounds, Traits
+from laconic.matrix import matrix_shape, orthonormal
+from laconic.types import Given, Mean, Payload, Rounds, State, Turn, mix
+
+
+@dataclass(frozen=True)
+class AcpSGD(ManyRounds):
+    """Sends one factor of a gradient M ≈ P Qᵀ with `rank` columns: P on even steps, Q on odd ones.
+
+    On an even step Q of the step before is made orthonormal and P is the mean of M Q; on an odd one
+    the parts are swapped. Each worker has then said the projection of its M on a subspace that all
+    know: half of PowerSGD's bytes, in one round. It never adds error; from a random start it leaves
+    1 - rank/n of the squared norm on average, n the shorter side. A gradient of that rank which
+    stays the same is all said with every second step. P has the longer side, so that the first step
+    projects on the shorter. NaN and infinity show in the result, and do not stay in the factors.
+    """
+
+    rank: int = 1
+
+    how: ClassVar = "mean"
+    examples: ClassVar = ({"rank": 1}, {"rank": 4})
+    family: ClassVar = "low rank"
+    paper: ClassVar = "Zhang et al. 2023, arXiv:2306.08881"
+
+    def __post_init__(self) -> None:
+        check_whole("acpsgd", "rank", self.rank, 1)
+
+    def traits(self) -> Traits:
+        return Traits(summable=True, contraction=True)
+
+    def state(self, turn: Turn, device: torch.device) -> State:
+        rows, cols = matrix_shape(turn.shape)
+        rank = min(self.rank, rows, cols)
+        # The same start on every rank. P has one too: a lane may begin on an odd step.
+        generator = torch.Generator().manual_seed(mix(turn.seed, turn.lane) >> 1)
+        p = torch.randn(max(rows, cols), rank, generator=generator)
+        q = torch.randn(min(rows, cols), rank, generator=generator)
+        return {"p": p.to(device), "q": q.to(device)}
+
+    def rounds(self, given: Given, state: State, turn: Turn) -> Rounds:
+        new, old = _factors(turn)
+        m = _turned(given.total().view(matrix_shape(turn.shape)), turn)
+        base = orthonormal(state[old])
+        own = m @ base
+        if given.left is not None:
+            m.addmm_(own, base.T, alpha=-1)
+        [(mean,)] = yield Mean((own,))
+        # A column that is zero, or no number, would stay so for ever: it keeps what it was.
+        size = mean.norm(dim=0, dtype=torch.float64)
+        state[new] = torch.where((size > 0) & size.isfinite(), mean, state[new])
+        return _turned(mean @ base.T, turn).reshape(-1)
+
+    def encode(self, x: Tensor, turn: Turn | None = None) -> Payload:
+        turn = turn or Turn(tuple(x.shape))
+        m = _turned(x.detach().to(torch.float32).reshape(matrix_shape(turn.shape)), turn)
+        own = m @ self._start(turn, x.device)
+        return Payload((own,), turn, own.nbytes)
+
+    def decode(self, payload: Payload) -> Tensor:
+        [own] = payload.parts
+        said = own @ self._start(payload.turn, own.device).T
+        return _turned(said, payload.turn).reshape(payload.turn.shape)
+
+    def nbytes(self, shape: Sequence[int]) -> int:
+        """The larger factor, which even steps say."""
+        rows, cols = matrix_shape(shape)
+        return 4 * min(self.rank, rows, cols) * max(rows, cols)
+
+    def _start(self, turn: Turn, device: torch.device) -> Tensor:
+        return orthonormal(self.state(turn, device)[_factors(turn)[1]])
+
+
+def _factors(turn: Turn) -> tuple[str, str]:
+    """Which factor this step says, and on which it projects."""
+    return ("p", "q") if turn.step % 2 == 0 else ("q", "p")
+
+
+def _turned(m: Tensor, turn: Turn) -> Tensor:
+    """The matrix with the side of this step's factor first, or back again."""
+    rows, cols = matrix_shape(turn.shape)
+    return m.T if (rows < cols) != (turn.step % 2 == 1) else m
