@@ -263,3 +263,8 @@ def test_lanes_of_different_names_draw_different_numbers() -> None:
         for seed in (0, 1)
     }
     assert len(keys) == 6
+
+
+def test_settings_of_an_exchange_do_not_reach_methods_with_rounds_of_their_own() -> None:
+    with pytest.raises(ConfigError, match="rounds of its own, which know no such setting"):
+        make_plan("signum", None, "gather:aggregate=median", [torch.zeros(64, 64)], 4)

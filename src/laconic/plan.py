@@ -113,6 +113,8 @@ def check_memory(compressor: Compressor, memory: Memory) -> None:
 
 def check_exchange(compressor: Compressor, memory: Memory, exchange: str) -> None:
     why = find_exchange(exchange).refuses(compressor)
+    if why is None and isinstance(compressor, ManyRounds) and ":" in exchange:
+        why = "it talks in rounds of its own, which know no such setting"
     if why is None and exchange == "mean" and _rounds_unseen(compressor, memory):
         why = f"sums in 16 bits lose what memory {name_of(memory)!r} cannot see; use gather"
     if why is not None:

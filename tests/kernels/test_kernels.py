@@ -372,7 +372,7 @@ class TestRounding:
 class TestChoice:
     def test_automatic_choice_is_by_device(self) -> None:
         assert kernels.chosen(CPU) == "numba"
-        assert kernels.chosen(torch.device("cuda")) == "reference"
+        assert kernels.chosen(torch.device("cuda")) == "triton"
 
     def test_pinned(self) -> None:
         kernels.use("reference")

@@ -17,7 +17,8 @@ class Threshold(Sparsifier):
     """Sends the entries whose magnitude is above `value`, so the length of a message varies.
 
     No entry that stays behind is larger than `value`: with a residual each entry is said as soon as
-    it has grown to that. Where nothing is above, nothing is said. NaN counts as above.
+    it has grown to that, so the residual is bounded, which serves error feedback as a contraction
+    does. Where nothing is above, nothing is said. NaN counts as above.
     """
 
     value: float
