@@ -33,6 +33,8 @@ class Traits(NamedTuple):
     """Why it is no contraction, for the error message."""
     varies: bool = False
     """The length of a message depends on what it says."""
+    waits: bool = False
+    """On a GPU it makes the host wait, as a singular value decomposition does."""
     votes: bool = False
     """Messages are votes: the majority of them counts, not their mean."""
     everywhere: bool = False

@@ -40,6 +40,7 @@ class Atomo(ManyRounds):
 
     def traits(self) -> Traits:
         return Traits(
+            waits=True,
             unbiased=True,
             why_not=f"its variance is up to n/{self.rank} - 1 of the squared norm where n is the "
             "shorter side of the matrix",
