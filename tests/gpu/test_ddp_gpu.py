@@ -40,7 +40,7 @@ def never_waits(spec: str) -> bool:
     return not parse(spec).traits().varies and not parse(spec).traits().waits
 
 
-@pytest.mark.parametrize("spec", filter(never_waits, SPECS))
+@pytest.mark.parametrize("spec", [s for s in SPECS if never_waits(s)])
 def test_nccl_never_waits_for_the_card(spec: str) -> None:
     """A message of varying length cannot but tell the host how long it is; the others never do."""
     context = mp.get_context("spawn")
