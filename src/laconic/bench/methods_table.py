@@ -19,7 +19,7 @@ def methods_table(rows: Sequence[Row]) -> Table:
         "exchange",
     ):
         table.add_column(Text(name), no_wrap=True)
-    table.add_column("paper", no_wrap=True, overflow="ellipsis")
+    table.add_column("paper", no_wrap=True, overflow="ellipsis", max_width=24)
     for row in rows:
         cells = [row.spec, row.family, f"{row.bits_per_element:g}", _kind(row)]
         # The number of the paper is in the README's table and in --json; here are few columns.
