@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from laconic.compressors.threelc import ThreeLC, lengthen, shorten
 from laconic.errors import ConfigError, WireError
+from laconic.types import Turn
 from laconic.wire.layout import pack, unpack
 
 every_sparsity = pytest.mark.parametrize("sparsity", [1.0, 1.5, 1.75, 1.99])
@@ -130,7 +131,7 @@ def test_hostile_bytes_are_refused_or_harmless(noise: bytes, numel: int) -> None
     except WireError:
         return
     out = torch.zeros(numel)
-    codec.add_to(out, [heard], 1.0)
+    codec.add_to(out, [heard], 1.0, Turn((out.numel(),)))
     assert (out.abs() <= 1).all()
 
 

@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from laconic.contract import ManyRounds, Traits, flat32
+from laconic.contract import OneRound, Traits
 from laconic.errors import ConfigError, WireError
-from laconic.types import Field, Gather, Given, Layout, Parts, Payload, Rounds, State, Turn
+from laconic.types import Field, Layout, Parts, Turn
 from laconic.wire.bits import pack_bits, packed_numel, unpack_bits
 from laconic.wire.layout import packed_bytes
 
@@ -19,7 +19,7 @@ SMALLEST = 2.0**-14
 
 
 @dataclass(frozen=True)
-class Inceptionn(ManyRounds):
+class Inceptionn(OneRound):
     """Sends a 2-bit tag an entry, then nothing, 8, 16 or 32 bits as its magnitude needs.
 
     With 2^-k the power of two at or below `bound` and m = k // 2: from 1 on entries travel as they
@@ -31,7 +31,6 @@ class Inceptionn(ManyRounds):
 
     bound: float = 2.0**-10
 
-    how: ClassVar = "gather"
     examples: ClassVar = ({}, {"bound": 0.01})
     family: ClassVar = "quantisation"
     paper: ClassVar = "Li et al. 2018, MICRO-51"
@@ -63,7 +62,7 @@ class Inceptionn(ManyRounds):
         codes = (torch.int8, torch.int16, torch.float32)
         return Layout((tags, *(Field(dtype, None) for dtype in codes)), check)
 
-    def compress(self, x: Tensor) -> Parts:
+    def compress(self, x: Tensor, turn: Turn) -> Parts:
         k, m = self.borders()
         size = x.abs()
         # Written so that NaN has the tag of those that travel as they are.
@@ -77,7 +76,7 @@ class Inceptionn(ManyRounds):
             x[tags == 3],
         )
 
-    def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float) -> None:
+    def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
         units = (2.0 ** -(self.borders()[1] + 7), 2.0**-15, 1.0)
         for packed, *codes in messages:
             tags = unpack_bits(packed, 2, out.numel())
@@ -85,30 +84,7 @@ class Inceptionn(ManyRounds):
                 place = torch.nonzero(tags == tag).view(-1)
                 out.index_add_(0, place, code.to(out.dtype) * unit, alpha=weight)
 
-    def state(self, turn: Turn, device: torch.device) -> State:
-        return {}
-
-    def rounds(self, given: Given, state: State, turn: Turn) -> Rounds:
-        layout = self.layout(turn.numel)
-        parts = self.compress(given.total())
-        if given.left is not None:
-            self.add_to(given.left, [parts], -1.0)
-        messages = yield Gather(parts, layout, [layout] * turn.size)
-        out = given.x.zero_()
-        self.add_to(out, messages, 1 / turn.size)
-        return out
-
-    def encode(self, x: Tensor, turn: Turn | None = None) -> Payload:
-        parts = self.compress(flat32(x))
-        nbytes = packed_bytes([parts], [self.layout(x.numel())])
-        return Payload(parts, turn or Turn(tuple(x.shape)), nbytes)
-
-    def decode(self, payload: Payload) -> Tensor:
-        out = torch.zeros(payload.turn.numel, device=payload.parts[0].device)
-        self.add_to(out, [payload.parts], 1.0)
-        return out.view(payload.turn.shape)
-
     def nbytes(self, shape: Sequence[int]) -> int:
-        """A usual length: beyond the tags, gradients of ResNet-50 took three bits an entry."""
+        """A guess at a usual length: three bits an entry beyond the tags."""
         numel = torch.Size(shape).numel()
         return packed_bytes(None, [self.layout(numel)]) + packed_numel(numel, 3)

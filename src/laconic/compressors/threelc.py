@@ -7,9 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from laconic.contract import ManyRounds, Traits, flat32
+from laconic.contract import OneRound, Traits
 from laconic.errors import ConfigError, WireError
-from laconic.types import Field, Gather, Given, Layout, Parts, Payload, Rounds, State, Turn
+from laconic.types import Field, Layout, Parts, Turn
 from laconic.wire.layout import packed_bytes
 from laconic.wire.trits import ALL_ZERO, LARGEST, pack_trits, packed_trits, unpack_trits
 
@@ -18,7 +18,7 @@ LONGEST = 255 - LARGEST + 1
 
 
 @dataclass(frozen=True)
-class ThreeLC(ManyRounds):
+class ThreeLC(OneRound):
     """Sends each entry as the nearest of -M, 0 and M, five to a byte, with runs of zeros shortened.
 
     M is `sparsity` (at least 1, below 2) times the largest magnitude: entries up to M/2 are said as
@@ -30,7 +30,6 @@ class ThreeLC(ManyRounds):
 
     sparsity: float = 1.0
 
-    how: ClassVar = "gather"
     examples: ClassVar = ({}, {"sparsity": 1.75})
     family: ClassVar = "quantisation"
     paper: ClassVar = "Lim, Andersen & Kaminsky 2018, arXiv:1802.07389"
@@ -51,40 +50,17 @@ class ThreeLC(ManyRounds):
 
         return Layout((Field(torch.float32, 1), Field(torch.uint8, None)), check)
 
-    def compress(self, x: Tensor) -> Parts:
+    def compress(self, x: Tensor, turn: Turn) -> Parts:
         largest = x.abs().amax().view(1) if x.numel() else x.new_zeros(1)
         scale = largest * self.sparsity
         # Where all is zero or not finite the quotient is NaN, and the scale says which.
         trits = (x / scale).round_().nan_to_num_(0.0).clamp_(-1, 1)
         return scale, shorten(pack_trits(trits))
 
-    def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float) -> None:
+    def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
         for scale, coded in messages:
             trits = unpack_trits(lengthen(coded, packed_trits(out.numel())), out.numel())
             out.add_(trits.to(out.dtype) * scale, alpha=weight)
-
-    def state(self, turn: Turn, device: torch.device) -> State:
-        return {}
-
-    def rounds(self, given: Given, state: State, turn: Turn) -> Rounds:
-        layout = self.layout(turn.numel)
-        parts = self.compress(given.total())
-        if given.left is not None:
-            self.add_to(given.left, [parts], -1.0)
-        messages = yield Gather(parts, layout, [layout] * turn.size)
-        out = given.x.zero_()
-        self.add_to(out, messages, 1 / turn.size)
-        return out
-
-    def encode(self, x: Tensor, turn: Turn | None = None) -> Payload:
-        parts = self.compress(flat32(x))
-        nbytes = packed_bytes([parts], [self.layout(x.numel())])
-        return Payload(parts, turn or Turn(tuple(x.shape)), nbytes)
-
-    def decode(self, payload: Payload) -> Tensor:
-        out = torch.zeros(payload.turn.numel, device=payload.parts[0].device)
-        self.add_to(out, [payload.parts], 1.0)
-        return out.view(payload.turn.shape)
 
     def nbytes(self, shape: Sequence[int]) -> int:
         """The most that a message can take: as if no zeros met."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from laconic.contract import Memory
+from laconic.difference import ahead, caught_up, start
 from laconic.types import Given, State
 
 
@@ -24,23 +25,13 @@ class EF21(Memory):
     needs_contraction: ClassVar = True
 
     def state(self, numel: int, device: torch.device) -> State:
-        return {"own": torch.zeros(numel, device=device), "mean": torch.zeros(numel, device=device)}
+        return start(numel, device)
 
     def before(self, grad: Tensor, state: State) -> Given:
-        ahead = grad - state["own"]
-        # As a residual of nothing, so that it is still there when what was said has to be told.
-        return Given(grad.zero_(), ahead, torch.empty_like(ahead))
+        return ahead(grad, grad, state)
 
     def after(self, given: Given, mean: Tensor, state: State) -> Tensor:
-        assert given.residual is not None
-        assert given.left is not None
-        # An entry that was not chosen has left all it was ahead: its h does not move by one bit.
-        own = state["own"] + (given.residual - given.left)
-        total = mean.add_(state["mean"])
-        good = total.isfinite()
-        state["own"] = torch.where(good & own.isfinite(), own, state["own"])
-        state["mean"] = torch.where(good, total, state["mean"])
-        return total
+        return caught_up(given, mean, state)
 
     def waiting(self, state: State) -> Tensor | None:
         return None

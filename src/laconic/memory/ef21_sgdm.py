@@ -8,6 +8,7 @@ from torch import Tensor
 
 from laconic.checks import check_fraction
 from laconic.contract import Memory
+from laconic.difference import ahead, caught_up, start
 from laconic.types import Given, State
 
 
@@ -31,25 +32,16 @@ class EF21SGDM(Memory):
         check_fraction("ef21_sgdm", "eta", self.eta)
 
     def state(self, numel: int, device: torch.device) -> State:
-        return {key: torch.zeros(numel, device=device) for key in ("momentum", "own", "mean")}
+        return {"momentum": torch.zeros(numel, device=device), **start(numel, device)}
 
     def before(self, grad: Tensor, state: State) -> Given:
         kept = state["momentum"]
         momentum = kept.lerp(grad, torch.where(kept.any(), self.eta, 1.0).to(kept.dtype))
         state["momentum"] = torch.where(momentum.isfinite(), momentum, kept)
-        ahead = momentum - state["own"]
-        # As a residual of nothing, so that it is still there when what was said has to be told.
-        return Given(grad.zero_(), ahead, torch.empty_like(ahead))
+        return ahead(momentum, grad, state)
 
     def after(self, given: Given, mean: Tensor, state: State) -> Tensor:
-        assert given.residual is not None
-        assert given.left is not None
-        own = state["own"] + (given.residual - given.left)
-        total = mean.add_(state["mean"])
-        good = total.isfinite()
-        state["own"] = torch.where(good & own.isfinite(), own, state["own"])
-        state["mean"] = torch.where(good, total, state["mean"])
-        return total
+        return caught_up(given, mean, state)
 
     def waiting(self, state: State) -> Tensor | None:
         return None

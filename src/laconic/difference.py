@@ -1,0 +1,34 @@
+"""EF21's bookkeeping: say how a target differs from what the others know of it already."""
+
+import torch
+from torch import Tensor
+
+from laconic.types import Given, State
+
+
+def start(numel: int, device: torch.device) -> State:
+    """What this worker has said so far, and the mean of that over all workers."""
+    return {"own": torch.zeros(numel, device=device), "mean": torch.zeros(numel, device=device)}
+
+
+def ahead(target: Tensor, grad: Tensor, state: State) -> Given:
+    """What the target is ahead of what was said; `grad` gives its memory for the mean."""
+    difference = target - state["own"]
+    # As a residual of nothing, so that it is still there when what was said has to be told.
+    return Given(grad.zero_(), difference, torch.empty_like(difference))
+
+
+def caught_up(given: Given, mean: Tensor, state: State) -> Tensor:
+    """Adds what was said on both sides; returns the mean of all that workers have said.
+
+    Where that is not finite the result is not either, but what is kept stays as it was.
+    """
+    assert given.residual is not None
+    assert given.left is not None
+    # An entry that was not chosen has left all it was ahead: it does not move by one bit.
+    own = state["own"] + (given.residual - given.left)
+    total = mean.add_(state["mean"])
+    good = total.isfinite()
+    state["own"] = torch.where(good & own.isfinite(), own, state["own"])
+    state["mean"] = torch.where(good, total, state["mean"])
+    return total
