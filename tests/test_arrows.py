@@ -16,11 +16,12 @@ LEVELS = (
     ("cast", "difference", "matrix", "compressors", "sparse", "memory"),
     ("exchange",),
     ("spec",),
-    ("carry",),
+    ("alarm", "carry"),
     ("step",),
     ("plan",),
     ("catalogue",),
     ("lanes",),
+    ("checkpoint",),
     ("simulate", "control", "local", "mount"),
     # The package itself: its public names.
     ("laconic",),

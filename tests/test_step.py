@@ -175,6 +175,8 @@ def run(lanes: list[Lane], grads: list[Tensor]) -> tuple[list[Tensor], Simulated
     outs = [grad.clone() for grad in grads]
     network = Simulated(len(lanes))
     network.run([together([exchange(g, lane)]) for g, lane in zip(outs, lanes, strict=True)])
+    for lane in lanes:
+        lane.keep()
     return outs, network
 
 

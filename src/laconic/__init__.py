@@ -1,7 +1,14 @@
 """Laconic: distributed training that says the most in the fewest bytes."""
 
 from laconic.contract import Compressor
-from laconic.errors import ConfigError, LaconicError, MissingExtra, PeerError, WireError
+from laconic.errors import (
+    ConfigError,
+    LaconicError,
+    MissingExtra,
+    NonFiniteError,
+    PeerError,
+    WireError,
+)
 from laconic.mount.ddp import Link, attach
 from laconic.simulate import Simulation, simulate
 from laconic.spec import compressor_classes, format_spec, methods, parse
@@ -15,6 +22,7 @@ __all__ = [
     "LaconicError",
     "Link",
     "MissingExtra",
+    "NonFiniteError",
     "PeerError",
     "Simulation",
     "WireError",

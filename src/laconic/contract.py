@@ -106,7 +106,17 @@ class Fused(OneRound):
 
 
 class Talker(Protocol):
-    """Anything that can hold the conversation about one gradient."""
+    """Anything that can hold the conversation about one gradient.
+
+    The state that `rounds` gets is a draft: it puts new tensors in the place of old ones and never
+    writes into those, since a step that fails or overflows must leave no trace.
+    """
+
+    @property
+    def units(self) -> tuple[str, ...]: ...
+
+    @property
+    def shards(self) -> tuple[str, ...]: ...
 
     def state(self, turn: Turn, device: torch.device) -> State: ...
 
@@ -118,6 +128,10 @@ class ManyRounds(Compressor):
 
     how: ClassVar[str]
     """The exchange that its rounds are like; lanes that go dense beside it take that one."""
+    units: ClassVar[tuple[str, ...]] = ()
+    """What of its state is in units of the gradient, and so follows the loss scale."""
+    shards: ClassVar[tuple[str, ...]] = ()
+    """What of its state is this rank's shard of a whole."""
 
     @abstractmethod
     def state(self, turn: Turn, device: torch.device) -> State: ...
@@ -127,25 +141,38 @@ class ManyRounds(Compressor):
 
 
 class Memory(ABC):
-    """What becomes of the part of a gradient that was not sent."""
+    """What becomes of the part of a gradient that was not sent.
+
+    A step reads `now`, what was kept, and fills `then`, what will be kept if the step counts, by
+    the end of `after`. Both may be one and the same, where nothing has to be taken back.
+    """
 
     examples: ClassVar[Sequence[Mapping[str, object]]]
     needs_contraction: ClassVar[bool]
+    units: ClassVar[tuple[str, ...]]
+    """What of its state is in units of the gradient, and so follows the loss scale."""
 
     @abstractmethod
     def state(self, numel: int, device: torch.device) -> State: ...
 
     @abstractmethod
-    def before(self, grad: Tensor, state: State) -> Given:
+    def before(self, grad: Tensor, now: State, then: State) -> Given:
         """What the lane has to say for this gradient (flat)."""
 
     @abstractmethod
-    def after(self, given: Given, mean: Tensor, state: State) -> Tensor:
+    def after(self, given: Given, mean: Tensor, now: State, then: State) -> Tensor:
         """Keeps `given.left`, and returns what the gradient becomes: mostly the mean that came."""
 
     @abstractmethod
     def rescale(self, state: State, factor: float) -> None:
         """Multiplies what waits to be sent, when the learning rate has changed by 1/`factor`."""
+
+    @abstractmethod
+    def combined(self, states: Sequence[State], weights: Sequence[float]) -> State:
+        """The state that stands for those of other ranks, each with its weight.
+
+        Weights are for what waits; a memory that keeps gradients takes their plain mean.
+        """
 
     @abstractmethod
     def waiting(self, state: State) -> Tensor | None:
@@ -154,6 +181,11 @@ class Memory(ABC):
 
 class Exchange(ABC):
     """A way for one-round messages to become a mean: a compressor wrapped in it is a talker."""
+
+    units: ClassVar[tuple[str, ...]] = ()
+    """What of its state is in units of the gradient, and so follows the loss scale."""
+    shards: ClassVar[tuple[str, ...]] = ()
+    """What of its state is this rank's shard of a whole."""
 
     @abstractmethod
     def __init__(self, codec: OneRound) -> None: ...
@@ -175,6 +207,15 @@ def carried_by(name: str, codec: Compressor) -> str | None:
     if isinstance(codec, ManyRounds) and codec.how != name:
         return "it talks in rounds of its own"
     return None
+
+
+def weighted_sum(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """The sum of the tensors, each with its weight, in the order given."""
+    total = torch.zeros_like(tensors[0])
+    for tensor, weight in zip(tensors, weights, strict=True):
+        if weight:
+            total.add_(tensor, alpha=weight)
+    return total
 
 
 def flat32(x: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """EF21's bookkeeping: say how a target differs from what the others know of it already."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -11,14 +13,20 @@ def start(numel: int, device: torch.device) -> State:
     return {"own": torch.zeros(numel, device=device), "mean": torch.zeros(numel, device=device)}
 
 
-def ahead(target: Tensor, grad: Tensor, state: State) -> Given:
+def known_to_all(states: Sequence[State]) -> State:
+    """A start for other ranks: as if each had said the mean, which the mean of all then is."""
+    mean = states[0]["mean"]
+    return {"own": mean.clone(), "mean": mean.clone()}
+
+
+def ahead(target: Tensor, grad: Tensor, now: State) -> Given:
     """What the target is ahead of what was said; `grad` gives its memory for the mean."""
-    difference = target - state["own"]
+    difference = target - now["own"]
     # As a residual of nothing, so that it is still there when what was said has to be told.
     return Given(grad.zero_(), difference, torch.empty_like(difference))
 
 
-def caught_up(given: Given, mean: Tensor, state: State) -> Tensor:
+def caught_up(given: Given, mean: Tensor, now: State, then: State) -> Tensor:
     """Adds what was said on both sides; returns the mean of all that workers have said.
 
     Where that is not finite the result is not either, but what is kept stays as it was.
@@ -26,9 +34,9 @@ def caught_up(given: Given, mean: Tensor, state: State) -> Tensor:
     assert given.residual is not None
     assert given.left is not None
     # An entry that was not chosen has left all it was ahead: it does not move by one bit.
-    own = state["own"] + (given.residual - given.left)
-    total = mean.add_(state["mean"])
+    own = now["own"] + (given.residual - given.left)
+    total = mean.add_(now["mean"])
     good = total.isfinite()
-    state["own"] = torch.where(good & own.isfinite(), own, state["own"])
-    state["mean"] = torch.where(good, total, state["mean"])
+    then["own"] = torch.where(good & own.isfinite(), own, now["own"])
+    then["mean"] = torch.where(good, total, now["mean"])
     return total

@@ -17,6 +17,10 @@ class PeerError(LaconicError, RuntimeError):
     """Another rank is gone or out of step."""
 
 
+class NonFiniteError(LaconicError, ArithmeticError):
+    """A gradient is infinite or NaN on some rank, and `nan_policy="raise"` was asked for."""
+
+
 class MissingExtra(LaconicError, ImportError):
     """A feature needs a package that is not installed; the message has the install line."""
 

@@ -1,62 +1,146 @@
 """All lanes of one model on one rank: what a link and a simulated worker have in common."""
 
+import logging
 from collections.abc import Mapping, Sequence
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
 from laconic import kernels
+from laconic.alarm import Alarm, Verdict
 from laconic.comm.base import Conversation
 from laconic.comm.meter import Meter, ring_bytes
-from laconic.errors import ConfigError
+from laconic.errors import ConfigError, NonFiniteError
 from laconic.plan import Plan
 from laconic.step import Lane, exchange, together
+from laconic.types import Rounds, State
 
-FORMAT = 1
-"""Version of the state dict."""
+log = logging.getLogger("laconic")
+
+NanPolicy: TypeAlias = Literal["propagate", "raise", "ignore"]
+"""What becomes of a step in which a gradient is not finite on any rank.
+
+propagate: each gradient of its bucket has a NaN on all ranks, so that a loss scaler skips the step,
+and nothing is remembered of it. raise: that too, and `backward` raises NonFiniteError on all ranks.
+ignore: nobody looks, and residuals need half the memory; what is not finite may stay in them.
+"""
 
 
 class Lanes:
     """The lanes by parameter name, their state, and their statistics."""
 
     def __init__(
-        self, plan: Plan, tensors: Mapping[str, Tensor], rank: int, size: int, seed: int
+        self,
+        plan: Plan,
+        tensors: Mapping[str, Tensor],
+        rank: int,
+        size: int,
+        seed: int,
+        nan_policy: NanPolicy = "propagate",
     ) -> None:
-        self.plan = plan
+        if nan_policy not in get_args(NanPolicy):
+            known = [*get_args(NanPolicy)]
+            raise ConfigError(f"nan_policy must be one of {known}, got {nan_policy!r}")
         self.rank, self.size, self.seed = rank, size, seed
+        self.nan_policy = nan_policy
         self.tensors = tensors
-        self.lanes = {n: plan.lane(n, t, rank, size, seed) for n, t in tensors.items()}
+        self.plan, self.lanes = plan, self._open(plan)
         self.dense_bytes = 0
+        self.skipped = 0
+        self.loss_scale = 1.0
+        self._step = Verdict()
 
     def talk(self, names: Sequence[str], grads: Sequence[Tensor]) -> Conversation[list[Tensor]]:
-        """The conversation about some parameters' gradients, which become their mean."""
+        """The conversation about some parameters' gradients, which become their mean.
+
+        What lanes remember of it is a draft until `finish`.
+        """
+        self.settle()
         self.dense_bytes += ring_bytes(sum(g.nbytes for g in grads), self.size)
-        return together(
-            [exchange(g, self.lanes[name]) for name, g in zip(names, grads, strict=True)]
-        )
+        talks = [exchange(g, self.lanes[name]) for name, g in zip(names, grads, strict=True)]
+        guarded = self.nan_policy != "ignore" and self.plan.compressor.family != "dense"
+        return self._guarded(talks, grads) if guarded else together(talks)
+
+    def _guarded(
+        self, talks: Sequence[Rounds], grads: Sequence[Tensor]
+    ) -> Conversation[list[Tensor]]:
+        """The same with an alarm: gradients that are not finite anywhere are so everywhere."""
+        alarm = Alarm(grads, self.rank, self.size)
+        means = yield from together(talks, alarm)
+        if self.plan.counts_votes() and self.loss_scale != 1:
+            # A majority is +1 or -1 whatever the scale, and whoever scaled will unscale it.
+            torch._foreach_mul_(list(grads), self.loss_scale)
+        alarm.spoil(grads)
+        self._step.add(alarm.raised)
+        return means
+
+    def finish(self) -> None:
+        """Ends a step. Its drafts are kept if no alarm was raised in any of its talks.
+
+        Called where the talks ran; `settle` then does it, wherever that suits.
+        """
+        self._step.close()
+
+    def settle(self, *, wait: bool = True) -> NonFiniteError | None:
+        """Sees to it that the last finished step is kept, or is as if it had not been.
+
+        Returns what to raise, if raising is asked for. Without `wait` all is put off where the host
+        would wait for a GPU to tell.
+        """
+        if self._step.late and not wait and self.nan_policy != "raise":
+            return None
+        bad = self._step.take()
+        if bad is None:
+            return None
+        for lane in self.lanes.values():
+            lane.forget() if bad else lane.keep()
+        if not bad:
+            return None
+        self.skipped += 1
+        text = f"a gradient of step {self.steps()} is not finite on some rank; it does not count"
+        log.warning(text)
+        return NonFiniteError(text) if self.nan_policy == "raise" else None
 
     def switch(self, plan: Plan) -> None:
         """Changes the method; what the memory kept is kept where the new one keeps the same."""
+        self.settle()
         old = self.lanes
-        self.plan = plan
-        self.lanes = {
-            name: plan.lane(name, tensor, self.rank, self.size, self.seed)
-            for name, tensor in self.tensors.items()
-        }
+        self.plan, self.lanes = plan, self._open(plan)
         for name, lane in self.lanes.items():
             lane.turn = lane.turn._replace(step=old[name].turn.step)
             if lane.kept.keys() == old[name].kept.keys():
                 lane.kept = old[name].kept
 
+    def _open(self, plan: Plan) -> dict[str, Lane]:
+        careful = self.nan_policy != "ignore"
+        return {
+            name: plan.lane(name, tensor, self.rank, self.size, self.seed, careful)
+            for name, tensor in self.tensors.items()
+        }
+
     def rescale(self, factor: float) -> None:
         """Multiplies what waits to be sent, since the learning rate has changed by 1/`factor`."""
+        self.settle()
         for lane in self.lanes.values():
             lane.memory.rescale(lane.kept, factor)
+            _multiply(lane.talk, lane.talker.units, factor)
+
+    def follow_loss_scale(self, scale: float) -> None:
+        """Brings all that is in units of the gradient to a new loss scale."""
+        self.settle()
+        if scale != self.loss_scale:
+            for lane in self.lanes.values():
+                _multiply(lane.kept, lane.memory.units, scale / self.loss_scale)
+                _multiply(lane.talk, lane.talker.units, scale / self.loss_scale)
+            self.loss_scale = scale
 
     def steps(self) -> int:
+        """Steps that count."""
         return max((lane.turn.step for lane in self.lanes.values()), default=0)
 
     def stats(self, meter: Meter) -> dict[str, object]:
+        self.settle()
         sent = meter.sent_bytes
         errors = [e for lane in self.lanes.values() if (e := lane.relative_error) is not None]
         waiting = [lane.memory.waiting(lane.kept) for lane in self.lanes.values()]
@@ -65,6 +149,7 @@ class Lanes:
         return {
             **self.plan.describe(),
             "steps": self.steps(),
+            "skipped": self.skipped,
             "sent_bytes": sent,
             "received_bytes": meter.received_bytes,
             "message_bytes": meter.message_bytes,
@@ -79,46 +164,8 @@ class Lanes:
             "backend": kernels.chosen(device),
         }
 
-    def state_dict(self) -> dict[str, object]:
-        """Plain tensors and numbers, this rank's own."""
-        lanes = {
-            name: {
-                "step": lane.turn.step,
-                "kept": {k: t.clone() for k, t in lane.kept.items()},
-                "talk": {k: t.clone() for k, t in lane.talk.items()},
-            }
-            for name, lane in self.lanes.items()
-        }
-        return {"format": FORMAT, "lanes": lanes, **self._identity()}
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Takes up exactly where the state was saved; refuses a state of another set-up."""
-        expected = {"format": FORMAT, **self._identity()}
-        for key, value in expected.items():
-            if state.get(key) != value:
-                raise ConfigError(f"state: {key} is {state.get(key)!r}, expected {value!r}")
-        saved = state["lanes"]
-        assert isinstance(saved, Mapping)
-        if saved.keys() != self.lanes.keys():
-            odd = sorted(saved.keys() ^ self.lanes.keys())
-            raise ConfigError(f"state: parameters differ from the model's: {odd}")
-        for name, lane in self.lanes.items():
-            _load_lane(lane, saved[name])
-
-    def _identity(self) -> dict[str, object]:
-        return {**self.plan.describe(), "seed": self.seed, "rank": self.rank, "size": self.size}
-
-
-def _load_lane(lane: Lane, saved: Mapping[str, object]) -> None:
-    step = saved["step"]
-    assert isinstance(step, int)
-    for kind, here in (("kept", lane.kept), ("talk", lane.talk)):
-        there = saved[kind]
-        assert isinstance(there, Mapping)
-        shapes = {k: tuple(t.shape) for k, t in there.items()}
-        expected = {k: tuple(t.shape) for k, t in here.items()}
-        if shapes != expected:
-            raise ConfigError(f"state of {lane.name}: has {shapes}, expected {expected}")
-        for key, tensor in there.items():
-            here[key] = tensor.to(lane.device, copy=True)
-    lane.turn = lane.turn._replace(step=step)
+def _multiply(state: State, keys: Sequence[str], factor: float) -> None:
+    for key in keys:
+        if key in state:
+            state[key].mul_(factor)

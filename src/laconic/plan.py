@@ -45,13 +45,15 @@ class Plan:
     exchange: str
     min_numel: int = 1024
 
-    def lane(self, name: str, tensor: Tensor, rank: int, size: int, seed: int) -> Lane:
+    def lane(
+        self, name: str, tensor: Tensor, rank: int, size: int, seed: int, careful: bool = True
+    ) -> Lane:
         """The way of one parameter."""
         if tensor.dtype not in DENSE:
             raise ConfigError(f"parameter {name!r} is {tensor.dtype}; expected {[*DENSE]}")
         turn = Turn(tuple(tensor.shape), rank, size, seed, crc32(name.encode()))
         compressor, memory = self._choice(tensor)
-        return open_lane(name, compressor, memory, self.exchange, turn, tensor.device)
+        return open_lane(name, compressor, memory, self.exchange, turn, tensor.device, careful)
 
     def _choice(self, tensor: Tensor) -> tuple[Compressor, Memory]:
         dense = DENSE[tensor.dtype]
@@ -64,6 +66,10 @@ class Plan:
         if small or self.compressor.nbytes(tensor.shape) >= tensor.nbytes:
             return dense, NoMemory()
         return self.compressor, self.memory
+
+    def counts_votes(self) -> bool:
+        """Whether the gradient becomes a majority of signs instead of a mean."""
+        return self.compressor.traits().votes or self.exchange == "gather:aggregate=majority"
 
     def describe(self) -> dict[str, str]:
         return {
@@ -154,6 +160,7 @@ def open_lane(
     exchange: str,
     turn: Turn,
     device: torch.device,
+    careful: bool = True,
 ) -> Lane:
     """A lane as told; `check_memory` and `check_exchange` have passed."""
     talker: Talker
@@ -162,4 +169,4 @@ def open_lane(
     else:
         assert isinstance(compressor, ManyRounds)
         talker = compressor
-    return Lane(name, compressor, talker, memory, turn, device)
+    return Lane(name, compressor, talker, memory, turn, device, careful)

@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from laconic.checkpoint import load, save
 from laconic.comm.simulated import Simulated
 from laconic.contract import Compressor, Memory
 from laconic.errors import ConfigError
-from laconic.lanes import Lanes
+from laconic.lanes import Lanes, NanPolicy
 from laconic.plan import make_plan
 
 
@@ -29,6 +30,11 @@ class Simulation:
         means = [[g[name].detach().clone() for name in names] for g in gradients]
         talks = [w.talk(names, m) for w, m in zip(self.workers, means, strict=True)]
         self.network.run(talks)
+        for worker in self.workers:
+            worker.finish()
+        complaints = [worker.settle() for worker in self.workers]
+        if complaints[0] is not None:
+            raise complaints[0]
         return dict(zip(names, means[0], strict=True))
 
     def stats(self) -> dict[str, object]:
@@ -36,13 +42,13 @@ class Simulation:
         return self.workers[0].stats(self.network.meters[0])
 
     def state_dict(self) -> dict[str, object]:
-        return {str(rank): worker.state_dict() for rank, worker in enumerate(self.workers)}
+        return {str(rank): save(worker) for rank, worker in enumerate(self.workers)}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, object]]) -> None:
         for rank, worker in enumerate(self.workers):
             if str(rank) not in state:
                 raise ConfigError(f"state: has ranks {sorted(state)}, but not {rank}")
-            worker.load_state_dict(state[str(rank)])
+            load(worker, state[str(rank)])
 
 
 def _check_gradients(
@@ -66,6 +72,7 @@ def simulate(
     memory: Memory | str | None = None,
     exchange: str = "auto",
     seed: int = 0,
+    nan_policy: NanPolicy = "propagate",
 ) -> Simulation:
     """N simulated workers for a model, or for tensors by name."""
     if workers < 1:
@@ -76,4 +83,6 @@ def simulate(
     else:
         named = dict(parameters)
     plan = make_plan(compressor, memory, exchange, named.values(), workers)
-    return Simulation([Lanes(plan, named, rank, workers, seed) for rank in range(workers)])
+    return Simulation(
+        [Lanes(plan, named, rank, workers, seed, nan_policy) for rank in range(workers)]
+    )

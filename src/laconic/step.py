@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from laconic.alarm import ALARM, Alarm
 from laconic.carry import carry
 from laconic.comm.base import Conversation
 from laconic.contract import Compressor, Memory, Talker
@@ -22,7 +23,10 @@ SAMPLE_EVERY = 100
 
 @dataclass
 class Lane:
-    """The way of one parameter's gradients, and what it remembers of the last one."""
+    """The way of one parameter's gradients, and what it remembers of the last one.
+
+    What a step would have it remember is a draft until `keep`.
+    """
 
     name: str
     compressor: Compressor
@@ -31,35 +35,66 @@ class Lane:
     memory: Memory
     turn: Turn
     device: torch.device
+    careful: bool = True
+    """Whether a step can be taken back; costs the memory's room twice."""
     kept: State = field(init=False)
     """The memory's state."""
     talk: State = field(init=False)
     """The talker's state."""
     relative_error: Tensor | None = None
+    _then: State = field(init=False)
+    _draft: State | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.kept = self.memory.state(self.turn.numel, self.device)
         self.talk = self.talker.state(self.turn, self.device)
+        self._then = self._room()
+
+    def begin(self) -> tuple[State, State]:
+        """Room for what the memory and the talker will remember of the coming step."""
+        if not self.careful:
+            self._then = self.kept
+        elif self._then.keys() != self.kept.keys() or self._then is self.kept:
+            self._then = self._room()
+        self._draft = dict(self.talk)
+        return self._then, self._draft
+
+    def keep(self) -> None:
+        """The step counts: what it drafted is what is remembered from now on."""
+        if self._draft is not None:
+            self.kept, self._then = self._then, self.kept
+            self.talk, self._draft = self._draft, None
+            self.turn = self.turn._replace(step=self.turn.step + 1)
+
+    def forget(self) -> None:
+        """The step does not count: all is as it was before it."""
+        self._draft = None
+
+    def _room(self) -> State:
+        return self.memory.state(self.turn.numel, self.device) if self.careful else self.kept
 
 
 def exchange(grad: Tensor, lane: Lane) -> Rounds:
     """Replaces `grad` by its mean over all ranks, as far as the lane's compressor can say it."""
-    given = lane.memory.before(_flat(grad), lane.kept)
+    then, talk = lane.begin()
+    given = lane.memory.before(_flat(grad), lane.kept, then)
     norm = None
     if lane.turn.step % SAMPLE_EVERY == 0:
         given, norm = _sampled(given)
-    mean = yield from lane.talker.rounds(given, lane.talk, lane.turn)
-    mean = lane.memory.after(given, mean, lane.kept)
+    mean = yield from lane.talker.rounds(given, talk, lane.turn)
+    mean = lane.memory.after(given, mean, lane.kept, then)
     if mean.data_ptr() != grad.data_ptr():
         grad.copy_(mean.view(grad.shape))
     if norm is not None and given.left is not None:
         lane.relative_error = torch.where(norm > 0, given.left.norm() / norm, 0.0)
-    lane.turn = lane.turn._replace(step=lane.turn.step + 1)
     return mean
 
 
-def together(talks: Sequence[Rounds]) -> Conversation[list[Tensor]]:
-    """Leads all talks at once: what they ask for in one round goes out together."""
+def together(talks: Sequence[Rounds], alarm: Alarm | None = None) -> Conversation[list[Tensor]]:
+    """Leads all talks at once: what they ask for in one round goes out together.
+
+    An alarm travels along with them.
+    """
     means: dict[int, Tensor] = {}
     answers: dict[int, Answer | None] = dict.fromkeys(range(len(talks)))
     while answers:
@@ -69,7 +104,12 @@ def together(talks: Sequence[Rounds]) -> Conversation[list[Tensor]]:
                 waiting[lane] = next(talks[lane]) if answer is None else talks[lane].send(answer)
             except StopIteration as end:
                 means[lane] = end.value
-        answers = dict((yield from carry(waiting)))
+        if alarm is not None:
+            waiting |= alarm.asks(waiting.values())
+        heard = yield from carry(waiting)
+        if ALARM in heard and alarm is not None:
+            alarm.hears(heard.pop(ALARM))
+        answers = dict(heard)
     return [means[lane] for lane in range(len(talks))]
 
 

@@ -132,6 +132,8 @@ def run_step(lanes: list[Lane], grads: list[Tensor]) -> tuple[list[Tensor], Simu
     network = Simulated(len(lanes))
     outs = [g.clone() for g in grads]
     network.run([together([exchange(g, lane)]) for g, lane in zip(outs, lanes, strict=True)])
+    for lane in lanes:
+        lane.keep()
     return outs, network
 
 

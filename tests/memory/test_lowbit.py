@@ -16,13 +16,13 @@ def keep(x: Tensor) -> State:
     """The state after a step that said nothing of `x`."""
     memory = LowBit()
     state = memory.state(x.numel(), CPU)
-    memory.after(Given(x.clone(), x.clone(), x.clone()), x, state)
+    memory.after(Given(x.clone(), x.clone(), x.clone()), x, state, state)
     return state
 
 
 def kept(x: Tensor) -> Tensor:
     """What comes back of `x` in the next step."""
-    given = LowBit().before(torch.zeros_like(x), keep(x))
+    given = LowBit().before(torch.zeros_like(x), keep(x), {})
     return given.total()
 
 
@@ -87,7 +87,7 @@ def test_what_is_lost_is_only_the_rounding() -> None:
         scales = workers.kept("scales").mean(dim=0)
         bound += 0.51 * scales.repeat_interleave(BLOCK)[:1000]
     left = torch.stack(
-        [LowBit().before(torch.zeros(1000), lane.kept).total() for lane in workers.lanes]
+        [LowBit().before(torch.zeros(1000), lane.kept, {}).total() for lane in workers.lanes]
     ).mean(dim=0)
     error = (sent + left - given).abs()
     assert (error <= bound + 1e-4).all()
@@ -113,7 +113,7 @@ def test_descends_as_with_the_full_residual(spec: str) -> None:
 def test_rescale_changes_what_comes_back() -> None:
     state = keep(torch.tensor([1.0, -2.0]))
     LowBit().rescale(state, 0.5)
-    back = LowBit().before(torch.zeros(2), state).total()
+    back = LowBit().before(torch.zeros(2), state, {}).total()
     torch.testing.assert_close(back, torch.tensor([0.5, -1.0]), rtol=0.01, atol=0)
 
 

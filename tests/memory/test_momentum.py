@@ -28,6 +28,8 @@ def step(lanes: list[Lane], *grads: Tensor) -> Tensor:
     outs = [grad.clone() for grad in grads]
     pairs = zip(outs, lanes, strict=True)
     Simulated(len(lanes)).run([together([exchange(out, lane)]) for out, lane in pairs])
+    for lane in lanes:
+        lane.keep()
     return outs[0]
 
 
@@ -37,12 +39,12 @@ def normal(numel: int, seed: int = 0) -> Tensor:
 
 def by_hand(memory: MomentumCorrection, state: State, grad: Tensor, sent: list[int]) -> list[float]:
     """What there is to send, of which the entries `sent` go out."""
-    given = memory.before(grad.clone(), state)
+    given = memory.before(grad.clone(), state, state)
     offered: list[float] = given.x.tolist()
     assert given.left is not None
     given.left.copy_(given.x)
     given.left[sent] = 0.0
-    memory.after(given, torch.zeros_like(grad), state)
+    memory.after(given, torch.zeros_like(grad), state, state)
     return offered
 
 
@@ -111,11 +113,13 @@ def test_comes_to_the_minimum_of_a_quadratic() -> None:
 def test_clip_bounds_the_norm_of_a_local_gradient() -> None:
     memory = MomentumCorrection(clip=1.0)
     large, small = 1e25 * normal(100), torch.full((100,), 0.01)
-    given = memory.before(large.clone(), memory.state(100, CPU))
+    state = memory.state(100, CPU)
+    given = memory.before(large.clone(), state, memory.state(100, CPU))
     torch.testing.assert_close(given.x, large / large.double().norm().float())
-    given = memory.before(small.clone(), memory.state(100, CPU))
+    given = memory.before(small.clone(), state, memory.state(100, CPU))
     torch.testing.assert_close(given.x, small)
-    assert memory.before(torch.zeros(5), memory.state(5, CPU)).x.tolist() == [0.0] * 5
+    state = memory.state(5, CPU)
+    assert memory.before(torch.zeros(5), state, state).x.tolist() == [0.0] * 5
 
 
 def test_rescale_multiplies_all_that_is_kept() -> None:

@@ -112,6 +112,7 @@ def private_group(group: dist.ProcessGroup, device: torch.device) -> dist.Proces
 
     What we send from another thread must not mix with what the user or SyncBatchNorm sends.
     """
+    _count_alike(group, device)
     made: dist.ProcessGroup = dist.new_group(
         dist.get_process_group_ranks(group),
         timeout=group._get_backend(device).options._timeout,
@@ -120,6 +121,19 @@ def private_group(group: dist.ProcessGroup, device: torch.device) -> dist.Proces
         group_desc="laconic",
     )
     return made
+
+
+def _count_alike(group: dist.ProcessGroup, device: torch.device) -> None:
+    """Brings all ranks to the same number of groups.
+
+    torch names a new group after the number that a rank has already, so ranks that have been in
+    fewer would wait for each other under different names for ever.
+    """
+    groups = dist.distributed_c10d._world.pg_names
+    most = torch.tensor(len(groups), device=device)
+    dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
+    while len(groups) < int(most):
+        dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
 
 
 def _to_host(buffer: Tensor) -> Tensor:

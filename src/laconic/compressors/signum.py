@@ -27,6 +27,7 @@ class Signum(ManyRounds):
 
     beta: float = 0.9
 
+    units: ClassVar = ("momentum",)
     how: ClassVar = "gather"
     examples: ClassVar = ({}, {"beta": 0.99})
     family: ClassVar = "quantisation"

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 
@@ -19,6 +20,9 @@ class ShardedExchange(Exchange):
     """
 
     codec: OneRound
+
+    units: ClassVar = ("server",)
+    shards: ClassVar = ("server",)
 
     @classmethod
     def refuses(cls, codec: Compressor) -> str | None:
@@ -45,10 +49,13 @@ class ShardedExchange(Exchange):
         self.codec.add_to(mine, heard, 1 / turn.size, turns[turn.rank])
 
         server = state.get("server")
+        rest = None if server is None else torch.empty_like(server)
         # The second encoding draws numbers of its own, but shares the choices that all ranks share.
         again = [shard._replace(rank=turn.size + i) for i, shard in enumerate(turns)]
-        parts = take(self.codec, Given(mine, server, server), again[turn.rank])
+        parts = take(self.codec, Given(mine, server, rest), again[turn.rank])
         answers = yield Gather(parts, layouts[turn.rank], layouts)
+        if rest is not None:
+            state["server"] = rest
         out = given.x.zero_()
         for (start, stop), parts, shard in zip(shards, answers, again, strict=True):
             self.codec.add_to(out[start:stop], [parts], 1.0, shard)

@@ -1,5 +1,6 @@
 """EF21: every worker says how its gradient differs from what the others know of it already."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from laconic.contract import Memory
-from laconic.difference import ahead, caught_up, start
+from laconic.difference import ahead, caught_up, known_to_all, start
 from laconic.types import Given, State
 
 
@@ -23,15 +24,19 @@ class EF21(Memory):
 
     examples: ClassVar = ({},)
     needs_contraction: ClassVar = True
+    units: ClassVar = ("own", "mean")
 
     def state(self, numel: int, device: torch.device) -> State:
         return start(numel, device)
 
-    def before(self, grad: Tensor, state: State) -> Given:
-        return ahead(grad, grad, state)
+    def before(self, grad: Tensor, now: State, then: State) -> Given:
+        return ahead(grad, grad, now)
 
-    def after(self, given: Given, mean: Tensor, state: State) -> Tensor:
-        return caught_up(given, mean, state)
+    def after(self, given: Given, mean: Tensor, now: State, then: State) -> Tensor:
+        return caught_up(given, mean, now, then)
+
+    def combined(self, states: Sequence[State], weights: Sequence[float]) -> State:
+        return known_to_all(states)
 
     def waiting(self, state: State) -> Tensor | None:
         return None

@@ -1,5 +1,6 @@
 """EF21 with momentum: workers say how a running mean of gradients differs from what is known."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -7,8 +8,8 @@ import torch
 from torch import Tensor
 
 from laconic.checks import check_fraction
-from laconic.contract import Memory
-from laconic.difference import ahead, caught_up, start
+from laconic.contract import Memory, weighted_sum
+from laconic.difference import ahead, caught_up, known_to_all, start
 from laconic.types import Given, State
 
 
@@ -27,6 +28,7 @@ class EF21SGDM(Memory):
 
     examples: ClassVar = ({}, {"eta": 0.5})
     needs_contraction: ClassVar = True
+    units: ClassVar = ("momentum", "own", "mean")
 
     def __post_init__(self) -> None:
         check_fraction("ef21_sgdm", "eta", self.eta)
@@ -34,14 +36,18 @@ class EF21SGDM(Memory):
     def state(self, numel: int, device: torch.device) -> State:
         return {"momentum": torch.zeros(numel, device=device), **start(numel, device)}
 
-    def before(self, grad: Tensor, state: State) -> Given:
-        kept = state["momentum"]
+    def before(self, grad: Tensor, now: State, then: State) -> Given:
+        kept = now["momentum"]
         momentum = kept.lerp(grad, torch.where(kept.any(), self.eta, 1.0).to(kept.dtype))
-        state["momentum"] = torch.where(momentum.isfinite(), momentum, kept)
-        return ahead(momentum, grad, state)
+        then["momentum"] = torch.where(momentum.isfinite(), momentum, kept)
+        return ahead(momentum, grad, now)
 
-    def after(self, given: Given, mean: Tensor, state: State) -> Tensor:
-        return caught_up(given, mean, state)
+    def after(self, given: Given, mean: Tensor, now: State, then: State) -> Tensor:
+        return caught_up(given, mean, now, then)
+
+    def combined(self, states: Sequence[State], weights: Sequence[float]) -> State:
+        momentum = weighted_sum([s["momentum"] for s in states], [1 / len(states)] * len(states))
+        return {"momentum": momentum, **known_to_all(states)}
 
     def waiting(self, state: State) -> Tensor | None:
         return None

@@ -1,5 +1,6 @@
 """Error feedback in 8 bits: what was not sent is kept in a quarter of the memory."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from laconic.contract import Memory
+from laconic.contract import Memory, weighted_sum
 from laconic.types import Given, State
 
 BLOCK = 256
@@ -26,6 +27,7 @@ class LowBit(Memory):
 
     examples: ClassVar = ({},)
     needs_contraction: ClassVar = True
+    units: ClassVar = ("scales",)
 
     def state(self, numel: int, device: torch.device) -> State:
         return {
@@ -33,14 +35,19 @@ class LowBit(Memory):
             "scales": torch.zeros(-(-numel // BLOCK), device=device),
         }
 
-    def before(self, grad: Tensor, state: State) -> Given:
-        residual = _decode(state["codes"], state["scales"])
+    def before(self, grad: Tensor, now: State, then: State) -> Given:
+        residual = _decode(now["codes"], now["scales"])
         return Given(grad, residual, residual)
 
-    def after(self, given: Given, mean: Tensor, state: State) -> Tensor:
+    def after(self, given: Given, mean: Tensor, now: State, then: State) -> Tensor:
         assert given.left is not None
-        state["codes"], state["scales"] = _encode(given.left)
+        then["codes"], then["scales"] = _encode(given.left)
         return mean
+
+    def combined(self, states: Sequence[State], weights: Sequence[float]) -> State:
+        waiting = [_decode(s["codes"], s["scales"]) for s in states]
+        codes, scales = _encode(weighted_sum(waiting, weights))
+        return {"codes": codes, "scales": scales}
 
     def waiting(self, state: State) -> Tensor | None:
         return _decode(state["codes"], state["scales"])

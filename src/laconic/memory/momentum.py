@@ -1,12 +1,13 @@
 """DGC's momentum correction: momentum is taken before the compressor instead of after it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from laconic.contract import Memory
+from laconic.contract import Memory, weighted_sum
 from laconic.errors import ConfigError
 from laconic.types import Given, State
 
@@ -29,6 +30,7 @@ class MomentumCorrection(Memory):
 
     examples: ClassVar = ({}, {"nesterov": True, "clip": 100.0})
     needs_contraction: ClassVar = True
+    units: ClassVar = ("momentum", "residual")
 
     def __post_init__(self) -> None:
         numbers = all(isinstance(n, int | float) for n in (self.momentum, self.clip))
@@ -40,28 +42,31 @@ class MomentumCorrection(Memory):
     def state(self, numel: int, device: torch.device) -> State:
         return {name: torch.zeros(numel, device=device) for name in ("momentum", "residual")}
 
-    def before(self, grad: Tensor, state: State) -> Given:
+    def before(self, grad: Tensor, now: State, then: State) -> Given:
         if self.clip:
             # The root of a sum of squares, which need not fit into float32.
             size = grad.norm(dtype=torch.float64)
             grad = grad.mul_((self.clip / size).clamp(max=1).to(grad.dtype))
-        u, v = state["momentum"], state["residual"]
+        u, v = then["momentum"], then["residual"]
         if self.nesterov:
-            u.add_(grad).mul_(self.momentum)
-            v.add_(grad).add_(u)
+            torch.add(now["momentum"], grad, out=u).mul_(self.momentum)
+            torch.add(now["residual"], grad, out=v).add_(u)
         else:
-            u.mul_(self.momentum).add_(grad)
-            v.add_(u)
+            torch.mul(now["momentum"], self.momentum, out=u).add_(grad)
+            torch.add(now["residual"], u, out=v)
         # The gradient's own memory carries v, since it becomes the mean; v itself is kept to see
         # what was sent.
         return Given(grad.copy_(v), left=torch.empty_like(v))
 
-    def after(self, given: Given, mean: Tensor, state: State) -> Tensor:
+    def after(self, given: Given, mean: Tensor, now: State, then: State) -> Tensor:
         assert given.left is not None
-        sent = state["residual"] != given.left
-        state["momentum"].masked_fill_(sent, 0.0)
-        state["residual"] = given.left
+        sent = then["residual"] != given.left
+        then["momentum"].masked_fill_(sent, 0.0)
+        then["residual"] = given.left
         return mean
+
+    def combined(self, states: Sequence[State], weights: Sequence[float]) -> State:
+        return {k: weighted_sum([s[k] for s in states], weights) for k in states[0]}
 
     def waiting(self, state: State) -> Tensor | None:
         return state["residual"]

@@ -1,5 +1,6 @@
 """No memory: what was not sent is lost."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,15 +17,19 @@ class NoMemory(Memory):
 
     examples: ClassVar = ({},)
     needs_contraction: ClassVar = False
+    units: ClassVar = ()
 
     def state(self, numel: int, device: torch.device) -> State:
         return {}
 
-    def before(self, grad: Tensor, state: State) -> Given:
+    def before(self, grad: Tensor, now: State, then: State) -> Given:
         return Given(grad)
 
-    def after(self, given: Given, mean: Tensor, state: State) -> Tensor:
+    def after(self, given: Given, mean: Tensor, now: State, then: State) -> Tensor:
         return mean
+
+    def combined(self, states: Sequence[State], weights: Sequence[float]) -> State:
+        return {}
 
     def waiting(self, state: State) -> Tensor | None:
         return None

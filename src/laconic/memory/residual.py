@@ -1,5 +1,6 @@
 """Error feedback: what was not sent is added to the next gradient."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from laconic.checks import check_fraction
-from laconic.contract import Memory
+from laconic.contract import Memory, weighted_sum
 from laconic.types import Given, State
 
 
@@ -22,6 +23,7 @@ class Residual(Memory):
 
     examples: ClassVar = ({}, {"decay": 0.9})
     needs_contraction: ClassVar = True
+    units: ClassVar = ("residual",)
 
     def __post_init__(self) -> None:
         check_fraction("residual", "decay", self.decay)
@@ -29,13 +31,14 @@ class Residual(Memory):
     def state(self, numel: int, device: torch.device) -> State:
         return {"residual": torch.zeros(numel, device=device)}
 
-    def before(self, grad: Tensor, state: State) -> Given:
-        return Given(grad, state["residual"], state["residual"], self.decay)
+    def before(self, grad: Tensor, now: State, then: State) -> Given:
+        return Given(grad, now["residual"], then["residual"], self.decay)
 
-    def after(self, given: Given, mean: Tensor, state: State) -> Tensor:
-        assert given.left is not None
-        state["residual"] = given.left
+    def after(self, given: Given, mean: Tensor, now: State, then: State) -> Tensor:
         return mean
+
+    def combined(self, states: Sequence[State], weights: Sequence[float]) -> State:
+        return {"residual": weighted_sum([s["residual"] for s in states], weights)}
 
     def waiting(self, state: State) -> Tensor | None:
         return state["residual"]

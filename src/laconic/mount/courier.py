@@ -6,7 +6,7 @@ the order of what is enqueued, and nobody waits.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import Queue
 from threading import Thread
@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.futures import Future
+
+from laconic.mount.buckets import Load
 
 
 class Side:
@@ -45,11 +47,15 @@ class Side:
 
 
 class Courier(ABC):
-    """Carries errands in order; each gives a future for the tensor that it returns."""
+    """Carries errands in order."""
 
     @abstractmethod
-    def send(self, errand: Callable[[], None], buffer: Tensor) -> "Future[Tensor]":
-        """A future for the buffer that the errand fills."""
+    def future(self) -> "Future[Tensor]":
+        """A future that an errand can complete."""
+
+    @abstractmethod
+    def send(self, errand: Callable[[], None], loads: Sequence[Load]) -> None:
+        """Runs the errand, then completes the loads' futures with their buffers."""
 
     @abstractmethod
     def settle(self) -> None:
@@ -66,12 +72,14 @@ class OnStream(Courier):
     def __init__(self, device: torch.device) -> None:
         self._side = Side(device)
 
-    def send(self, errand: Callable[[], None], buffer: Tensor) -> "Future[Tensor]":
-        future = self._side.future()
+    def future(self) -> "Future[Tensor]":
+        return self._side.future()
+
+    def send(self, errand: Callable[[], None], loads: Sequence[Load]) -> None:
         with self._side.after(self._side.mark()):
             errand()
-            future.set_result(buffer)
-        return future
+            for load in loads:
+                load.future.set_result(load.buffer)
 
     def settle(self) -> None:
         pass
@@ -82,9 +90,8 @@ class OnStream(Courier):
 
 class _Item(NamedTuple):
     errand: Callable[[], None]
-    buffer: Tensor
+    loads: Sequence[Load]
     mark: torch.cuda.Event | None
-    future: "Future[Tensor]"
 
 
 class OnThread(Courier):
@@ -102,10 +109,11 @@ class OnThread(Courier):
         self._thread = Thread(target=self._work, name="laconic-courier", daemon=True)
         self._thread.start()
 
-    def send(self, errand: Callable[[], None], buffer: Tensor) -> "Future[Tensor]":
-        future = self._side.future()
-        self._queue.put(_Item(errand, buffer, self._side.mark(), future))
-        return future
+    def future(self) -> "Future[Tensor]":
+        return self._side.future()
+
+    def send(self, errand: Callable[[], None], loads: Sequence[Load]) -> None:
+        self._queue.put(_Item(errand, loads, self._side.mark()))
 
     def settle(self) -> None:
         self._queue.join()
@@ -127,7 +135,8 @@ class OnThread(Courier):
                         item.errand()
                     except Exception as error:
                         self._failure = error
-                item.future.set_result(item.buffer)
+                for load in item.loads:
+                    load.future.set_result(load.buffer)
             # An idle thread must not keep the last bucket alive.
             del item
             self._queue.task_done()

@@ -1,7 +1,8 @@
 """DistributedDataParallel: one line that compresses the gradients of a DDP script."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -10,13 +11,16 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.hooks import RemovableHandle
 
+from laconic.checkpoint import Residuals, load, load_resized, save
 from laconic.comm.agree import agree
 from laconic.comm.base import Conversation, drive
 from laconic.comm.torch import TorchComm, private_group
 from laconic.contract import Compressor, Memory
 from laconic.errors import ConfigError
-from laconic.lanes import Lanes
+from laconic.lanes import Lanes, NanPolicy
+from laconic.mount.buckets import Buckets, Load
 from laconic.mount.courier import OnStream, OnThread
 from laconic.plan import Plan, make_plan
 from laconic.version import VERSION
@@ -53,15 +57,24 @@ def _hook(state: Slot, bucket: dist.GradBucket) -> Future[Tensor]:  # type: igno
 class Link:
     """A DDP model whose gradients go through Laconic, until `detach`."""
 
-    def __init__(self, slot: Slot, plan: Plan, names: dict[nn.Parameter, str], seed: int) -> None:
+    def __init__(
+        self,
+        slot: Slot,
+        plan: Plan,
+        names: dict[nn.Parameter, str],
+        seed: int,
+        nan_policy: NanPolicy,
+    ) -> None:
         self._slot = slot
         self._names = names
         self._comm = TorchComm(slot.group)
         tensors: dict[str, Tensor] = {name: p for p, name in names.items()}
-        self._lanes = Lanes(plan, tensors, self._comm.rank, self._comm.size, seed)
+        self._lanes = Lanes(plan, tensors, self._comm.rank, self._comm.size, seed, nan_policy)
         agree(self._comm, slot.device, _settings(plan, tensors, seed))
         self._settling = False
         self._courier = (OnStream if self._comm.on_device else OnThread)(slot.device)
+        self._buckets = Buckets()
+        self._hooks: list[RemovableHandle] = []
 
     def stats(self) -> dict[str, object]:
         """What was sent, what it cost and what it lost, on this rank, since attach."""
@@ -91,12 +104,41 @@ class Link:
             raise ConfigError(f"learning rates must be positive, got {before} and {after}")
         self._lanes.rescale(before / after)
 
+    def loss_scale_changed(self, scale: float) -> None:
+        """Brings what residuals hold to the loss scale of the next backward pass."""
+        if not scale > 0:
+            raise ConfigError(f"the loss scale must be positive, got {scale}")
+        self._lanes.follow_loss_scale(scale)
+
     def state_dict(self) -> dict[str, object]:
-        """This rank's own residuals and warm starts, as plain tensors and numbers."""
-        return self._lanes.state_dict()
+        """This rank's residuals and warm starts, as plain tensors and numbers under its own name.
+
+        So ranks do not overwrite each other where their states meet, as in a distributed
+        checkpoint.
+        """
+        return {self._key(): {**save(self._lanes), "buckets": self._buckets.last()}}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        self._lanes.load_state_dict(state)
+        """Goes on exactly where this rank was saved."""
+        key = self._key()
+        if key not in state:
+            raise ConfigError(
+                f"state: has {sorted(state)}, but not {key}; every rank saves its own"
+            )
+        own = cast(Mapping[str, object], state[key])
+        load(self._lanes, own)
+        self._buckets.replay(cast(list[list[str]], own["buckets"]))
+
+    def load_resized(self, states: Sequence[Mapping[str, object]], *, residuals: Residuals) -> None:
+        """Goes on where a run of another number of ranks was saved: their states, in order."""
+        merged = {key: value for state in states for key, value in state.items()}
+        ranks = [merged.get(f"rank{rank}") for rank in range(len(states))]
+        if None in ranks or len(merged) != len(states):
+            raise ConfigError(f"state: expected ranks 0 to {len(states) - 1}, got {sorted(merged)}")
+        load_resized(self._lanes, cast(list[Mapping[str, object]], ranks), residuals)
+
+    def _key(self) -> str:
+        return f"rank{self._comm.rank}"
 
     def detach(self) -> None:
         """Back to DDP's dense mean; what residuals hold is dropped, with a line in the log."""
@@ -105,7 +147,16 @@ class Link:
         if norm:
             log.info("detach: residuals of norm %.3g are dropped", norm)
         self._slot.link = None
+        for hook in self._hooks:
+            hook.remove()
         self._courier.close()
+
+    def _follow(self, model: DDP, scaler: torch.amp.GradScaler) -> None:
+        def read(*_: object) -> None:
+            # Before the forward pass the GPU has little left to do, so asking it costs little.
+            self.loss_scale_changed(scaler.get_scale())
+
+        self._hooks.append(model.register_forward_pre_hook(read))
 
     def _check_attached(self) -> None:
         if self._slot.link is not self:
@@ -113,19 +164,26 @@ class Link:
 
     def _reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
         names = [self._names[p] for p in bucket.parameters()]
-        conversation = self._lanes.talk(names, bucket.gradients())
-        future = self._courier.send(lambda: self._carry(conversation), bucket.buffer())
+        future = self._courier.future()
+        ready = self._buckets.add(
+            Load(names, bucket.gradients(), bucket.buffer(), future), bucket.is_last()
+        )
+        if ready is not None:
+            # Taken up here, since here the lanes are at rest between two steps.
+            talks = [self._lanes.talk(*message) for message in ready.messages]
+            self._courier.send(lambda: self._carry(talks), ready.loads)
         self._settle_after_backward()
         return future
 
-    def _carry(self, conversation: Conversation[list[Tensor]]) -> None:
-        drive(conversation, self._comm)
+    def _carry(self, talks: list[Conversation[list[Tensor]]]) -> None:
+        for talk in talks:
+            drive(talk, self._comm)
 
     def _settle_after_backward(self) -> None:
         """Sees to it that what goes wrong on the way is raised by `backward`, as what it is."""
         if torch._C._current_graph_task_id() == -1:
             # DDP's join calls the hook outside a backward pass.
-            self._courier.settle()
+            self._settle()
         elif not self._settling:
             self._settling = True
             # By way of a first callback, since DDP's own comes in between and must not be missed.
@@ -133,7 +191,11 @@ class Link:
 
     def _settle(self) -> None:
         self._settling = False
+        self._courier.send(self._lanes.finish, [])
         self._courier.settle()
+        complaint = self._lanes.settle(wait=False)
+        if complaint is not None:
+            raise complaint
 
 
 def attach(
@@ -144,17 +206,22 @@ def attach(
     exchange: str = "auto",
     process_group: dist.ProcessGroup | None = None,
     seed: int = 0,
+    nan_policy: NanPolicy = "propagate",
+    scaler: torch.amp.GradScaler | None = None,
 ) -> Link:
     """Compresses the gradients of a DDP model from the next backward pass on.
 
     Called on all ranks of the model's group, which check that they agree. Memory None means the
-    residual where the method needs it; exchange "auto" means the cheapest that can carry it.
+    residual where the method needs it; exchange "auto" means the cheapest that can carry it. A
+    `scaler` is asked for its loss scale before every forward pass, and residuals follow it.
     """
     names = _names(model)
     group = process_group or model.process_group
     plan = make_plan(compressor, memory, exchange, names, group.size())
     slot = _take_slot(model, group)
-    slot.link = Link(slot, plan, names, seed)
+    slot.link = Link(slot, plan, names, seed, nan_policy)
+    if scaler is not None:
+        slot.link._follow(model, scaler)
     log.info("attached: %s, kernels: %s", plan.describe(), slot.link.stats()["backend"])
     return slot.link
 

@@ -1,0 +1,107 @@
+"""Whether any rank's gradients are not finite: a word that travels along with the messages.
+
+Compression hides infinity and NaN: they may not be chosen, or be outvoted. So every rank looks for
+them before it encodes, and tells the others in the first round, at no call of its own. Then all
+ranks know, and all make the same of it.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from laconic.types import Answer, Field, Gather, Layout, Mean, Request, Scatter
+from laconic.wire.layout import join
+
+ALARM = -1
+"""Its place among the lanes."""
+
+FLAG = Layout((Field(torch.uint8, 1),))
+
+
+class Alarm:
+    """One bucket's word: 1 where something is not finite, 0 where all is well."""
+
+    def __init__(self, grads: Sequence[Tensor], rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self.raised = _not_finite(grads)  # [1], bool
+        self._told = False
+
+    def asks(self, beside: Iterable[Request]) -> dict[int, Request]:
+        """What goes out in a round beside these: a request of their kind, if they make a call."""
+        for request in beside:
+            if self._told:
+                break
+            if isinstance(request, Mean) and any(part.numel() for part in request.parts):
+                return {ALARM: Mean((self.raised.to(torch.float32),))}
+            flag = (self.raised.to(torch.uint8),)
+            if isinstance(request, Gather):
+                return {ALARM: Gather(flag, FLAG, [FLAG] * self.size)}
+            if isinstance(request, Scatter):
+                return {ALARM: Scatter([flag] * self.size, [FLAG] * self.size, self.rank)}
+        return {}
+
+    def hears(self, answer: Answer) -> None:
+        """Raised by one is raised for all."""
+        self.raised = torch.stack([parts[0] != 0 for parts in answer]).any(0)
+        self._told = True
+
+    def spoil(self, grads: Sequence[Tensor]) -> None:
+        """Puts NaN into each gradient's first entry where the alarm is raised; asks no device."""
+        poison = torch.where(self.raised, float("nan"), 0.0).squeeze()
+        firsts = [grad[(slice(1),) * grad.dim()] for grad in grads if grad.numel()]
+        if firsts:
+            torch._foreach_add_(firsts, poison)
+
+
+class Verdict:
+    """Whether the talks of a step raised an alarm; known to the host when it asks."""
+
+    def __init__(self) -> None:
+        self._alarms: list[Tensor] = []
+        self._bad: Tensor | None = None
+        self._known: torch.cuda.Event | None = None
+        self._closed = False
+
+    @property
+    def late(self) -> bool:
+        """Whether the host would have to wait for it."""
+        return self._known is not None
+
+    def add(self, alarm: Tensor) -> None:
+        self._alarms.append(alarm)
+
+    def close(self) -> None:
+        """No more talks; on a GPU the answer sets out for the host, which need not wait."""
+        self._closed = True
+        if not self._alarms:
+            return
+        bad = torch.cat(self._alarms).any()
+        self._alarms = []
+        if bad.is_cuda:
+            self._bad = torch.empty(1, dtype=torch.bool, pin_memory=True)
+            self._bad.copy_(bad.view(1), non_blocking=True)
+            self._known = torch.cuda.Event()
+            self._known.record(torch.cuda.current_stream(bad.device))
+        else:
+            self._bad = bad
+
+    def take(self) -> bool | None:
+        """The verdict of a closed step, once; None where none is due."""
+        if not self._closed:
+            return None
+        if self._known is not None:
+            self._known.synchronize()
+        bad = self._bad is not None and bool(self._bad)
+        self._closed, self._bad, self._known = False, None, None
+        return bad
+
+
+def _not_finite(grads: Sequence[Tensor]) -> Tensor:
+    """Whether any entry is infinite or NaN, in one pass and without asking the device."""
+    flat = join([grad.detach() for grad in grads])
+    if not flat.numel():
+        return torch.zeros(1, dtype=torch.bool, device=flat.device)
+    # Both ends of the range: cheaper than looking at every entry, and NaN is both of them.
+    low, high = torch.aminmax(flat)
+    return ~(low.isfinite() & high.isfinite()).view(1)

@@ -1,0 +1,76 @@
+"""What a DDP run survives: overflow, restarts, and another number of ranks."""
+
+from pathlib import Path
+
+import pytest
+import reliability_jobs as jobs
+import torch
+
+from laconic.spec import compressor_classes, format_spec, parse
+from processes import Ranks
+
+SPECS = [format_spec(cls(**cls.examples[0])) for cls in compressor_classes().values()]
+LOSSY = [spec for spec in SPECS if parse(spec).family != "dense"]
+
+
+@pytest.mark.parametrize("spec", LOSSY)
+def test_an_overflow_leaves_no_trace(four_ranks: Ranks, spec: str) -> None:
+    results = four_ranks.run(jobs.overflow_job, spec, float("inf"), "2.weight")
+    expected = four_ranks.run(jobs.without_overflow_job, spec)
+    for (seen, same, weights), other in zip(results, expected, strict=True):
+        assert seen
+        assert same
+        assert torch.equal(weights, other)
+
+
+@pytest.mark.parametrize("layer", ["0.weight", "4.bias"])
+def test_in_whichever_bucket_it_is(four_ranks: Ranks, layer: str) -> None:
+    results = four_ranks.run(jobs.overflow_job, "topk:ratio=0.1", float("nan"), layer)
+    assert all(seen and same for seen, same, _ in results)
+
+
+def test_raise_is_raised_by_backward_on_all_ranks(four_ranks: Ranks) -> None:
+    for text, steps in four_ranks.run(jobs.raise_job):
+        assert text.startswith("NonFiniteError: a gradient of step 1 is not finite")
+        assert steps == "2 steps, 1 skipped"
+
+
+@pytest.mark.parametrize("spec", ["topk:ratio=0.1", "efsign", "signum"])
+def test_residuals_follow_the_loss_scale(four_ranks: Ranks, spec: str) -> None:
+    """Scales are powers of two, so a run with them is the same to the bit as one without."""
+    scaled = four_ranks.run(jobs.scaled_job, spec, True)
+    plain = four_ranks.run(jobs.scaled_job, spec, False)
+    assert scaled[0][1] == 2.0**9
+    for (weights, _), (expected, _) in zip(scaled, plain, strict=True):
+        assert torch.equal(weights, expected)
+
+
+def test_a_distributed_checkpoint_gives_each_rank_its_own(
+    four_ranks: Ranks, tmp_path: Path
+) -> None:
+    for mine, same in four_ranks.run(jobs.distributed_checkpoint_job, str(tmp_path)):
+        assert mine
+        assert same
+
+
+def test_the_state_of_another_rank_is_refused(four_ranks: Ranks, tmp_path: Path) -> None:
+    first, *others = four_ranks.run(jobs.saved_by_rank_zero_job, str(tmp_path))
+    assert first == "nothing was raised"
+    for rank, text in enumerate(others, start=1):
+        expected = f"has ['rank0'], but not rank{rank}; every rank saves its own"
+        assert text == f"ConfigError: state: {expected}"
+
+
+@pytest.mark.parametrize("residuals", ["fold", "redistribute", "drop"])
+def test_fewer_ranks_go_on(four_ranks: Ranks, residuals: str) -> None:
+    results = four_ranks.run(jobs.resized_job, residuals)
+    before = torch.stack([r[0] for r in results])
+    after = torch.stack([r[1] for r in results[:2]])
+    assert torch.equal(results[0][2], results[1][2])
+    if residuals == "fold":
+        torch.testing.assert_close(after.sum(0), before.sum(0))
+        torch.testing.assert_close(after[1], before[1] + before[3])
+    elif residuals == "redistribute":
+        torch.testing.assert_close(after.mean(0), before.mean(0))
+    else:
+        assert not after.any()
