@@ -157,6 +157,20 @@ def resized_job(residuals: str) -> tuple[Tensor, Tensor, Tensor]:
     return before, after, jobs.weights(fresh)
 
 
+def drift_job(flip: bool) -> str:
+    """One bit of one parameter flips on rank 2, between two comparisons."""
+    model = _model()
+    link = laconic.attach(model, "topk:ratio=0.1", check_every=2)
+    jobs.train(model, 3)
+    if flip and dist.get_rank() == 2:
+        with torch.no_grad():
+            model.module[2].weight.view(torch.int32)[5, 7] ^= 1
+    text = jobs.failure_of(lambda: jobs.train(model, 1, first=3))
+    if not flip:
+        link.detach()
+    return text
+
+
 def _residuals(link: laconic.Link) -> Tensor:
     [state] = link.state_dict().values()
     lanes: Any = state["lanes"]  # type: ignore[index]

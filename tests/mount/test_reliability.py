@@ -61,6 +61,15 @@ def test_the_state_of_another_rank_is_refused(four_ranks: Ranks, tmp_path: Path)
         assert text == f"ConfigError: state: {expected}"
 
 
+@pytest.mark.parametrize("flip", [True, False])
+def test_a_flipped_bit_is_found(four_ranks: Ranks, flip: bool) -> None:
+    expected = "nothing was raised"
+    if flip:
+        expected = "PeerError: parameters have drifted apart:\n"
+        expected += "  2.weight: rank [2] differ from the others"
+    assert four_ranks.run(jobs.drift_job, flip) == [expected] * 4
+
+
 @pytest.mark.parametrize("residuals", ["fold", "redistribute", "drop"])
 def test_fewer_ranks_go_on(four_ranks: Ranks, residuals: str) -> None:
     results = four_ranks.run(jobs.resized_job, residuals)

@@ -14,8 +14,10 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.hooks import RemovableHandle
 
 from laconic.checkpoint import Residuals, load, load_resized, save
+from laconic.checks import check_whole
 from laconic.comm.agree import agree
 from laconic.comm.base import Conversation, drive
+from laconic.comm.drift import check_same
 from laconic.comm.torch import TorchComm, private_group
 from laconic.contract import Compressor, Memory
 from laconic.errors import ConfigError
@@ -64,16 +66,19 @@ class Link:
         names: dict[nn.Parameter, str],
         seed: int,
         nan_policy: NanPolicy,
+        check_every: int,
     ) -> None:
         self._slot = slot
         self._names = names
         self._comm = TorchComm(slot.group)
         tensors: dict[str, Tensor] = {name: p for p, name in names.items()}
         self._lanes = Lanes(plan, tensors, self._comm.rank, self._comm.size, seed, nan_policy)
-        agree(self._comm, slot.device, _settings(plan, tensors, seed))
+        guards = {"nan_policy": nan_policy, "check_every": check_every}
+        agree(self._comm, slot.device, {**_settings(plan, tensors, seed), **guards})
         self._settling = False
         self._courier = (OnStream if self._comm.on_device else OnThread)(slot.device)
         self._buckets = Buckets()
+        self._check_every, self._passes = check_every, 0
         self._hooks: list[RemovableHandle] = []
 
     def stats(self) -> dict[str, object]:
@@ -192,6 +197,9 @@ class Link:
     def _settle(self) -> None:
         self._settling = False
         self._courier.send(self._lanes.finish, [])
+        self._passes += 1
+        if self._check_every and self._passes % self._check_every == 0:
+            self._courier.send(lambda: check_same(self._comm, self._lanes.tensors), [])
         self._courier.settle()
         complaint = self._lanes.settle(wait=False)
         if complaint is not None:
@@ -208,18 +216,21 @@ def attach(
     seed: int = 0,
     nan_policy: NanPolicy = "propagate",
     scaler: torch.amp.GradScaler | None = None,
+    check_every: int = 0,
 ) -> Link:
     """Compresses the gradients of a DDP model from the next backward pass on.
 
     Called on all ranks of the model's group, which check that they agree. Memory None means the
     residual where the method needs it; exchange "auto" means the cheapest that can carry it. A
-    `scaler` is asked for its loss scale before every forward pass, and residuals follow it.
+    `scaler` is asked for its loss scale before every forward pass, and residuals follow it. Every
+    `check_every` backward passes ranks compare their parameters, unless it is 0.
     """
+    check_whole("attach", "check_every", check_every, 0)
     names = _names(model)
     group = process_group or model.process_group
     plan = make_plan(compressor, memory, exchange, names, group.size())
     slot = _take_slot(model, group)
-    slot.link = Link(slot, plan, names, seed, nan_policy)
+    slot.link = Link(slot, plan, names, seed, nan_policy, check_every)
     if scaler is not None:
         slot.link._follow(model, scaler)
     log.info("attached: %s, kernels: %s", plan.describe(), slot.link.stats()["backend"])
