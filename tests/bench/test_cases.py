@@ -56,3 +56,27 @@ def test_a_mistake_is_named(texts: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         split_cases(texts)
     assert str(caught.value).startswith(message)
+
+
+def test_what_attach_is_told_stands_behind_an_at_sign() -> None:
+    text = "topk:ratio=0.01 @ memory=residual:decay=0.9, exchange=sharded, nan_policy=ignore"
+    [case] = split_cases([text])
+    expected = Laconic("topk:ratio=0.01", "residual:decay=0.9", "sharded", "ignore")
+    assert parse_case(case) == expected
+    assert parse_case("topk:ratio=0.01 @ memory=none").memory == "none"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("efsign @ exchange=mean", "efsign does not go with exchange 'mean'"),
+        ("efsign @ color=red", "efsign @ color=red: unknown parameter ['color']"),
+        ("efsign @ nan_policy=hope", "efsign @ nan_policy=hope: nan_policy must be one of"),
+    ],
+)
+def test_what_attach_would_refuse_is_refused_before_anything_starts(
+    text: str, message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        split_cases([text])
+    assert str(caught.value).startswith(message)

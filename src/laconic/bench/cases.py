@@ -16,8 +16,10 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from laconic.bench.records import BASELINE
 from laconic.comm.meter import ring_bytes
 from laconic.errors import ConfigError
+from laconic.lanes import NanPolicy
 from laconic.mount.ddp import Link, attach
-from laconic.spec import from_settings, parse, read_settings
+from laconic.plan import make_plan
+from laconic.spec import from_settings, read_settings
 
 _POWERSGD_START = 2  # the smallest that torch allows
 
@@ -124,15 +126,29 @@ class _TorchPowerSgdAtWork(Mounted):
 
 @dataclass(frozen=True)
 class Laconic(Case):
-    """A method of ours."""
+    """A method of ours, and what `attach` is told beside it."""
 
     spec: str
+    memory: str = "auto"
+    exchange: str = "auto"
+    nan_policy: NanPolicy = "propagate"
 
     def __post_init__(self) -> None:
-        parse(self.spec)
+        make_plan(self.spec, self._memory(), self.exchange, (), 2)
 
     def mount(self, ddp: DDP, seed: int) -> Mounted:
-        return _LaconicAtWork(attach(ddp, self.spec, seed=seed))
+        link = attach(
+            ddp,
+            self.spec,
+            memory=self._memory(),
+            exchange=self.exchange,
+            nan_policy=self.nan_policy,
+            seed=seed,
+        )
+        return _LaconicAtWork(link)
+
+    def _memory(self) -> str | None:
+        return None if self.memory == "auto" else self.memory
 
 
 @dataclass(frozen=True)
@@ -167,7 +183,15 @@ def parse_case(text: str) -> Case:
         return from_settings(name, BASELINES[name], read_settings(text)[1])
     if name.startswith(("ddp-", "torch-")):
         raise ConfigError(f"no baseline named {name!r}; there are {', '.join(BASELINES)}")
-    return Laconic(text)
+    return _laconic(text)
+
+
+def _laconic(text: str) -> Laconic:
+    """`topk:ratio=0.01 @ memory=none, exchange=gather` and the like."""
+    spec, _, options = text.partition("@")
+    pairs = [option.partition("=") for option in options.split(",")] if options.strip() else []
+    given = {key.strip(): value.strip() for key, _, value in pairs}
+    return from_settings(text, Laconic, given, spec=spec.strip())
 
 
 def split_cases(texts: Iterable[str]) -> tuple[str, ...]:
