@@ -1,6 +1,7 @@
 """One model in training under one case, on one worker."""
 
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -9,7 +10,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from laconic.bench.cases import Traffic, dense_bytes, parse_case
 from laconic.bench.job import Job
-from laconic.bench.workload import Evaluation, parameter_count, parse_workload
+from laconic.bench.workload import Evaluation, parameter_count, parse_workload, update
+from laconic.types import mix
 
 
 class Cost(NamedTuple):
@@ -25,19 +27,23 @@ class Session:
     """Steps of one case; models are equal at the start, whatever the case."""
 
     def __init__(self, job: Job, case: str) -> None:
-        self.workload = parse_workload(job.workload)
+        data = None if job.data is None else Path(job.data)
+        self.workload = parse_workload(job.workload, data, job.device)
         self.rank, self.workers, self.seed = dist.get_rank(), dist.get_world_size(), job.seed
         torch.manual_seed(job.seed)
-        model = self.workload.build()
+        model = self.workload.build().to(job.device)
+        # Dropout need not be the same everywhere, and is better if it is not.
+        torch.manual_seed(mix(job.seed, self.rank))
         self.parameters = parameter_count(model)
         parsed = parse_case(case)
+        # Running means of batch norm stay at home: they are no gradients, and rank 0 evaluates.
         # An explicit cap also holds for the first bucket, which is 1 MB otherwise.
         cap_mb = 4 * self.parameters / 2**20 + 1 if parsed.one_bucket else None
-        self.ddp = DDP(model, bucket_cap_mb=cap_mb)
+        self.ddp = DDP(model, bucket_cap_mb=cap_mb, broadcast_buffers=False)
         self.optimiser = self.workload.optimiser(model)
         self.mounted = parsed.mount(self.ddp, job.seed)
         self.dense_bytes = dense_bytes(self.ddp)
-        self.steps = 0
+        self.steps, self.planned = 0, job.steps
 
     def step(self) -> float:
         """Takes one step and returns its seconds; the exchange keeps the ranks together."""
@@ -45,7 +51,9 @@ class Session:
         inputs, targets = self.workload.batch(self.steps, self.rank, self.workers, self.seed)
         self.optimiser.zero_grad()
         self.workload.loss(self.ddp(inputs), targets).backward()
-        self.optimiser.step()
+        # Blocks of steps go on with one model, each through the whole schedule.
+        step = self.steps % self.planned
+        update(self.workload, self.ddp.module, self.optimiser, step, self.planned)
         self.steps += 1
         return time.perf_counter() - start_s
 
