@@ -9,6 +9,7 @@ from laconic.bench import schedules, workloads_table
 from laconic.bench.draw import deal, numbers_below, shuffled
 from laconic.bench.workload import (
     Workload,
+    evaluating,
     parameter_count,
     parse_workload,
     update,
@@ -70,6 +71,10 @@ def test_some_steps_make_the_loss_smaller(workload: Workload) -> None:
         update(workload, model, optimiser, step, 30)
         losses.append(loss.item())
     assert losses[-1] < 0.9 * losses[0]
+    # Frequencies alone can be learnt without a look at the inputs, and are not enough.
+    with evaluating(model):
+        right, wrong = (workload.loss(model(x), targets) for x in (inputs, inputs.roll(1, 0)))
+    assert right < 0.9 * wrong
 
 
 def test_an_evaluation_leaves_model_and_generator_as_they_were(workload: Workload) -> None:

@@ -64,7 +64,7 @@ class PictureWorkload(Workload):
     def evaluate(self, model: nn.Module) -> Evaluation:
         """On all test images, as they are."""
         images = self._pictures().held_out
-        loss = right = torch.zeros((), device=self.device)
+        loss = right = torch.zeros((), dtype=torch.float64, device=self.device)
         with evaluating(model):
             for pixels, classes in zip(*(item.split(_AT_ONCE) for item in images), strict=True):
                 output = model(_scaled(pixels))

@@ -1,8 +1,9 @@
 """One model in training under one case, on one worker."""
 
 import time
+from inspect import signature
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -36,10 +37,9 @@ class Session:
         torch.manual_seed(mix(job.seed, self.rank))
         self.parameters = parameter_count(model)
         parsed = parse_case(case)
-        # Running means of batch norm stay at home: they are no gradients, and rank 0 evaluates.
         # An explicit cap also holds for the first bucket, which is 1 MB otherwise.
         cap_mb = 4 * self.parameters / 2**20 + 1 if parsed.one_bucket else None
-        self.ddp = DDP(model, bucket_cap_mb=cap_mb, broadcast_buffers=False)
+        self.ddp = DDP(model, bucket_cap_mb=cap_mb, **_own_buffers())
         self.optimiser = self.workload.optimiser(model)
         self.mounted = parsed.mount(self.ddp, job.seed)
         self.dense_bytes = dense_bytes(self.ddp)
@@ -65,6 +65,17 @@ class Session:
 
     def close(self) -> None:
         self.mounted.close()
+
+
+def _own_buffers() -> dict[str, Any]:
+    """DDP's argument by which running means of batch norm stay at home.
+
+    They are no gradients, so no method can say them in fewer bytes; rank 0 evaluates its own.
+    """
+    # torch has renamed it; the old name warns where there is the new one.
+    names = signature(DDP.__init__).parameters
+    new, old = "forward_sync_buffers", "broadcast_buffers"
+    return {new if new in names else old: False}
 
 
 def cost(before: Traffic, after: Traffic, steps: int) -> Cost:

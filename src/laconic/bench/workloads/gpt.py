@@ -77,7 +77,7 @@ class Gpt(Workload):
         last = len(text) - self.context - 1
         starts = torch.linspace(0, last, _EVALUATED, dtype=torch.float64, device=self.device).long()
         inputs, targets = self._windows(text, starts)
-        loss = torch.zeros((), device=self.device)
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
         with evaluating(model):
             for seen, said in zip(inputs.split(_AT_ONCE), targets.split(_AT_ONCE), strict=True):
                 loss = loss + self.loss(model(seen), said) * len(seen)

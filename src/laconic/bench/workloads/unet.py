@@ -70,7 +70,7 @@ class UNet(Workload):
     def evaluate(self, model: nn.Module) -> Evaluation:
         """Pixels in both masks over pixels in either, over all pictures held out."""
         pixels, masks = self._surfaces().held_out
-        loss = both = either = torch.zeros((), device=self.device)
+        loss = both = either = torch.zeros((), dtype=torch.float64, device=self.device)
         with evaluating(model):
             for seen, said in zip(pixels.split(_AT_ONCE), masks.split(_AT_ONCE), strict=True):
                 output = model(_scaled(seen))
