@@ -11,6 +11,10 @@ from processes import Ranks
 torch.set_num_threads(1)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--data", help="Folder of the public data sets, for tests on real data.")
+
+
 @pytest.fixture(scope="session")
 def four_ranks() -> Iterator[Ranks]:
     """Four real processes joined by gloo; starting them takes seconds, so they are kept."""

@@ -160,6 +160,21 @@ def bench_kernels(
     KernelBench(device, _sizes(sizes), specs, threads, json, _command()).run(_console())
 
 
+@bench.command("workloads")
+def bench_workloads(
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Prints what can be trained: the model, its parameters, its data and its metric."""
+    from laconic.bench import workloads_table
+
+    rows = workloads_table.rows()
+    if json:
+        for row in rows:
+            print(dumps(row._asdict()))
+    else:
+        _console().print(workloads_table.table(rows))
+
+
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Files of records, as --json writes them.")],

@@ -22,6 +22,8 @@ class Job:
     warmup: int
     evaluate_every: int | None = None
     seed: int = 0
+    data: str | None = None
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         if self.steps < 1:

@@ -1,7 +1,9 @@
 """One model in training under one case, on one worker."""
 
 import time
-from typing import NamedTuple
+from inspect import signature
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -9,7 +11,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from laconic.bench.cases import Traffic, dense_bytes, parse_case
 from laconic.bench.job import Job
-from laconic.bench.workload import Evaluation, parameter_count, parse_workload
+from laconic.bench.workload import Evaluation, parameter_count, parse_workload, update
+from laconic.types import mix
 
 
 class Cost(NamedTuple):
@@ -25,19 +28,22 @@ class Session:
     """Steps of one case; models are equal at the start, whatever the case."""
 
     def __init__(self, job: Job, case: str) -> None:
-        self.workload = parse_workload(job.workload)
+        data = None if job.data is None else Path(job.data)
+        self.workload = parse_workload(job.workload, data, job.device)
         self.rank, self.workers, self.seed = dist.get_rank(), dist.get_world_size(), job.seed
         torch.manual_seed(job.seed)
-        model = self.workload.build()
+        model = self.workload.build().to(job.device)
+        # Dropout need not be the same everywhere, and is better if it is not.
+        torch.manual_seed(mix(job.seed, self.rank))
         self.parameters = parameter_count(model)
         parsed = parse_case(case)
         # An explicit cap also holds for the first bucket, which is 1 MB otherwise.
         cap_mb = 4 * self.parameters / 2**20 + 1 if parsed.one_bucket else None
-        self.ddp = DDP(model, bucket_cap_mb=cap_mb)
+        self.ddp = DDP(model, bucket_cap_mb=cap_mb, **_own_buffers())
         self.optimiser = self.workload.optimiser(model)
         self.mounted = parsed.mount(self.ddp, job.seed)
         self.dense_bytes = dense_bytes(self.ddp)
-        self.steps = 0
+        self.steps, self.planned = 0, job.steps
 
     def step(self) -> float:
         """Takes one step and returns its seconds; the exchange keeps the ranks together."""
@@ -45,7 +51,9 @@ class Session:
         inputs, targets = self.workload.batch(self.steps, self.rank, self.workers, self.seed)
         self.optimiser.zero_grad()
         self.workload.loss(self.ddp(inputs), targets).backward()
-        self.optimiser.step()
+        # Blocks of steps go on with one model, each through the whole schedule.
+        step = self.steps % self.planned
+        update(self.workload, self.ddp.module, self.optimiser, step, self.planned)
         self.steps += 1
         return time.perf_counter() - start_s
 
@@ -57,6 +65,17 @@ class Session:
 
     def close(self) -> None:
         self.mounted.close()
+
+
+def _own_buffers() -> dict[str, Any]:
+    """DDP's argument by which running means of batch norm stay at home.
+
+    They are no gradients, so no method can say them in fewer bytes; rank 0 evaluates its own.
+    """
+    # torch has renamed it; the old name warns where there is the new one.
+    names = signature(DDP.__init__).parameters
+    new, old = "forward_sync_buffers", "broadcast_buffers"
+    return {new if new in names else old: False}
 
 
 def cost(before: Traffic, after: Traffic, steps: int) -> Cost:

@@ -1,25 +1,42 @@
-"""What a benchmark trains: a model, its data, its loss and its optimiser, alike on all ranks."""
+"""What a benchmark trains: a model, its data, its loss and its optimiser, alike on all ranks.
+
+A workload knows nothing of processes: (step, rank, workers, seed) gives a batch, a model's output
+gives a loss, a model gives a metric. Real workers and simulated ones take the same.
+"""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from inspect import isabstract
+from pathlib import Path
 from pkgutil import iter_modules
-from typing import NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from laconic.bench import workloads
+from laconic.bench.data.source import Source
 from laconic.errors import ConfigError
 from laconic.spec import from_settings, read_settings
+
+_TINY = "-tiny"
 
 
 class Batch(NamedTuple):
     inputs: Tensor
     targets: Tensor
+
+
+class Metric(NamedTuple):
+    name: str
+    better: Literal["higher", "lower"]
 
 
 class Evaluation(NamedTuple):
@@ -30,8 +47,37 @@ class Evaluation(NamedTuple):
     metric: float
 
 
+@dataclass(frozen=True, kw_only=True)
 class Workload(ABC):
-    """A training job in small; its settings are its fields."""
+    """A training job; its settings are its fields.
+
+    Data is read from the folder `data` when the first batch is asked for, and is kept on `device`.
+    `synthetic` data needs no folder: it is small and can be learnt, but says nothing of real data.
+    """
+
+    batch_size: int
+    data: Path | None = None
+    device: str = "cpu"
+    synthetic: bool = False
+
+    metric: ClassVar[Metric]
+    tiny: ClassVar[str]
+    """The settings of NAME-tiny, which takes a step in milliseconds."""
+    source: ClassVar[Source | None] = None
+    clip_norm: ClassVar[float | None] = None
+    """What the norm of the mean gradient is limited to."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ConfigError(f"{self.name}: batch_size must be at least 1, got {self.batch_size}")
+        if self.source is None and (self.data is not None or self.synthetic):
+            raise ConfigError(f"{self.name}: makes up its data, so it takes no folder of it")
+        if self.data is not None and self.synthetic:
+            raise ConfigError(f"{self.name}: synthetic data and the folder {self.data}: choose one")
+
+    @property
+    def name(self) -> str:
+        return type(self).__module__.rpartition(".")[2]
 
     @property
     @abstractmethod
@@ -40,20 +86,50 @@ class Workload(ABC):
 
     @abstractmethod
     def build(self) -> nn.Module:
-        """A new model, from torch's global generator."""
+        """A new model on the CPU, from torch's global generator; needs no data."""
 
     @abstractmethod
     def optimiser(self, model: nn.Module) -> Optimizer: ...
 
     @abstractmethod
+    def learning_rate_at(self, progress: float) -> float:
+        """The learning rate when the share `progress` of all steps is done."""
+
+    @abstractmethod
     def batch(self, step: int, rank: int, workers: int, seed: int) -> Batch:
-        """What one worker learns from in one step, the same in every run."""
+        """What one worker learns from in one step, the same in every run and on every device."""
 
     @abstractmethod
     def loss(self, output: Tensor, targets: Tensor) -> Tensor: ...
 
     @abstractmethod
-    def evaluate(self, model: nn.Module) -> Evaluation: ...
+    def evaluate(self, model: nn.Module) -> Evaluation:
+        """Leaves the model in the mode that it was in."""
+
+
+def update(
+    workload: Workload, model: nn.Module, optimiser: Optimizer, step: int, steps: int
+) -> None:
+    """Takes step number `step` of `steps`, with the mean gradient that the model holds."""
+    if workload.clip_norm is not None:
+        clip_grad_norm_(model.parameters(), workload.clip_norm)
+    # At the middle of a step no schedule is at its 0.
+    rate = workload.learning_rate_at((step + 0.5) / steps)
+    for group in optimiser.param_groups:
+        group["lr"] = rate
+    optimiser.step()
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Running means instead of the batch's, no dropout, no graph."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)
 
 
 @cache
@@ -70,12 +146,14 @@ def workload_classes() -> Mapping[str, type[Workload]]:
     return found
 
 
-def parse_workload(text: str) -> Workload:
-    """The workload that `text` describes, such as "mlp:batch_size=32"."""
-    name, texts = read_settings(text)
+def parse_workload(text: str, data: Path | None = None, device: str = "cpu") -> Workload:
+    """The workload that `text` describes, such as "mlp:batch_size=32" or "resnet9-tiny"."""
+    said, texts = read_settings(text)
+    name = said.removesuffix(_TINY)
     classes = workload_classes()
     if name in classes:
-        return from_settings(name, classes[name], texts)
+        tiny = read_settings(f"{name}:{classes[name].tiny}")[1] if said != name else {}
+        return from_settings(name, classes[name], {**tiny, **texts}, data=data, device=device)
     close = get_close_matches(name, classes, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(classes)}"
     raise ConfigError(f"no workload named {name!r}{hint}")

@@ -1,16 +1,17 @@
 """A multilayer perceptron on fixed random inputs: many gradient bytes for little compute."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Optimizer
 
-from laconic.bench.workload import Batch, Evaluation, Workload
-from laconic.errors import ConfigError
+from laconic.bench.workload import Batch, Evaluation, Metric, Workload, evaluating
 
 _EVALUATED = 256
+_LEARNING_RATE = 0.01
 
 
 @dataclass(frozen=True)
@@ -21,10 +22,8 @@ class Mlp(Workload):
     inputs: int = 784
     hidden: int = 2048
     classes: int = 10
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ConfigError(f"mlp: batch_size must be at least 1, got {self.batch_size}")
+    metric: ClassVar = Metric("accuracy", "higher")
+    tiny: ClassVar = "hidden=64,batch_size=8"
 
     @property
     def title(self) -> str:
@@ -40,7 +39,10 @@ class Mlp(Workload):
         )
 
     def optimiser(self, model: nn.Module) -> Optimizer:
-        return SGD(model.parameters(), lr=0.01)
+        return SGD(model.parameters(), lr=_LEARNING_RATE)
+
+    def learning_rate_at(self, progress: float) -> float:
+        return _LEARNING_RATE
 
     def batch(self, step: int, rank: int, workers: int, seed: int) -> Batch:
         """The same examples in every step, others on every rank."""
@@ -52,12 +54,13 @@ class Mlp(Workload):
     def evaluate(self, model: nn.Module) -> Evaluation:
         # No rank has this seed.
         inputs, targets = self._examples(_EVALUATED, seed=2**31)
-        with torch.no_grad():
+        with evaluating(model):
             output = model(inputs)
         right = (output.argmax(1) == targets).float().mean()
-        return Evaluation(float(self.loss(output, targets)), "accuracy", float(right))
+        return Evaluation(float(self.loss(output, targets)), self.metric.name, float(right))
 
     def _examples(self, count: int, seed: int) -> Batch:
         dice = torch.Generator().manual_seed(seed)
         inputs = torch.randn(count, self.inputs, generator=dice)
-        return Batch(inputs, torch.randint(self.classes, (count,), generator=dice))
+        targets = torch.randint(self.classes, (count,), generator=dice)
+        return Batch(inputs.to(self.device), targets.to(self.device))

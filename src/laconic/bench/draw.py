@@ -1,0 +1,47 @@
+"""Which examples a worker takes: keyed random numbers, so the same in every run and on any device.
+
+Batches are dealt out in turn, to all ranks of a step before the next step. Every epoch has an order
+of its own, and its ranks share no example; what does not fill a last batch waits for another epoch.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from laconic.errors import ConfigError
+from laconic.kernels.reference.random import random_bits
+from laconic.types import mix
+
+
+class Deal(NamedTuple):
+    """Positions `start` to `stop` in the order of an epoch."""
+
+    epoch: int
+    start: int
+    stop: int
+
+
+def deal(count: int, batch_size: int, step: int, rank: int, workers: int) -> Deal:
+    """What one of `workers` takes of `count` examples in one step."""
+    batches = count // batch_size
+    if batches == 0:
+        raise ConfigError(f"batch_size must be at most {count}, all examples, got {batch_size}")
+    epoch, place = divmod(step * workers + rank, batches)
+    return Deal(epoch, place * batch_size, (place + 1) * batch_size)
+
+
+def shuffled(count: int, device: str, *key: int) -> Tensor:
+    """The numbers below `count` in random order."""
+    return random_bits(mix(*key), count, torch.device(device)).argsort(stable=True)
+
+
+def numbers_below(bound: int, count: int, device: str, *key: int) -> Tensor:
+    """`count` random numbers from 0 up to and without `bound`."""
+    return (random_bits(mix(*key), count, torch.device(device)) * bound) >> 32
+
+
+def noise(shape: tuple[int, ...], device: str, *key: int) -> Tensor:
+    """Random numbers of mean 0 and variance 1, evenly spread."""
+    bits = random_bits(mix(*key), torch.Size(shape).numel(), torch.device(device))
+    return ((bits.double() / 2**32 - 0.5) * 12**0.5).float().view(shape)
