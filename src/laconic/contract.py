@@ -118,6 +118,9 @@ class Talker(Protocol):
     @property
     def shards(self) -> tuple[str, ...]: ...
 
+    @property
+    def unison(self) -> int: ...
+
     def state(self, turn: Turn, device: torch.device) -> State: ...
 
     def rounds(self, given: Given, state: State, turn: Turn) -> Rounds: ...
@@ -132,6 +135,8 @@ class ManyRounds(Compressor):
     """What of its state is in units of the gradient, and so follows the loss scale."""
     shards: ClassVar[tuple[str, ...]] = ()
     """What of its state is this rank's shard of a whole."""
+    unison: ClassVar[int] = 1
+    """So many consecutive ranks talk as one, and remember the same."""
 
     @abstractmethod
     def state(self, turn: Turn, device: torch.device) -> State: ...
@@ -182,10 +187,22 @@ class Memory(ABC):
 class Exchange(ABC):
     """A way for one-round messages to become a mean: a compressor wrapped in it is a talker."""
 
-    units: ClassVar[tuple[str, ...]] = ()
-    """What of its state is in units of the gradient, and so follows the loss scale."""
-    shards: ClassVar[tuple[str, ...]] = ()
-    """What of its state is this rank's shard of a whole."""
+    examples: ClassVar[Sequence[Mapping[str, object]]] = ({},)
+    """Settings that tests try."""
+    @property
+    def units(self) -> tuple[str, ...]:
+        """What of its state is in units of the gradient, and so follows the loss scale."""
+        return ()
+
+    @property
+    def shards(self) -> tuple[str, ...]:
+        """What of its state is this rank's shard of a whole."""
+        return ()
+
+    @property
+    def unison(self) -> int:
+        """So many consecutive ranks talk as one, and remember the same."""
+        return 1
 
     @abstractmethod
     def __init__(self, codec: OneRound) -> None: ...
@@ -200,6 +217,33 @@ class Exchange(ABC):
 
     @abstractmethod
     def rounds(self, given: Given, state: State, turn: Turn) -> Rounds: ...
+
+
+class Layered(Exchange):
+    """An exchange of nodes with `node` ranks each, around a talker that speaks for a whole node."""
+
+    talker: Talker
+    node: int
+
+    @abstractmethod
+    def __init__(self, talker: Talker, node: int) -> None: ...
+
+    @classmethod
+    def refuses(cls, codec: Compressor) -> str | None:
+        """Nothing by itself: what is said between nodes is the talker's."""
+        return None
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        return self.talker.units
+
+    @property
+    def shards(self) -> tuple[str, ...]:
+        return self.talker.shards
+
+    @property
+    def unison(self) -> int:
+        return self.node
 
 
 def carried_by(name: str, codec: Compressor) -> str | None:

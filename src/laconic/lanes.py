@@ -152,6 +152,7 @@ class Lanes:
             "skipped": self.skipped,
             "sent_bytes": sent,
             "received_bytes": meter.received_bytes,
+            "inside_bytes": meter.inside_bytes,
             "message_bytes": meter.message_bytes,
             "dense_bytes": self.dense_bytes,
             "ratio": self.dense_bytes / sent if sent else 1.0,

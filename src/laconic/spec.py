@@ -5,7 +5,7 @@ The registry is the folder: a method's name is the name of the file that holds i
 
 import pkgutil
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
@@ -16,11 +16,39 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import laconic.compressors
 import laconic.exchange
 import laconic.memory
-from laconic.contract import Compressor, Exchange, Memory, OneRound
+from laconic.contract import (
+    Compressor,
+    Exchange,
+    Layered,
+    ManyRounds,
+    Memory,
+    OneRound,
+    Talker,
+)
 from laconic.errors import ConfigError
 from laconic.sparse import Pipeline, Sparsifier
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The settings of an exchange in two layers."""
+
+    exchange: str
+    node: int
+    """Ranks a node."""
+    between: str = "auto"
+    """The spec of the exchange between nodes; "auto" leaves it open."""
+
+    def __post_init__(self) -> None:
+        if self.node < 1:
+            raise ConfigError(f"{self.exchange}: node must be at least 1, got {self.node}")
+        if self.between != "auto" and issubclass(find_exchange(self.between), Layered):
+            raise ConfigError(f"{self.exchange}: between must have one layer, got {self.between!r}")
+
+    def __str__(self) -> str:
+        return f"{self.exchange}:node={self.node},between={self.between}"
 
 
 @cache
@@ -81,10 +109,24 @@ def find_exchange(spec: str) -> type[Exchange]:
     return _find("exchange", exchange_classes(), spec.partition(":")[0].strip())
 
 
-def wrap_in_exchange(spec: str, codec: OneRound) -> Exchange:
-    """The exchange that a spec string describes, around a compressor."""
+def find_layers(spec: str) -> Layers | None:
+    """The settings of an exchange's spec if it is one in two layers."""
+    if not issubclass(find_exchange(spec), Layered):
+        return None
     name, texts = read_settings(spec)
-    return from_settings(name, find_exchange(name), texts, codec=codec)
+    return from_settings(name, Layers, texts, exchange=name)
+
+
+def wrap_in_exchange(spec: str, compressor: Compressor) -> Talker:
+    """A compressor in the exchange that a spec string describes, if it does not talk by itself."""
+    name, texts = read_settings(spec)
+    cls = find_exchange(name)
+    if layers := find_layers(spec):
+        assert issubclass(cls, Layered)
+        return cls(wrap_in_exchange(layers.between, compressor), layers.node)
+    if isinstance(compressor, ManyRounds):
+        return compressor
+    return from_settings(name, cls, texts, codec=compressor)
 
 
 def name_of(item: Compressor | Memory) -> str:

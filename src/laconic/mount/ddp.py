@@ -75,6 +75,7 @@ class Link:
         self._lanes = Lanes(plan, tensors, self._comm.rank, self._comm.size, seed, nan_policy)
         guards = {"nan_policy": nan_policy, "check_every": check_every}
         agree(self._comm, slot.device, {**_settings(plan, tensors, seed), **guards})
+        self._comm.prepare(plan.node())
         self._settling = False
         self._courier = (OnStream if self._comm.on_device else OnThread)(slot.device)
         self._buckets = Buckets()
@@ -97,6 +98,7 @@ class Link:
         tensors = self._lanes.tensors
         plan = make_plan(compressor, memory, exchange, tensors.values(), self._comm.size)
         agree(self._comm, self._slot.device, plan.describe())
+        self._comm.prepare(plan.node())
         self._lanes.switch(plan)
 
     def learning_rate_changed(self, before: float, after: float) -> None:
