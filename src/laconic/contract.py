@@ -189,6 +189,7 @@ class Exchange(ABC):
 
     examples: ClassVar[Sequence[Mapping[str, object]]] = ({},)
     """Settings that tests try."""
+
     @property
     def units(self) -> tuple[str, ...]:
         """What of its state is in units of the gradient, and so follows the loss scale."""

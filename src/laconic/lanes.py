@@ -66,7 +66,7 @@ class Lanes:
         self, talks: Sequence[Rounds], grads: Sequence[Tensor]
     ) -> Conversation[list[Tensor]]:
         """The same with an alarm: gradients that are not finite anywhere are so everywhere."""
-        alarm = Alarm(grads, self.rank, self.size)
+        alarm = Alarm(grads)
         means = yield from together(talks, alarm)
         if self.plan.counts_votes() and self.loss_scale != 1:
             # A majority is +1 or -1 whatever the scale, and whoever scaled will unscale it.

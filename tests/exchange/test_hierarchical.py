@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import laconic
+from laconic.checkpoint import load_resized, save
 from laconic.errors import ConfigError
 from laconic.plan import make_plan
 from laconic.spec import compressor_classes, format_spec, parse
@@ -154,8 +155,8 @@ def test_stats_tell_what_stays_inside() -> None:
     sim = laconic.simulate(like, "efsign", workers=4, exchange="hierarchical:node=2")
     sim.step(grads)
     stats = sim.stats()
-    # One message of signs and a scale, by two ranks.
-    assert int(str(stats["sent_bytes"])) - int(str(stats["inside_bytes"])) == (512 + 4) // 2
+    # One message of signs, a scale and the alarm, by two ranks.
+    assert int(str(stats["sent_bytes"])) - int(str(stats["inside_bytes"])) == (512 + 4 + 4) // 2
     assert stats["exchange"] == "hierarchical:node=2,between=gather"
     flat = laconic.simulate(like, "efsign", workers=4)
     flat.step(grads)
@@ -181,11 +182,43 @@ def test_small_tensors_go_along_in_the_same_calls() -> None:
     assert sim.stats()["exchange"] == "hierarchical:node=2,between=mean"
 
 
-def test_a_bad_number_reaches_all_ranks() -> None:
-    workers = Lockstep("topk:ratio=0.1", "residual", layered(2, "gather"), 40, size=4)
-    spoilt = noise(4, 40)
-    spoilt[3, 7] = float("nan")
-    assert workers.step(*spoilt)[7].isnan()
+@pytest.mark.parametrize("spec", ["topk:ratio=0.1", "powersgd", "qsgd"])
+def test_a_bad_number_reaches_all_nodes_and_leaves_no_trace(spec: str) -> None:
+    """The word that it is there goes through the node first, then to the others."""
+    like, exchange = {"w": torch.zeros(64, 64)}, "hierarchical:node=2"
+    sims = [laconic.simulate(like, spec, workers=4, exchange=exchange) for _ in range(2)]
+    spoilt = [{"w": noise(64, 64, seed=rank)} for rank in range(4)]
+    spoilt[3]["w"][7, 7] = float("nan")
+    assert not sims[0].step(spoilt)["w"].isfinite().all()
+    assert sims[0].stats()["skipped"] == 1
+    good = [{"w": noise(64, 64, seed=rank + 9)} for rank in range(4)]
+    assert torch.equal(sims[0].step(good)["w"], sims[1].step(good)["w"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "key"), [("efsign", "server"), ("signum", "momentum")], ids=["shards", "whole"]
+)
+def test_more_or_fewer_nodes_take_up_a_run(spec: str, key: str) -> None:
+    """The ranks of a node still remember the same, and shards are cut anew by node."""
+    like = {"w": torch.zeros(40, 33)}
+    way = "hierarchical:node=2,between=" + ("sharded" if key == "server" else "gather")
+    sim = laconic.simulate(like, spec, workers=6, exchange=way)
+    sim.step([{"w": noise(40, 33, seed=rank)} for rank in range(6)])
+    states = [save(worker) for worker in sim.workers]
+    told = [worker.lanes["w"].talk[key] for worker in sim.workers]
+    fewer = laconic.simulate(like, spec, workers=4, exchange=way)
+    for worker in fewer.workers:
+        load_resized(worker, states, "fold")
+    taken = [worker.lanes["w"].talk[key] for worker in fewer.workers]
+    assert torch.equal(taken[0], taken[1])
+    assert torch.equal(taken[2], taken[3])
+    if key == "server":
+        assert torch.equal(torch.cat(taken[::2]), torch.cat(told[::2]))
+    else:
+        assert torch.equal(taken[2], told[2])
+    mean = fewer.step([{"w": noise(40, 33, seed=rank)} for rank in range(4)])["w"]
+    assert mean.isfinite().all()
+    assert mean.any()
 
 
 @pytest.mark.parametrize(
