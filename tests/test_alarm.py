@@ -141,6 +141,16 @@ def test_the_word_costs_no_call(exchange: str) -> None:
         assert careful.stats()["calls"] == careless.stats()["calls"]
 
 
+@pytest.mark.parametrize("spec", ["fp16", "bf16"])
+def test_the_word_makes_no_number_wider(spec: str) -> None:
+    """Two bytes more in a ring of three."""
+    careful, careless = simulation(spec), simulation(spec, nan_policy="ignore")
+    careful.step(gradients(0))
+    careless.step(gradients(0))
+    sent, least = careful.stats()["sent_bytes"], careless.stats()["sent_bytes"]
+    assert int(str(sent)) - int(str(least)) in (2, 3)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_it_sees_any_entry_of_any_gradient(dtype: torch.dtype, bad: float) -> None:

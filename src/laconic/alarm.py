@@ -39,7 +39,8 @@ class Alarm:
     def _like(self, request: Request) -> Request | None:
         """The word to those whom a request goes to, by the same call."""
         if isinstance(request, Mean) and any(part.numel() for part in request.parts):
-            return Mean((self.raised.to(torch.float32),), request.scope)
+            # A wider type than theirs would widen all that goes by the same call.
+            return Mean((self.raised.to(request.parts[0].dtype),), request.scope)
         flag = (self.raised.to(torch.uint8),)
         if isinstance(request, Gather):
             return Gather(flag, FLAG, [FLAG] * len(request.layouts), request.scope)
