@@ -31,6 +31,9 @@ class Traits(NamedTuple):
     """The decoded message is closer to the input than zero is, so error feedback converges."""
     why_not: str = ""
     """Why it is no contraction, for the error message."""
+    accumulates: bool = False
+    """It says an entry once enough of it has piled up, and bounds what piles up: that serves error
+    feedback as a contraction does, but only beside a memory that `keeps_apart` what waits."""
     varies: bool = False
     """The length of a message depends on what it says."""
     waits: bool = False
@@ -108,6 +111,9 @@ class Fused(OneRound):
 class Talker(Protocol):
     """Anything that can hold the conversation about one gradient."""
 
+    owed: ClassVar[tuple[str, ...]]
+    """What of its state is measured in what waits to be sent, and is rescaled along with it."""
+
     def state(self, turn: Turn, device: torch.device) -> State: ...
 
     def rounds(self, given: Given, state: State, turn: Turn) -> Rounds: ...
@@ -118,6 +124,7 @@ class ManyRounds(Compressor):
 
     how: ClassVar[str]
     """The exchange that its rounds are like; lanes that go dense beside it take that one."""
+    owed: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def state(self, turn: Turn, device: torch.device) -> State: ...
@@ -131,6 +138,10 @@ class Memory(ABC):
 
     examples: ClassVar[Sequence[Mapping[str, object]]]
     needs_contraction: ClassVar[bool]
+    keeps_apart: ClassVar[bool]
+    """It gives the gradient as it came, and what waits of those before beside it."""
+    owes: ClassVar[bool]
+    """What was not said is a step still to be made, and not the difference to a known gradient."""
 
     @abstractmethod
     def state(self, numel: int, device: torch.device) -> State: ...
@@ -154,6 +165,8 @@ class Memory(ABC):
 
 class Exchange(ABC):
     """A way for one-round messages to become a mean: a compressor wrapped in it is a talker."""
+
+    owed: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def __init__(self, codec: OneRound) -> None: ...

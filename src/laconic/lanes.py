@@ -52,6 +52,9 @@ class Lanes:
         """Multiplies what waits to be sent, since the learning rate has changed by 1/`factor`."""
         for lane in self.lanes.values():
             lane.memory.rescale(lane.kept, factor)
+            if lane.memory.owes:
+                for key in lane.talk.keys() & set(lane.talker.owed):
+                    lane.talk[key].mul_(factor)
 
     def steps(self) -> int:
         return max((lane.turn.step for lane in self.lanes.values()), default=0)

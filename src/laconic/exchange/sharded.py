@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 
@@ -19,6 +20,8 @@ class ShardedExchange(Exchange):
     """
 
     codec: OneRound
+
+    owed: ClassVar = ("server",)
 
     @classmethod
     def refuses(cls, codec: Compressor) -> str | None:

@@ -23,6 +23,8 @@ class EF21(Memory):
 
     examples: ClassVar = ({},)
     needs_contraction: ClassVar = True
+    keeps_apart: ClassVar = False
+    owes: ClassVar = False
 
     def state(self, numel: int, device: torch.device) -> State:
         return start(numel, device)

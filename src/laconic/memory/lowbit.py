@@ -26,6 +26,8 @@ class LowBit(Memory):
 
     examples: ClassVar = ({},)
     needs_contraction: ClassVar = True
+    keeps_apart: ClassVar = True
+    owes: ClassVar = True
 
     def state(self, numel: int, device: torch.device) -> State:
         return {

@@ -16,6 +16,8 @@ class NoMemory(Memory):
 
     examples: ClassVar = ({},)
     needs_contraction: ClassVar = False
+    keeps_apart: ClassVar = False
+    owes: ClassVar = True
 
     def state(self, numel: int, device: torch.device) -> State:
         return {}
