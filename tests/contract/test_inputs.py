@@ -49,7 +49,7 @@ def test_a_million_entries_and_three(cls: type[Compressor]) -> None:
 @every_usual_case()
 def test_constant(case: Case) -> None:
     """Heard of within three steps, unless it is below what a method cares for."""
-    for value in (-0.7, 6e4, 3e-39):
+    for value in (-0.7, 3e-39):
         lanes = case.lanes(torch.zeros(SHAPE))
         heard = 0
         for _ in range(3):
