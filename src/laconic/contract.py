@@ -31,6 +31,9 @@ class Traits(NamedTuple):
     """The decoded message is closer to the input than zero is, so error feedback converges."""
     why_not: str = ""
     """Why it is no contraction, for the error message."""
+    accumulates: bool = False
+    """It says an entry once enough of it has piled up, and bounds what piles up: that serves error
+    feedback as a contraction does, but only beside a memory that `keeps_apart` what waits."""
     varies: bool = False
     """The length of a message depends on what it says."""
     waits: bool = False
@@ -121,6 +124,9 @@ class Talker(Protocol):
     @property
     def unison(self) -> int: ...
 
+    @property
+    def owed(self) -> tuple[str, ...]: ...
+
     def state(self, turn: Turn, device: torch.device) -> State: ...
 
     def rounds(self, given: Given, state: State, turn: Turn) -> Rounds: ...
@@ -137,6 +143,8 @@ class ManyRounds(Compressor):
     """What of its state is this rank's shard of a whole."""
     unison: ClassVar[int] = 1
     """So many consecutive ranks talk as one, and remember the same."""
+    owed: ClassVar[tuple[str, ...]] = ()
+    """What of its state is measured in what waits to be sent, and is rescaled along with it."""
 
     @abstractmethod
     def state(self, turn: Turn, device: torch.device) -> State: ...
@@ -156,6 +164,10 @@ class Memory(ABC):
     needs_contraction: ClassVar[bool]
     units: ClassVar[tuple[str, ...]]
     """What of its state is in units of the gradient, and so follows the loss scale."""
+    keeps_apart: ClassVar[bool]
+    """It gives the gradient as it came, and what waits of those before beside it."""
+    owes: ClassVar[bool]
+    """What was not said is a step still to be made, and not the difference to a known gradient."""
 
     @abstractmethod
     def state(self, numel: int, device: torch.device) -> State: ...
@@ -205,6 +217,11 @@ class Exchange(ABC):
         """So many consecutive ranks talk as one, and remember the same."""
         return 1
 
+    @property
+    def owed(self) -> tuple[str, ...]:
+        """What of its state is measured in what waits to be sent, and is rescaled along with it."""
+        return ()
+
     @abstractmethod
     def __init__(self, codec: OneRound) -> None: ...
 
@@ -241,6 +258,10 @@ class Layered(Exchange):
     @property
     def shards(self) -> tuple[str, ...]:
         return self.talker.shards
+
+    @property
+    def owed(self) -> tuple[str, ...]:
+        return self.talker.owed
 
     @property
     def unison(self) -> int:

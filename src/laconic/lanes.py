@@ -124,7 +124,8 @@ class Lanes:
         self.settle()
         for lane in self.lanes.values():
             lane.memory.rescale(lane.kept, factor)
-            _multiply(lane.talk, lane.talker.units, factor)
+            if lane.memory.owes:
+                _multiply(lane.talk, lane.talker.owed, factor)
 
     def follow_loss_scale(self, scale: float) -> None:
         """Brings all that is in units of the gradient to a new loss scale."""

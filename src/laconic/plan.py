@@ -128,11 +128,21 @@ def settle_exchange(
 def wants_residual(compressor: Compressor) -> bool:
     """Whether a method needs error feedback to converge: biased, and far from the input."""
     traits = compressor.traits()
+    if traits.accumulates:
+        return True
     return traits.contraction and not traits.unbiased and not traits.everywhere
 
 
 def check_memory(compressor: Compressor, memory: Memory) -> None:
     traits = compressor.traits()
+    if traits.accumulates and memory.keeps_apart:
+        return
+    if traits.accumulates:
+        raise ConfigError(
+            f"{format_spec(compressor)} does not go with memory {name_of(memory)!r}: it compares a "
+            "gradient with what waits of those before it, which that memory does not keep apart "
+            "(use residual or lowbit)"
+        )
     if memory.needs_contraction and not traits.contraction:
         raise ConfigError(
             f"{format_spec(compressor)} does not go with memory {name_of(memory)!r}, which needs a "

@@ -1,6 +1,7 @@
 """Spec strings to objects and back: "topk:ratio=0.01 | qsgd:bits=4".
 
-The registry is the folder: a method's name is the name of the file that holds its class.
+The registry is the folder: a method's name is the name of the file that holds its class, with
+hyphens for underscores. Specs may have either.
 """
 
 import pkgutil
@@ -61,8 +62,9 @@ def _catalogue(folder: ModuleType, kind: type[T]) -> Mapping[str, type[T]]:
         for member in members:
             own = isinstance(member, type) and member.__module__ == here
             if own and issubclass(member, kind) and not isabstract(member):
-                assert module.name not in found, f"two classes in {here}"
-                found[module.name] = member
+                name = _shown(module.name)
+                assert name not in found, f"two classes in {here}"
+                found[name] = member
     return found
 
 
@@ -133,7 +135,7 @@ def name_of(item: Compressor | Memory) -> str:
     """The file name of the item's class."""
     if isinstance(item, Pipeline):
         return f"{name_of(item.sparsifier)}|{name_of(item.quantiser)}"
-    return type(item).__module__.rpartition(".")[2]
+    return _shown(type(item).__module__.rpartition(".")[2])
 
 
 def format_spec(item: Compressor | Memory) -> str:
@@ -151,7 +153,7 @@ def format_spec(item: Compressor | Memory) -> str:
 def _build(noun: str, catalogue: Mapping[str, type[T]], spec: str) -> T:
     name = spec.partition(":")[0].strip()
     cls = _find(noun, catalogue, name)
-    return from_settings(name, cls, read_settings(spec)[1])
+    return from_settings(_shown(name), cls, read_settings(spec)[1])
 
 
 def read_settings(spec: str) -> tuple[str, dict[str, str]]:
@@ -170,9 +172,14 @@ def read_settings(spec: str) -> tuple[str, dict[str, str]]:
     return name.strip(), texts
 
 
+def _shown(name: str) -> str:
+    """A name as people read it: a file's may have no hyphen."""
+    return name.replace("_", "-")
+
+
 def _find(noun: str, catalogue: Mapping[str, type[T]], name: str) -> type[T]:
-    if name in catalogue:
-        return catalogue[name]
+    if _shown(name) in catalogue:
+        return catalogue[_shown(name)]
     close = get_close_matches(name, catalogue, n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(catalogue)}"
     raise ConfigError(f"no {noun} named {name!r}{hint}")

@@ -184,6 +184,24 @@ def groups_job() -> list[int]:
     return found
 
 
+def rate_job() -> tuple[Tensor, float, float, str]:
+    """What waits before and after the learning rate has become a tenth; and a rate that is none."""
+    model = DDP(mlp(), bucket_cap_mb=0.01)
+    link = laconic.attach(model, "topk:ratio=0.01", exchange="sharded")
+    train(model, 3)
+    before = link.stats()["residual_norm"]
+    link.learning_rate_changed(0.1, 0.01)
+    after = link.stats()["residual_norm"]
+    train(model, 3, first=3)
+    try:
+        link.learning_rate_changed(0.1, 0.0)
+        message = ""
+    except laconic.ConfigError as error:
+        message = str(error)
+    link.detach()
+    return weights(model), before, after, message
+
+
 def detach_job() -> tuple[Tensor, Tensor, str]:
     """After detach the model trains as plain DDP does, and can be attached again."""
     model = DDP(mlp(), bucket_cap_mb=0.01)

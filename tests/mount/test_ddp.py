@@ -137,6 +137,15 @@ def test_switch_keeps_residuals(four_ranks: Ranks) -> None:
         assert name == "efsign"
 
 
+def test_another_learning_rate_rescales_what_waits(four_ranks: Ranks) -> None:
+    results = four_ranks.run(jobs.rate_job)
+    assert_equal([weights for weights, *_ in results])
+    for _, before, after, message in results:
+        assert after == pytest.approx(10 * before, rel=1e-5)
+        assert before > 0
+        assert message == "learning rates must be positive, got 0.1 and 0.0"
+
+
 def test_detach_goes_back_to_plain_ddp(four_ranks: Ranks) -> None:
     plain = four_ranks.run(jobs.plain, 3)
     results = four_ranks.run(jobs.detach_job)

@@ -9,8 +9,12 @@ from torch import Tensor
 
 from laconic.checks import check_whole
 from laconic.contract import ManyRounds, Traits
+from laconic.kernels.reference.random import random_bits
 from laconic.matrix import matrix_shape, orthonormal
 from laconic.types import Given, Mean, Payload, Rounds, State, Turn, mix
+
+ANEW = 100
+"""After so many steps a column of the subspace is drawn anew. Even, for the shorter side."""
 
 
 @dataclass(frozen=True)
@@ -19,10 +23,12 @@ class AcpSGD(ManyRounds):
 
     On an even step Q of the step before is made orthonormal and P is the mean of M Q; on an odd one
     the parts are swapped. Each worker has then said the projection of its M on a subspace that all
-    know: half of PowerSGD's bytes, in one round. It never adds error; from a random start it leaves
-    1 - rank/n of the squared norm on average, n the shorter side. A gradient of that rank which
-    stays the same is all said with every second step. P has the longer side, so that the first step
-    projects on the shorter. NaN and infinity show in the result, and do not stay in the factors.
+    know: half of PowerSGD's bytes, in one round. A projection never adds error, and from a random
+    start it says rank/n of the squared norm on average, n the shorter side; but of what is at right
+    angles to the subspace it says nothing. So every 100th step draws one column anew and says 1/n
+    on average, whatever came before: a contraction over 100 steps. A gradient of that rank which
+    stays the same is all said with every second step. NaN and infinity show in the result, and do
+    not stay in the factors.
     """
 
     rank: int = 1
@@ -41,7 +47,8 @@ class AcpSGD(ManyRounds):
     def state(self, turn: Turn, device: torch.device) -> State:
         rows, cols = matrix_shape(turn.shape)
         rank = min(self.rank, rows, cols)
-        # The same start on every rank. P has one too: a lane may begin on an odd step.
+        # The same start on every rank. P has one too: a lane may begin on an odd step. P has the
+        # longer side, so that the first step projects on the shorter.
         generator = torch.Generator().manual_seed(mix(turn.seed, turn.lane) >> 1)
         p = torch.randn(max(rows, cols), rank, generator=generator)
         q = torch.randn(min(rows, cols), rank, generator=generator)
@@ -50,7 +57,7 @@ class AcpSGD(ManyRounds):
     def rounds(self, given: Given, state: State, turn: Turn) -> Rounds:
         new, old = _factors(turn)
         m = _turned(given.total().view(matrix_shape(turn.shape)), turn)
-        base = orthonormal(state[old])
+        base = _base(state[old], turn)
         own = m @ base
         if given.left is not None:
             m.addmm_(own, base.T, alpha=-1)
@@ -77,12 +84,21 @@ class AcpSGD(ManyRounds):
         return 4 * min(self.rank, rows, cols) * max(rows, cols)
 
     def _start(self, turn: Turn, device: torch.device) -> Tensor:
-        return orthonormal(self.state(turn, device)[_factors(turn)[1]])
+        return _base(self.state(turn, device)[_factors(turn)[1]], turn)
 
 
 def _factors(turn: Turn) -> tuple[str, str]:
     """Which factor this step says, and on which it projects."""
     return ("p", "q") if turn.step % 2 == 0 else ("q", "p")
+
+
+def _base(factor: Tensor, turn: Turn) -> Tensor:
+    """Orthonormal columns of the subspace; now and then with a random one for the last."""
+    if turn.step and turn.step % ANEW == 0:
+        coins = random_bits(turn.shared_key(), factor.shape[0], factor.device) & 1
+        drawn = (1 - 2 * coins).to(factor.dtype).unsqueeze(1)
+        factor = torch.cat([factor[:, :-1], drawn[:, : factor.shape[1]]], dim=1)
+    return orthonormal(factor)
 
 
 def _turned(m: Tensor, turn: Turn) -> Tensor:

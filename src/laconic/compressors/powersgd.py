@@ -18,8 +18,11 @@ class PowerSGD(ManyRounds):
     """Sends a gradient M as P Qᵀ with `rank` columns, in two rounds of plain means.
 
     P is the mean of M Q for last step's Q, made orthonormal; the new Q is the mean of Mᵀ P. Each
-    worker has then said P Pᵀ M, the projection of its M on the common P: a contraction, and exact
-    where the mean gradient has rank `rank` at most.
+    worker has then said P Pᵀ M, the projection of its M on the common P, which never adds error. It
+    is exact where the mean gradient has rank `rank` at most. From a random start it says rank/n of
+    the squared norm on average at least, n the number of columns; Q then turns towards what is
+    large and stays (power iteration). Zeros are said as zeros and leave Q as it was; NaN and
+    infinity show in the result, and do not stay in Q.
     """
 
     rank: int = 1
