@@ -230,7 +230,7 @@ def test_17_everything_can_be_had_by_name_and_refusals_are_for_people() -> None:
         assert isinstance(parse_memory(name), cls)
     for name, way in exchange_classes().items():
         assert find_exchange(name) is way
-        spec = f"{name}:node=2" if issubclass(way, Layered) else name
+        spec = f"{name}:node=2,between=gather" if issubclass(way, Layered) else name
         refusals = []
         for method in METHODS:
             try:
