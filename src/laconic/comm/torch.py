@@ -8,8 +8,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from laconic.comm.base import Call, Comm, Ring
+from laconic.comm.checksum import opened, sealed
 from laconic.comm.meter import Meter
-from laconic.errors import PeerError
+from laconic.errors import ConfigError, PeerError
 
 # torch 2.13 renamed the function and warns at the old name.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -26,14 +27,24 @@ class TorchComm(Comm):
     """Carries calls over a process group, and stages GPU buffers through the host for gloo."""
 
     def __init__(
-        self, group: dist.ProcessGroup, meter: Meter | None = None, inside: bool = False
+        self,
+        group: dist.ProcessGroup,
+        meter: Meter | None = None,
+        inside: bool = False,
+        checksum: bool = False,
     ) -> None:
         self.group = group
         self.rank = group.rank()
         self.size = group.size()
         self.meter = Meter() if meter is None else meter
         self.inside = inside
+        self.checksum = checksum
         self.on_device = dist.get_backend(group) == "nccl"
+        if checksum and self.on_device:
+            raise ConfigError(
+                "checksum: messages over NCCL never pass through the host, which would have to "
+                "compute it; use gloo, or leave it to the links' own"
+            )
         self._among: dict[Ring, TorchComm] = {}
 
     def prepare(self, node: int | None) -> None:
@@ -46,7 +57,7 @@ class TorchComm(Comm):
         for ring in (Ring(node, across=False), Ring(node, across=True)):
             if ring not in self._among:
                 group = _ring_group(self.group, ring)
-                self._among[ring] = TorchComm(group, self.meter, inside=not ring.across)
+                self._among[ring] = TorchComm(group, self.meter, not ring.across, self.checksum)
 
     def answer(self, call: Call) -> list[Tensor]:
         if call.ring is not None:
@@ -55,10 +66,14 @@ class TorchComm(Comm):
         staged = device.type != "cpu" and not self.on_device
         if staged:
             call = replace(call, buffers=[_to_host(b) for b in call.buffers])
+        if self.checksum:
+            call = sealed(call)
         try:
             answers = self._carry(call)
         except RuntimeError as error:
             raise PeerError(f"{call.kind} among {self.size} ranks failed: {error}") from error
+        if self.checksum:
+            answers = opened(call, answers)
         return [a.to(device, non_blocking=True) for a in answers] if staged else answers
 
     def _carry(self, call: Call) -> list[Tensor]:
