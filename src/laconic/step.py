@@ -14,6 +14,7 @@ from torch import Tensor
 from laconic.carry import carry
 from laconic.comm.base import Conversation
 from laconic.contract import Compressor, Memory, Talker
+from laconic.kernels.door import check_floating
 from laconic.types import Answer, Given, Request, Rounds, State, Turn
 
 SAMPLE_EVERY = 100
@@ -75,6 +76,7 @@ def together(talks: Sequence[Rounds]) -> Conversation[list[Tensor]]:
 
 def _flat(grad: Tensor) -> Tensor:
     """The gradient as flat float32: itself where it is that already."""
+    check_floating(grad)
     if grad.dtype == torch.float32 and grad.is_contiguous():
         return grad.view(-1)
     return grad.to(torch.float32, memory_format=torch.contiguous_format, copy=True).view(-1)
