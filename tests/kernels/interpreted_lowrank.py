@@ -11,8 +11,8 @@ import torch
 from laconic.kernels import cuda, reference
 from laconic.kernels.cuda import lowrank
 
-SHAPES = ((1, 1), (7, 5), (1, 1030), (33, 1025), (131, 70))
-COLUMNS = ((1, 1), (300, 1), (3, 3), (500, 4), (2000, 5), (300, 16), (300, 17))
+SHAPES = ((1, 1), (7, 5), (1, 1030), (33, 1025))
+COLUMNS = ((1, 1), (300, 1), (3, 3), (500, 4), (700, 5), (140, 16), (300, 17))
 
 
 def pair(numel: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -68,10 +68,11 @@ def check_nearly_dependent_chain() -> None:
 if __name__ == "__main__":
     done = {"factors": 0, "orthonormal": 0}
     for rows, cols in SHAPES:
-        for rank in (1, 4, 17):
+        for rank in (1, 3):
             for turned in (False, True):
                 compare_factors(rows, cols, rank, turned)
                 done["factors"] += 1
+    compare_factors(7, 5, 17, False)
     lowrank.LARGE, lowrank.PROGRAMS = 0, 4
     compare_factors(131, 1070, 4, False)
     compare_factors(131, 1070, 3, True)
