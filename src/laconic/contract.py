@@ -12,6 +12,7 @@ from typing import ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from laconic.kernels.door import check_floating, check_given
 from laconic.types import Given, Layout, Parts, Payload, Rounds, State, Turn
 from laconic.wire.layout import packed_bytes
 
@@ -286,11 +287,13 @@ def weighted_sum(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 def flat32(x: Tensor) -> Tensor:
     """The entries of `x` as contiguous float32, without a copy where they already are."""
+    check_floating(x)
     return x.detach().to(torch.float32).reshape(-1).contiguous()
 
 
 def take(codec: OneRound, given: Given, turn: Turn) -> Parts:
     """Encodes what is given and leaves in `given.left` what the message does not say."""
+    check_given(given)
     if given.left is None:
         return codec.compress(given.x, turn)
     if isinstance(codec, Fused) and given.residual is not None:
