@@ -101,7 +101,7 @@ class SketchedSGD(ManyRounds):
         """The positions of the entries that the sketch holds for the largest, ascending."""
         pairs = zip(table, hashes, strict=True)
         guess = median([line[column] * sign for line, (column, sign) in pairs])
-        return kernels.at(guess).largest(guess, count_of(self.ratio, guess.numel()))
+        return kernels.at(guess).largest(Given(guess), count_of(self.ratio, guess.numel()))
 
 
 def median(rows: Sequence[Tensor]) -> Tensor:

@@ -5,6 +5,7 @@ Triton. Compressors call `at(x).name(...)`, and `at` picks by device. `use` pins
 whole process.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from laconic.errors import ConfigError, MissingExtra
+from laconic.types import Given
 
 Backend: TypeAlias = Literal["auto", "reference", "numba", "triton"]
 
@@ -34,11 +36,29 @@ class Kernels(Protocol):
     def index_fits(
         self, packed: Tensor, low: int, bitmap_bits: int, count: int, numel: int
     ) -> Tensor: ...
-    def largest(self, x: Tensor, count: int) -> Tensor: ...
-    def largest_sum(
-        self, x: Tensor, residual: Tensor, decay: float, left: Tensor, count: int
+    def largest(self, given: Given, count: int) -> Tensor: ...
+    def reaching(self, given: Given, border: Tensor) -> Tensor: ...
+    def sampled_border(
+        self, given: Given, key: int, tried: int, top: int, enough: int
     ) -> Tensor: ...
+    def bisected_border(self, given: Given, count: int) -> Tensor: ...
+    def excess_border(self, given: Given, shares: Sequence[float]) -> Tensor: ...
+    def normal_border(self, given: Given, spread: float, count: int, rounds: int) -> Tensor: ...
+    def lift(self, left: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor: ...
+    def add_at(self, out: Tensor, index: Tensor, rows: Tensor, weight: float) -> None: ...
+    def add_packed(
+        self,
+        out: Tensor,
+        packed: Tensor,
+        low: int,
+        bitmap_bits: int,
+        values: Tensor,
+        weight: float,
+    ) -> None: ...
     def strata(self, key: int, numel: int, count: int, device: torch.device) -> Tensor: ...
+    def random_blocks(
+        self, key: int, turn: int, numel: int, count: int, block: int, device: torch.device
+    ) -> Tensor: ...
     def sign_pack(self, x: Tensor) -> tuple[Tensor, Tensor]: ...
     def sign_pack_sum(
         self, x: Tensor, residual: Tensor, decay: float, left: Tensor

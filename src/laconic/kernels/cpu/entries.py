@@ -1,0 +1,40 @@
+"""Chosen entries: taken out of a tensor, and added to one (the meaning: kernels/reference)."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from laconic.kernels import reference
+from laconic.kernels.cpu.index import unpack_index
+from laconic.kernels.cpu.jit import compiled
+
+
+@compiled
+def _add(
+    out: NDArray[np.float32],
+    index: NDArray[np.int64],
+    rows: NDArray[np.float32],
+    weight: np.float32,
+) -> None:
+    for i in range(index.size):
+        total = out[index[i]]
+        for row in range(rows.shape[0]):
+            total += rows[row, i] * weight
+        out[index[i]] = total
+
+
+def lift(left: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
+    # Few entries, at places all over memory: torch waits for it as long as a loop would.
+    return reference.lift(left, index, dtype)
+
+
+def add_at(out: Tensor, index: Tensor, rows: Tensor, weight: float) -> None:
+    _add(out.numpy(), index.numpy(), rows.to(out.dtype).numpy(), np.float32(weight))
+
+
+def add_packed(
+    out: Tensor, packed: Tensor, low: int, bitmap_bits: int, values: Tensor, weight: float
+) -> None:
+    index = unpack_index(packed, low, bitmap_bits, values.numel())
+    add_at(out, index, values.unsqueeze(0), weight)

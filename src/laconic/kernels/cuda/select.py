@@ -1,0 +1,151 @@
+"""Which entries are chosen: marked in a bitmap, then collected in order (see kernels/reference).
+
+A pass marks what reaches a border, and counts it by program; what each program has found goes
+after what those before it have. For the largest, the border is found first (cuda/nth.py), and of
+the entries that lie on it only the first keep their marks.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from laconic.kernels.cuda.nth import nth_largest
+from laconic.kernels.cuda.passes import (
+    PROGRAMS,
+    TILE,
+    added,
+    magnitude,
+    sources,
+    spread,
+    sum_before,
+)
+from laconic.kernels.cuda.words import lowest_bit, ones
+from laconic.types import Given
+
+# Words of marks that are collected at once.
+WORDS = 512
+
+
+@triton.jit
+def _mark_kernel(
+    x_ptr, residual_ptr, left_ptr, border_ptr, words_ptr, counts_ptr, ties_ptr, decay, numel,
+    FEEDBACK: tl.constexpr, TIES: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """One bit for every magnitude from the border on; zeros reach none, but count as ties."""
+    border = tl.load(border_ptr).to(tl.int32)
+    if not TIES:
+        border = tl.maximum(border, 1)
+    start = tl.program_id(0).to(tl.int64) * TILES * TILE
+    found = 0
+    equal = 0
+    for tile in range(TILES):
+        place = start + tile * TILE + tl.arange(0, TILE)
+        inside = place < numel
+        size = magnitude(added(x_ptr, residual_ptr, left_ptr, decay, place, inside, FEEDBACK))
+        marked = inside & (size >= border)
+        found += tl.sum(marked.to(tl.int32))
+        if TIES:
+            equal += tl.sum((inside & (size == border)).to(tl.int32))
+        _store_marks(words_ptr, start + tile * TILE, marked, TILE)
+    tl.store(counts_ptr + tl.program_id(0), found)
+    if TIES:
+        tl.store(ties_ptr + tl.program_id(0), equal)
+
+
+@triton.jit
+def _store_marks(words_ptr, start, marked, TILE: tl.constexpr):
+    bits = tl.reshape(marked.to(tl.int32), (TILE // 32, 32))
+    words = tl.sum(bits << tl.arange(0, 32)[None, :], axis=1)
+    tl.store(words_ptr + start // 32 + tl.arange(0, TILE // 32), words)
+
+
+@triton.jit
+def _trim_kernel(
+    x_ptr, border_ptr, words_ptr, counts_ptr, ties_ptr, count, numel,
+    TILES: tl.constexpr, TILE: tl.constexpr, PROGRAMS: tl.constexpr,
+):  # fmt: skip
+    """Takes the marks from the last of those on the border, so that `count` are left."""
+    program = tl.program_id(0)
+    border = tl.load(border_ptr).to(tl.int32)
+    wanted = count - tl.load(border_ptr + 2) - sum_before(ties_ptr, program, PROGRAMS)
+    ties = tl.load(ties_ptr + program)
+    if ties > wanted:
+        wanted = tl.maximum(wanted, 0)
+        tl.store(counts_ptr + program, (tl.load(counts_ptr + program) - ties + wanted).to(tl.int32))
+        start = program.to(tl.int64) * TILES * TILE
+        for tile in range(TILES):
+            place = start + tile * TILE + tl.arange(0, TILE)
+            size = magnitude(tl.load(x_ptr + place, mask=place < numel, other=0.0))
+            equal = ((size == border) & (place < numel)).to(tl.int32)
+            kept = (size > border) | ((equal != 0) & (tl.cumsum(equal, 0) <= wanted))
+            _store_marks(words_ptr, start + tile * TILE, kept, TILE)
+            wanted -= tl.sum(equal)
+
+
+@triton.jit
+def _collect_kernel(
+    words_ptr, counts_ptr, out_ptr, EACH: tl.constexpr, WORDS: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    before = sum_before(counts_ptr, program, PROGRAMS)
+    for first in range(0, EACH, WORDS):
+        lane = first + tl.arange(0, WORDS)
+        word = program.to(tl.int64) * EACH + lane
+        held = tl.load(words_ptr + word, mask=lane < EACH, other=0).to(tl.uint32, bitcast=True)
+        many = ones(held).to(tl.int64)
+        rank = before + tl.cumsum(many, 0) - many
+        before += tl.sum(many)
+        while tl.max((held != 0).to(tl.int32), 0) > 0:
+            place = word * 32 + lowest_bit(held).to(tl.int64)
+            tl.store(out_ptr + rank, place, mask=held != 0)
+            rank += 1
+            held &= held - 1
+
+
+def _mark(given: Given, border: Tensor, ties: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The marks, and how many each program has set."""
+    x, residual, left, decay, feedback = sources(given)
+    programs, tiles = spread(x.numel())
+    words = torch.empty(programs * tiles * TILE // 32, dtype=torch.int32, device=x.device)
+    counts = torch.empty(programs, dtype=torch.int32, device=x.device)
+    _mark_kernel[(programs,)](
+        x, residual, left, border, words, counts, counts if ties is None else ties, decay,
+        x.numel(), FEEDBACK=feedback, TIES=ties is not None, TILES=tiles, TILE=TILE, num_warps=8,
+    )  # fmt: skip
+    return words, counts
+
+
+def _collect(words: Tensor, counts: Tensor, count: int) -> Tensor:
+    out = torch.empty(count, dtype=torch.int64, device=words.device)
+    programs = counts.numel()
+    if count:
+        each = words.numel() // programs
+        _collect_kernel[(programs,)](words, counts, out, EACH=each, WORDS=WORDS, PROGRAMS=PROGRAMS)
+    return out
+
+
+def largest(given: Given, count: int) -> Tensor:
+    numel = given.x.numel()
+    if count == 0 or count >= numel:
+        given.total()
+        return torch.arange(min(count, numel), device=given.x.device)
+    border = nth_largest(given, count)
+    total = given.x if given.left is None else given.left
+    programs, tiles = spread(numel)
+    ties = torch.empty(programs, dtype=torch.int32, device=total.device)
+    words, counts = _mark(Given(total), border, ties)
+    _trim_kernel[(programs,)](
+        total, border, words, counts, ties, count, numel, TILES=tiles, TILE=TILE, PROGRAMS=PROGRAMS,
+        num_warps=8,
+    )  # fmt: skip
+    return _collect(words, counts, count)
+
+
+def reaching(given: Given, border: Tensor) -> Tensor:
+    if not given.x.numel():
+        return torch.arange(0, device=given.x.device)
+    words, counts = _mark(given, border.view(torch.int32), None)
+    # Here the host waits: how many there are is the length of the message.
+    return _collect(words, counts, int(counts.cpu().sum()))

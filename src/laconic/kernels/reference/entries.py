@@ -1,0 +1,38 @@
+"""Chosen entries: taken out of a tensor, and added to one."""
+
+import torch
+from torch import Tensor
+
+from laconic.kernels.reference.index import unpack_index
+
+LARGEST_HALF = torch.finfo(torch.float16).max
+
+
+def lift(left: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
+    """The entries at `index`, rounded to `dtype`; what the rounding lost stays in their places.
+
+    Finite entries beyond float16 become its largest number.
+    """
+    chosen = left[index]
+    values = chosen
+    if dtype == torch.float16:
+        values = torch.where(chosen.isinf(), chosen, chosen.clamp(-LARGEST_HALF, LARGEST_HALF))
+    values = values.to(dtype)
+    left.index_copy_(0, index, chosen - values.to(left.dtype))
+    return values
+
+
+def add_at(out: Tensor, index: Tensor, rows: Tensor, weight: float) -> None:
+    """Adds `weight` times each row of values at the same (distinct) positions, in order."""
+    total = out[index]
+    for row in rows:
+        total += row.to(out.dtype) * weight
+    out.index_copy_(0, index, total)
+
+
+def add_packed(
+    out: Tensor, packed: Tensor, low: int, bitmap_bits: int, values: Tensor, weight: float
+) -> None:
+    """Adds `weight` times the values at the positions that the bytes tell (see `pack_index`)."""
+    index = unpack_index(packed, low, bitmap_bits, values.numel())
+    add_at(out, index, values.unsqueeze(0), weight)
