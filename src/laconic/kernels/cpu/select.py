@@ -62,9 +62,7 @@ def _thin(
 
 
 @inlined
-def _find_in(
-    flags: NDArray[np.uint8], start: int, out: NDArray[np.int64], found: int
-) -> int:
+def _find_in(flags: NDArray[np.uint8], start: int, out: NDArray[np.int64], found: int) -> int:
     """Writes where flags are set, counted from `start`, after the `found` first."""
     # Eight at a time, since most are clear.
     words = flags.view(np.uint64)

@@ -5,16 +5,31 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from laconic.kernels.cuda.launch import launch
+
 BLOCK = 1024
 
 
 @triton.jit
-def packed_word(values_ptr, word, count, mask, WIDTH: tl.constexpr):
-    """Bits 32 * word and following of the stream of values & mask; `word` may begin before it."""
-    start = word * 32
-    # Rounded down, also below zero.
-    first = tl.where(start >= 0, start // WIDTH, -1)
-    held = tl.zeros_like(word)
+def ones(word):
+    """The number of set bits of each word (uint32)."""
+    word -= (word >> 1) & 0x55555555
+    word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
+    word = (word + (word >> 4)) & 0x0F0F0F0F
+    return (word * 0x01010101) >> 24
+
+
+@triton.jit
+def lowest_bit(word):
+    """The number of zeros below the lowest set bit of each word (uint32)."""
+    return ones((word & (0 - word)) - 1)
+
+
+@triton.jit
+def packed_word(values_ptr, start, count, mask, WIDTH: tl.constexpr):
+    """32 bits of the stream of values & mask, from bit `start` (int64) on, which may be below 0."""
+    first = tl.where(start >= 0, start, start - WIDTH + 1) // WIDTH
+    held = tl.zeros_like(start)
     for j in tl.static_range((31 + WIDTH) // WIDTH + 1):
         i = first + j
         inside = (i >= 0) & (i < count)
@@ -41,7 +56,7 @@ def unpacked(packed_ptr, i, inside, WIDTH: tl.constexpr):
 @triton.jit
 def _pack_kernel(values_ptr, out_ptr, count, words, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     word = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    packed = packed_word(values_ptr, word, count, -1, WIDTH)
+    packed = packed_word(values_ptr, word * 32, count, -1, WIDTH)
     tl.store(out_ptr + word, packed, mask=word < words)
 
 
@@ -58,7 +73,7 @@ def pack_bits(values: Tensor, width: int) -> Tensor:
     if words:
         # Triton has no pointers to booleans.
         plain = values.view(torch.uint8) if values.dtype == torch.bool else values
-        _pack_kernel[(-(-words // BLOCK),)](plain, out, count, words, WIDTH=width, BLOCK=BLOCK)
+        launch(_pack_kernel, -(-words // BLOCK), plain, out, count, words, WIDTH=width, BLOCK=BLOCK)
     return out.view(torch.uint8)[:nbytes]
 
 
@@ -67,5 +82,5 @@ def unpack_bits(packed: Tensor, width: int, count: int) -> Tensor:
         return torch.zeros(count, dtype=torch.int64, device=packed.device)
     out = torch.empty(count, dtype=torch.int64, device=packed.device)
     if count:
-        _unpack_kernel[(-(-count // BLOCK),)](packed, out, count, WIDTH=width, BLOCK=BLOCK)
+        launch(_unpack_kernel, -(-count // BLOCK), packed, out, count, WIDTH=width, BLOCK=BLOCK)
     return out

@@ -1,12 +1,13 @@
 """Thresholds for about so many magnitudes (the meaning: kernels/reference/borders.py).
 
 The host only launches: small kernels of one program decide what the next pass over memory counts.
-Where each of some rounds would be a pass, one pass counts for all that four rounds can come to:
-the 15 nodes of a binary tree, numbered 1 to 15 from its root, the children of i being 2i and 2i+1.
+Where each of some rounds would be a pass, one pass counts for all that three rounds can come to:
+the 7 nodes of a binary tree, numbered 1 to 7 from its root, the children of i being 2i and 2i+1.
 """
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -19,13 +20,17 @@ from laconic.kernels.cuda.decide import (
     rescale_kernel,
     settle_kernel,
 )
+from laconic.kernels.cuda.launch import launch
 from laconic.kernels.cuda.nth import SAMPLE, nth_largest, probe, ranked, sampled
 from laconic.kernels.cuda.statistics import excess, statistics
 from laconic.kernels.reference.borders import HALVINGS, LOWERINGS
 from laconic.types import Given
 
-NODES = 16
-LEVELS = 4
+RUNGS = 16
+"""Borders that a sampled one can be lowered to, rounded up to a power of two."""
+
+NODES = 8
+LEVELS = 3
 """Rounds that one pass counts for, and the nodes of their tree, with one that is not used."""
 
 
@@ -48,59 +53,59 @@ def sampled_border(given: Given, key: int, tried: int, top: int, enough: int) ->
         start = ranked(sample, top, top, 0)
     else:
         start = nth_largest(Given(sample.view(torch.float32)), top)
-    borders = torch.empty(NODES, dtype=torch.int32, device=x.device)
-    counts = torch.zeros(NODES, dtype=torch.int64, device=x.device)
-    ladder_kernel[(1,)](start, borders, STEPS=LOWERINGS, NODES=NODES, num_warps=1)
+    borders = torch.empty(RUNGS, dtype=torch.int32, device=x.device)
+    counts = torch.zeros(RUNGS, dtype=torch.int64, device=x.device)
+    launch(ladder_kernel, 1, start, borders, STEPS=LOWERINGS, NODES=RUNGS, num_warps=1)
     probe(given, borders, counts, True)
     out = x.new_empty(1)
-    settle_kernel[(1,)](
-        borders, counts, out.view(torch.int32), enough, STEPS=LOWERINGS, NODES=NODES, num_warps=1
+    launch(
+        settle_kernel,
+        1,
+        borders,
+        counts,
+        out.view(torch.int32),
+        enough,
+        STEPS=LOWERINGS,
+        NODES=RUNGS,
+        num_warps=1,
     )
     return out
 
 
 def bisected_border(given: Given, count: int) -> Tensor:
-    x = given.x
-    if not x.numel():
-        return x.new_zeros(1)
+    if not given.x.numel():
+        return given.x.new_zeros(1)
     sums, tops = statistics(given, squares=False)
-    passes = -(-HALVINGS // LEVELS)
-    counts = torch.zeros(passes, NODES, dtype=torch.int64, device=x.device)
+    return _settled(bisect_kernel, given, sums, tops, count, HALVINGS)
+
+
+def normal_border(given: Given, spread: float, count: int, rounds: int) -> Tensor:
+    if not given.x.numel():
+        return given.x.new_zeros(1)
+    sums, tops = statistics(given, squares=True)
+    return _settled(rescale_kernel, given, sums, tops, count, rounds, double(spread))
+
+
+def _settled(
+    decide: Any, given: Given, sums: Tensor, tops: Tensor, count: int, rounds: int, *more: int
+) -> Tensor:
+    """What so many rounds of a kernel's decisions come to, with a pass for every LEVELS of them."""
+    x, programs = given.x, tops.numel()
+    passes = -(-rounds // LEVELS)
+    # Before the first decision nothing is counted.
+    counts = torch.zeros(passes + 1, NODES, dtype=torch.int64, device=x.device)
     state = torch.empty(3, dtype=torch.float64, device=x.device)
     borders = torch.empty(NODES, dtype=torch.int32, device=x.device)
     out = x.new_empty(1)
     for number in range(passes + 1):
-        before = counts[max(0, number - 1)]
-        bisect_kernel[(1,)](
-            sums, tops, before, state, borders, out, x.numel(), count, sums.shape[1],
-            FIRST=number == 0, LEVELS=LEVELS, NODES=NODES,
-            SPAN=triton.next_power_of_2(sums.shape[1]), num_warps=1,
+        levels = min(LEVELS, rounds - LEVELS * (number - 1))
+        launch(
+            decide, 1, sums, tops, counts[number], state, borders, out, x.numel(), count, programs,
+            levels, *more, FIRST=number == 0, LEVELS=LEVELS, NODES=NODES,
+            SPAN=triton.next_power_of_2(programs), num_warps=1,
         )  # fmt: skip
         if number < passes:
-            probe(_summed(given), borders, counts[number], True)
-    return out
-
-
-def normal_border(given: Given, spread: float, count: int, rounds: int) -> Tensor:
-    x = given.x
-    if not x.numel():
-        return x.new_zeros(1)
-    sums, tops = statistics(given, squares=True)
-    passes = -(-rounds // LEVELS)
-    counts = torch.zeros(max(1, passes), NODES, dtype=torch.int64, device=x.device)
-    state = torch.empty(2, dtype=torch.float64, device=x.device)
-    borders = torch.empty(NODES, dtype=torch.int32, device=x.device)
-    out = x.new_empty(1)
-    for number in range(passes + 1):
-        before = counts[max(0, number - 1)]
-        rescale_kernel[(1,)](
-            sums, tops, before, state, borders, out, x.numel(), count, sums.shape[1],
-            min(LEVELS, rounds - LEVELS * (number - 1)), double(spread),
-            FIRST=number == 0, LEVELS=LEVELS, NODES=NODES,
-            SPAN=triton.next_power_of_2(sums.shape[1]), num_warps=1,
-        )  # fmt: skip
-        if number < passes:
-            probe(_summed(given), borders, counts[number], True)
+            probe(_summed(given), borders, counts[number + 1], True)
     return out
 
 
@@ -115,8 +120,9 @@ def excess_border(given: Given, shares: Sequence[float]) -> Tensor:
     for stage, share in enumerate(shares):
         if stage:
             excess(_summed(given), out, sums, found := torch.empty_like(tops))
-        fit_kernel[(1,)](
-            sums, found, tops, state, out, x.numel(), sums.shape[1], double(-math.log(share)),
-            FIRST=stage == 0, SPAN=triton.next_power_of_2(sums.shape[1]), num_warps=4,
+        launch(
+            fit_kernel, 1, sums, found, tops, state, out, x.numel(), tops.numel(),
+            double(-math.log(share)), FIRST=stage == 0,
+            SPAN=triton.next_power_of_2(tops.numel()), num_warps=4,
         )  # fmt: skip
     return out

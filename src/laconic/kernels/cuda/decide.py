@@ -30,7 +30,7 @@ def _top_of(tops_ptr, programs, SPAN: tl.constexpr):
 @triton.jit
 def _turn(node, step):
     """Whether the way to a node goes right at its step number `step`, and whether it goes on."""
-    depth = (node >= 2).to(tl.int32) + (node >= 4).to(tl.int32) + (node >= 8).to(tl.int32)
+    depth = (node >= 2).to(tl.int32) + (node >= 4).to(tl.int32)
     return ((node >> tl.maximum(depth - 1 - step, 0)) & 1) == 1, step < depth
 
 
@@ -55,9 +55,9 @@ def settle_kernel(
     tl.store(out_ptr, tl.load(borders_ptr + tl.sum(few.to(tl.int32))))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["levels"])
 def bisect_kernel(
-    sums_ptr, tops_ptr, counts_ptr, state_ptr, borders_ptr, out_ptr, numel, count, programs,
+    sums_ptr, tops_ptr, counts_ptr, state_ptr, borders_ptr, out_ptr, numel, count, programs, levels,
     FIRST: tl.constexpr, LEVELS: tl.constexpr, NODES: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
     """state = low, high, whether `low` is what was looked for."""
@@ -69,7 +69,9 @@ def bisect_kernel(
         low, high = tl.load(state_ptr), tl.load(state_ptr + 1)
         done = tl.load(state_ptr + 2) > 0
         node = 1
-        for _ in range(LEVELS):
+        for step in range(LEVELS):
+            # The last pass may be for fewer rounds.
+            done |= step >= levels
             reach = tl.load(counts_ptr + node)
             middle = (low + high) / 2
             few, many = reach < count, reach > 2 * count

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels.cuda.index import add_packed
+from laconic.kernels.cuda.launch import launch
 
 __all__ = ["add_at", "add_packed", "lift"]
 
@@ -46,16 +47,17 @@ def lift(left: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
     count = index.numel()
     values = torch.empty(count, dtype=dtype, device=left.device)
     if count:
-        grid, half = (-(-count // BLOCK),), dtype == torch.float16
-        _lift_kernel[grid](left, index, values, count, HALF=half, BLOCK=BLOCK)
+        grid, half = -(-count // BLOCK), dtype == torch.float16
+        launch(_lift_kernel, grid, left, index, values, count, HALF=half, BLOCK=BLOCK)
     return values
 
 
 def add_at(out: Tensor, index: Tensor, rows: Tensor, weight: float) -> None:
     count = index.numel()
     if count:
-        _add_kernel[(-(-count // BLOCK),)](
-            out, index, rows, rows.stride(0), count, weight, ROWS=rows.shape[0], BLOCK=BLOCK,
+        launch(
+            _add_kernel, -(-count // BLOCK), out, index, rows, rows.stride(0), count, weight,
+            ROWS=rows.shape[0], BLOCK=BLOCK,
             # A fused multiply-add rounds otherwise than the reference.
             enable_fp_fusion=False,
         )  # fmt: skip

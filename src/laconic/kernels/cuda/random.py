@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from laconic.kernels.cuda.launch import launch
+
 BLOCK = 1024
 
 # A key must not be taken for a constant.
@@ -35,14 +37,12 @@ def stratum(i, numel, count, key_low, key_high):
 
 
 @triton.jit
-def _turned(j, numel, count, blocks, turn, key_low, key_high):
-    """Where entry j of all blocks lies, before those past the end come round."""
-    # It is in the last block that begins at or before it, block i at count * i // blocks.
-    block = ((j + 1) * blocks - 1) // count
+def _before(block, numel, count, blocks, turn, key_low, key_high):
+    """How many entries are left out before a block, and `turn`."""
     spare = numel - count
     edge = block * spare // blocks
     room = (block + 1) * spare // blocks - edge + 1
-    return j + edge + ((random_word(block, key_low, key_high) * room) >> 32) + turn
+    return edge + ((random_word(block, key_low, key_high) * room) >> 32) + turn
 
 
 @triton.jit(do_not_specialize=[*KEYS, "numel", "count"])
@@ -54,16 +54,20 @@ def _strata_kernel(out_ptr, numel, count, key_low, key_high, BLOCK: tl.constexpr
 
 @triton.jit(do_not_specialize=[*KEYS, "numel", "count", "blocks", "turn"])
 def _blocks_kernel(out_ptr, numel, count, blocks, turn, key_low, key_high, BLOCK: tl.constexpr):
-    # Entries ascend before they are turned: how many stay before the end is found by bisection.
-    low = tl.full((), 0, tl.int64)
-    high = low + count
-    while low < high:
-        middle = (low + high) // 2
-        inside = _turned(middle, numel, count, blocks, turn, key_low, key_high) < numel
-        low = tl.where(inside, middle + 1, low)
-        high = tl.where(inside, high, middle)
+    # How many entries stay before the end: all of the blocks that lie before it, none of those
+    # beyond. Block i lies between i and i + 1 of `blocks` parts, up to rounding: few may be both.
+    near = (numel - turn).to(tl.int64) * blocks // numel - 3
+    near = tl.maximum(near, 0)
+    block = near + tl.arange(0, 8)
+    start = block * count // blocks
+    room = numel - start - _before(block, numel, count, blocks, turn, key_low, key_high)
+    length = (block + 1) * count // blocks - start
+    stay = tl.where(block < blocks, tl.minimum(tl.maximum(room, 0), length), 0)
+    low = near * count // blocks + tl.sum(stay)
     j = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    place = _turned(j, numel, count, blocks, turn, key_low, key_high)
+    # An entry is in the last block that begins at or before it, block i at count * i // blocks.
+    block = ((j + 1) * blocks - 1) // count
+    place = j + _before(block, numel, count, blocks, turn, key_low, key_high)
     past = j >= low
     place = tl.where(past, place - numel, place)
     # Those past the end come first.
@@ -78,8 +82,8 @@ def halves(key: int) -> tuple[int, int]:
 def strata(key: int, numel: int, count: int, device: torch.device) -> Tensor:
     out = torch.empty(count, dtype=torch.int64, device=device)
     if count:
-        grid = (-(-count // BLOCK),)
-        _strata_kernel[grid](out, numel, count, *halves(key), BLOCK=BLOCK)
+        grid = -(-count // BLOCK)
+        launch(_strata_kernel, grid, out, numel, count, *halves(key), BLOCK=BLOCK)
     return out
 
 
@@ -88,6 +92,6 @@ def random_blocks(
 ) -> Tensor:
     out = torch.empty(count, dtype=torch.int64, device=device)
     if count:
-        grid, blocks = (-(-count // BLOCK),), -(-count // block)
-        _blocks_kernel[grid](out, numel, count, blocks, turn, *halves(key), BLOCK=BLOCK)
+        grid, blocks = -(-count // BLOCK), -(-count // block)
+        launch(_blocks_kernel, grid, out, numel, count, blocks, turn, *halves(key), BLOCK=BLOCK)
     return out

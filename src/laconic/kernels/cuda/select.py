@@ -5,11 +5,14 @@ after what those before it have. For the largest, the border is found first (cud
 the entries that lie on it only the first keep their marks.
 """
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from laconic.kernels.cuda.bits import lowest_bit, ones
+from laconic.kernels.cuda.launch import launch
 from laconic.kernels.cuda.nth import nth_largest
 from laconic.kernels.cuda.passes import (
     PROGRAMS,
@@ -20,7 +23,6 @@ from laconic.kernels.cuda.passes import (
     spread,
     sum_before,
 )
-from laconic.kernels.cuda.words import lowest_bit, ones
 from laconic.types import Given
 
 # Words of marks that are collected at once.
@@ -37,20 +39,20 @@ def _mark_kernel(
     if not TIES:
         border = tl.maximum(border, 1)
     start = tl.program_id(0).to(tl.int64) * TILES * TILE
-    found = 0
-    equal = 0
+    found = tl.zeros((TILE,), tl.int32)
+    equal = tl.zeros((TILE,), tl.int32)
     for tile in range(TILES):
         place = start + tile * TILE + tl.arange(0, TILE)
         inside = place < numel
         size = magnitude(added(x_ptr, residual_ptr, left_ptr, decay, place, inside, FEEDBACK))
         marked = inside & (size >= border)
-        found += tl.sum(marked.to(tl.int32))
+        found += marked.to(tl.int32)
         if TIES:
-            equal += tl.sum((inside & (size == border)).to(tl.int32))
+            equal += (inside & (size == border)).to(tl.int32)
         _store_marks(words_ptr, start + tile * TILE, marked, TILE)
-    tl.store(counts_ptr + tl.program_id(0), found)
+    tl.store(counts_ptr + tl.program_id(0), tl.sum(found))
     if TIES:
-        tl.store(ties_ptr + tl.program_id(0), equal)
+        tl.store(ties_ptr + tl.program_id(0), tl.sum(equal))
 
 
 @triton.jit
@@ -110,9 +112,10 @@ def _mark(given: Given, border: Tensor, ties: Tensor | None) -> tuple[Tensor, Te
     programs, tiles = spread(x.numel())
     words = torch.empty(programs * tiles * TILE // 32, dtype=torch.int32, device=x.device)
     counts = torch.empty(programs, dtype=torch.int32, device=x.device)
-    _mark_kernel[(programs,)](
-        x, residual, left, border, words, counts, counts if ties is None else ties, decay,
-        x.numel(), FEEDBACK=feedback, TIES=ties is not None, TILES=tiles, TILE=TILE, num_warps=8,
+    launch(
+        _mark_kernel, programs, x, residual, left, border, words, counts,
+        counts if ties is None else ties, decay, x.numel(), FEEDBACK=feedback,
+        TIES=ties is not None, TILES=tiles, TILE=TILE, num_warps=8,
     )  # fmt: skip
     return words, counts
 
@@ -122,7 +125,9 @@ def _collect(words: Tensor, counts: Tensor, count: int) -> Tensor:
     programs = counts.numel()
     if count:
         each = words.numel() // programs
-        _collect_kernel[(programs,)](words, counts, out, EACH=each, WORDS=WORDS, PROGRAMS=PROGRAMS)
+        launch(
+            _collect_kernel, programs, words, counts, out, EACH=each, WORDS=WORDS, PROGRAMS=PROGRAMS
+        )
     return out
 
 
@@ -136,9 +141,9 @@ def largest(given: Given, count: int) -> Tensor:
     programs, tiles = spread(numel)
     ties = torch.empty(programs, dtype=torch.int32, device=total.device)
     words, counts = _mark(Given(total), border, ties)
-    _trim_kernel[(programs,)](
-        total, border, words, counts, ties, count, numel, TILES=tiles, TILE=TILE, PROGRAMS=PROGRAMS,
-        num_warps=8,
+    launch(
+        _trim_kernel, programs, total, border, words, counts, ties, count, numel, TILES=tiles,
+        TILE=TILE, PROGRAMS=PROGRAMS, num_warps=8,
     )  # fmt: skip
     return _collect(words, counts, count)
 
@@ -148,4 +153,4 @@ def reaching(given: Given, border: Tensor) -> Tensor:
         return torch.arange(0, device=given.x.device)
     words, counts = _mark(given, border.view(torch.int32), None)
     # Here the host waits: how many there are is the length of the message.
-    return _collect(words, counts, int(counts.cpu().sum()))
+    return _collect(words, counts, int(counts.cpu().numpy().sum(dtype=np.int64)))

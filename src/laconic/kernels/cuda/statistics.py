@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from laconic.kernels.cuda.launch import launch
 from laconic.kernels.cuda.passes import TILE, added, finite, magnitude, sources, spread
 from laconic.types import Given
 
@@ -44,7 +45,8 @@ def _statistics_kernel(
 
 @triton.jit
 def _excess_kernel(
-    x_ptr, border_ptr, sums_ptr, counts_ptr, numel, ROWS: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr
+    x_ptr, border_ptr, sums_ptr, counts_ptr, numel, ROWS: tl.constexpr, TILES: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     row, lane = tl.arange(0, ROWS), tl.arange(0, TILE // ROWS)
@@ -72,9 +74,9 @@ def statistics(given: Given, squares: bool) -> tuple[Tensor, Tensor]:
     programs, tiles = spread(x.numel())
     sums = torch.empty(1 + squares, programs, dtype=torch.float64, device=x.device)
     tops = torch.empty(programs, dtype=torch.int32, device=x.device)
-    _statistics_kernel[(programs,)](
-        x, residual, left, sums, tops, decay, x.numel(), FEEDBACK=feedback, SQUARES=squares,
-        ROWS=ROWS, TILES=tiles, TILE=TILE, num_warps=8,
+    launch(
+        _statistics_kernel, programs, x, residual, left, sums, tops, decay, x.numel(),
+        FEEDBACK=feedback, SQUARES=squares, ROWS=ROWS, TILES=tiles, TILE=TILE, num_warps=8,
     )  # fmt: skip
     return sums, tops
 
@@ -82,6 +84,16 @@ def statistics(given: Given, squares: bool) -> tuple[Tensor, Tensor]:
 def excess(given: Given, border: Tensor, sums: Tensor, counts: Tensor) -> None:
     """By program: what magnitudes have above the border, and how many reach it."""
     programs, tiles = spread(given.x.numel())
-    _excess_kernel[(programs,)](
-        given.x, border, sums, counts, given.x.numel(), ROWS=ROWS, TILES=tiles, TILE=TILE, num_warps=8
+    launch(
+        _excess_kernel,
+        programs,
+        given.x,
+        border,
+        sums,
+        counts,
+        given.x.numel(),
+        ROWS=ROWS,
+        TILES=tiles,
+        TILE=TILE,
+        num_warps=8,
     )
