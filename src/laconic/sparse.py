@@ -178,28 +178,30 @@ def _add_to(
     weight: float,
     turn: Turn,
 ) -> None:
-    numel, varies = out.numel(), method.traits().varies
-    if not method.told:
-        count = method.count(numel)
-        said = [_said(codec, parts, count, weight, turn) for parts in messages]
-        rows = torch.stack([values for values, _ in said])
-        kernels.at(out).add_at(out, method.select(Given(out), turn), rows, said[0][1])
+    if method.traits().varies:
+        for number, packed, *said in messages:
+            rows, rest = _said(codec, [tuple(said)], int(number), weight, turn)
+            add_packed(out, packed.unsqueeze(0), rows, rest)
         return
-    for parts in messages:
-        count = int(parts[0]) if varies else method.count(numel)
-        packed, *rest = parts[1:] if varies else parts
-        add_packed(out, packed, *_said(codec, tuple(rest), count, weight, turn))
+    # All at once: each entry is read and written once for all messages that lie in the cache.
+    values = [parts[1:] if method.told else parts for parts in messages]
+    rows, rest = _said(codec, values, method.count(out.numel()), weight, turn)
+    if method.told:
+        add_packed(out, torch.stack([parts[0] for parts in messages]), rows, rest)
+    else:
+        kernels.at(out).add_at(out, method.select(Given(out), turn), rows, rest)
 
 
 def _said(
-    codec: OneRound, parts: Parts, count: int, weight: float, turn: Turn
+    codec: OneRound, messages: Sequence[Parts], count: int, weight: float, turn: Turn
 ) -> tuple[Tensor, float]:
-    """What a message says of its `count` entries, and the weight that they still have to get."""
+    """What each message says of its `count` entries, and the weight that they still have to get."""
     if isinstance(codec, Cast):
-        return parts[0], weight
-    values = torch.zeros(count, device=parts[0].device)
-    codec.add_to(values, [parts], weight, turn._replace(shape=(count,)))
-    return values, 1.0
+        return torch.stack([parts[0] for parts in messages]), weight
+    rows = torch.zeros(len(messages), count, device=messages[0][0].device)
+    for row, parts in zip(rows, messages, strict=True):
+        codec.add_to(row, [parts], weight, turn._replace(shape=(count,)))
+    return rows, 1.0
 
 
 def reach(given: Given, border: Tensor, most: int) -> Tensor:

@@ -46,8 +46,8 @@ def unpack_index(packed: Tensor, numel: int, count: int) -> Tensor:
 
 
 def add_packed(out: Tensor, packed: Tensor, values: Tensor, weight: float) -> None:
-    """Adds `weight` times the values at the positions told by bytes that `check_index` passed."""
-    numel, count = out.numel(), values.numel()
+    """Adds `weight` times each row of values where that row of bytes, checked before, tells."""
+    numel, count = out.numel(), values.shape[1]
     low, bits = low_bits(numel, count), bitmap_bits(numel, count)
     kernels.at(out).add_packed(out, packed, low, bits, values, weight)
 

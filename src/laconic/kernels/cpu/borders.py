@@ -45,24 +45,25 @@ def _largest(bits: NDArray[np.int32]) -> int:
 
 
 @compiled
-def _reach(x: NDArray[np.float32], border: np.float32) -> int:
-    """How many finite magnitudes reach the border."""
-    if border == 0:
+def _reach(x: NDArray[np.float32], border: float) -> int:
+    """How many finite magnitudes reach the border, rounded to float32."""
+    least = np.float32(border)
+    if least == 0:
         return x.size
     found = 0
     for i in range(x.size):
-        found += (abs(x[i]) >= border) & (abs(x[i]) < np.float32(np.inf))
+        found += (abs(x[i]) >= least) & (abs(x[i]) < np.float32(np.inf))
     return found
 
 
 @compiled_sums
-def _excess(x: NDArray[np.float32], border: np.float32) -> float:
-    """The sum of what finite magnitudes have above the border."""
-    total = 0.0
+def _excess(x: NDArray[np.float32], border: float) -> float:
+    """The sum of what finite magnitudes have above the border, rounded to float32."""
+    least, total = np.float32(border), 0.0
     for i in range(x.size):
         size = abs(x[i])
-        over = (size > border) & (size < np.float32(np.inf))
-        total += np.float64(size - border if over else np.float32(0))
+        over = (size > least) & (size < np.float32(np.inf))
+        total += np.float64(size - least if over else np.float32(0))
     return total
 
 
@@ -82,7 +83,7 @@ def sampled_border(given: Given, key: int, tried: int, top: int, enough: int) ->
     sample = x[strata(key, x.numel(), tried, x.device)].abs().nan_to_num_(0.0, 0.0)
     border = float(sample[largest(Given(sample), top)].min())
     for _ in range(LOWERINGS):
-        if _reach(x.numpy(), np.float32(border)) >= enough:
+        if _reach(x.numpy(), border) >= enough:
             break
         border = 0.8 * border
     return _border(border)
@@ -96,7 +97,7 @@ def bisected_border(given: Given, count: int) -> Tensor:
     low = min(_sums(x.numpy())[0] / x.numel(), high)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        reach = _reach(x.numpy(), np.float32(middle))
+        reach = _reach(x.numpy(), middle)
         if count <= reach <= 2 * count:
             return _border(middle)
         low, high = (low, middle) if reach < count else (middle, high)
@@ -109,7 +110,7 @@ def excess_border(given: Given, shares: Sequence[float]) -> Tensor:
         return _border(0.0)
     border, top = 0.0, _top(x)
     for share in shares:
-        over = _excess(x.numpy(), np.float32(border)) / _reach(x.numpy(), np.float32(border))
+        over = _excess(x.numpy(), border) / _reach(x.numpy(), border)
         border = min(border - over * math.log(share), top)
     return _border(border)
 
@@ -122,7 +123,7 @@ def normal_border(given: Given, spread: float, count: int, rounds: int) -> Tenso
     mean = total / x.numel()
     border = abs(mean) + spread * math.sqrt(max(0.0, square / x.numel() - mean * mean))
     for _ in range(rounds):
-        reach = _reach(x.numpy(), np.float32(border))
+        reach = _reach(x.numpy(), border)
         if 2 * count <= 3 * reach <= 4 * count:
             break
         border = border / 2 if 3 * reach < 2 * count else border * 1.5

@@ -36,5 +36,6 @@ def add_at(out: Tensor, index: Tensor, rows: Tensor, weight: float) -> None:
 def add_packed(
     out: Tensor, packed: Tensor, low: int, bitmap_bits: int, values: Tensor, weight: float
 ) -> None:
-    index = unpack_index(packed, low, bitmap_bits, values.numel())
-    add_at(out, index, values.unsqueeze(0), weight)
+    for row, said in zip(packed, values, strict=True):
+        index = unpack_index(row, low, bitmap_bits, said.numel())
+        add_at(out, index, said.unsqueeze(0), weight)

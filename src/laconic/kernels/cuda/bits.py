@@ -5,8 +5,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.cuda.launch import launch
-
 BLOCK = 1024
 
 
@@ -73,7 +71,7 @@ def pack_bits(values: Tensor, width: int) -> Tensor:
     if words:
         # Triton has no pointers to booleans.
         plain = values.view(torch.uint8) if values.dtype == torch.bool else values
-        launch(_pack_kernel, -(-words // BLOCK), plain, out, count, words, WIDTH=width, BLOCK=BLOCK)
+        _pack_kernel[(-(-words // BLOCK),)](plain, out, count, words, WIDTH=width, BLOCK=BLOCK)
     return out.view(torch.uint8)[:nbytes]
 
 
@@ -82,5 +80,5 @@ def unpack_bits(packed: Tensor, width: int, count: int) -> Tensor:
         return torch.zeros(count, dtype=torch.int64, device=packed.device)
     out = torch.empty(count, dtype=torch.int64, device=packed.device)
     if count:
-        launch(_unpack_kernel, -(-count // BLOCK), packed, out, count, WIDTH=width, BLOCK=BLOCK)
+        _unpack_kernel[(-(-count // BLOCK),)](packed, out, count, WIDTH=width, BLOCK=BLOCK)
     return out

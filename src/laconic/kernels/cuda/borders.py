@@ -20,7 +20,6 @@ from laconic.kernels.cuda.decide import (
     rescale_kernel,
     settle_kernel,
 )
-from laconic.kernels.cuda.launch import launch
 from laconic.kernels.cuda.nth import SAMPLE, nth_largest, probe, ranked, sampled
 from laconic.kernels.cuda.statistics import excess, statistics
 from laconic.kernels.reference.borders import HALVINGS, LOWERINGS
@@ -55,12 +54,10 @@ def sampled_border(given: Given, key: int, tried: int, top: int, enough: int) ->
         start = nth_largest(Given(sample.view(torch.float32)), top)
     borders = torch.empty(RUNGS, dtype=torch.int32, device=x.device)
     counts = torch.zeros(RUNGS, dtype=torch.int64, device=x.device)
-    launch(ladder_kernel, 1, start, borders, STEPS=LOWERINGS, NODES=RUNGS, num_warps=1)
+    ladder_kernel[(1,)](start, borders, STEPS=LOWERINGS, NODES=RUNGS, num_warps=1)
     probe(given, borders, counts, True)
     out = x.new_empty(1)
-    launch(
-        settle_kernel,
-        1,
+    settle_kernel[(1,)](
         borders,
         counts,
         out.view(torch.int32),
@@ -99,8 +96,8 @@ def _settled(
     out = x.new_empty(1)
     for number in range(passes + 1):
         levels = min(LEVELS, rounds - LEVELS * (number - 1))
-        launch(
-            decide, 1, sums, tops, counts[number], state, borders, out, x.numel(), count, programs,
+        decide[(1,)](
+            sums, tops, counts[number], state, borders, out, x.numel(), count, programs,
             levels, *more, FIRST=number == 0, LEVELS=LEVELS, NODES=NODES,
             SPAN=triton.next_power_of_2(programs), num_warps=1,
         )  # fmt: skip
@@ -120,8 +117,8 @@ def excess_border(given: Given, shares: Sequence[float]) -> Tensor:
     for stage, share in enumerate(shares):
         if stage:
             excess(_summed(given), out, sums, found := torch.empty_like(tops))
-        launch(
-            fit_kernel, 1, sums, found, tops, state, out, x.numel(), tops.numel(),
+        fit_kernel[(1,)](
+            sums, found, tops, state, out, x.numel(), tops.numel(),
             double(-math.log(share)), FIRST=stage == 0,
             SPAN=triton.next_power_of_2(tops.numel()), num_warps=4,
         )  # fmt: skip

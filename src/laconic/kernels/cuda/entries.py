@@ -6,7 +6,6 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels.cuda.index import add_packed
-from laconic.kernels.cuda.launch import launch
 
 __all__ = ["add_at", "add_packed", "lift"]
 
@@ -48,15 +47,15 @@ def lift(left: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
     values = torch.empty(count, dtype=dtype, device=left.device)
     if count:
         grid, half = -(-count // BLOCK), dtype == torch.float16
-        launch(_lift_kernel, grid, left, index, values, count, HALF=half, BLOCK=BLOCK)
+        _lift_kernel[(grid,)](left, index, values, count, HALF=half, BLOCK=BLOCK)
     return values
 
 
 def add_at(out: Tensor, index: Tensor, rows: Tensor, weight: float) -> None:
     count = index.numel()
     if count:
-        launch(
-            _add_kernel, -(-count // BLOCK), out, index, rows, rows.stride(0), count, weight,
+        _add_kernel[(-(-count // BLOCK),)](
+            out, index, rows, rows.stride(0), count, weight,
             ROWS=rows.shape[0], BLOCK=BLOCK,
             # A fused multiply-add rounds otherwise than the reference.
             enable_fp_fusion=False,

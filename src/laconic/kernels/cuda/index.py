@@ -1,6 +1,8 @@
 """Ascending positions as a bitmap of blocks and packed low bits (the format: wire/indices.py).
 
 A set bit's rank is the number of ones before it: they are counted by stretches of the map first.
+To add what many messages say, a program has a range of entries and goes through the messages in
+order, so that no two programs write the same entry, and what they write is still in the cache.
 """
 
 import torch
@@ -9,13 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels.cuda.bits import ones, packed_word, unpacked
-from laconic.kernels.cuda.launch import launch
 
 BLOCK = 1024
-
-# Bits of the map that a program looks at, and words that it counts in one go before them.
-STRETCH = 2048
-TOGETHER = 16
 
 
 @triton.jit
@@ -37,78 +34,103 @@ def _pack_kernel(
 
 @triton.jit
 def _count_kernel(
-    words_ptr, counts_ptr, bits, stretches, STRETCH: tl.constexpr, TOGETHER: tl.constexpr
+    packed_ptr, counts_ptr, row_bytes, bits, stretches, STRETCH: tl.constexpr,
+    TOGETHER: tl.constexpr,
 ):  # fmt: skip
-    """The ones of every stretch of the map."""
+    """The ones of every stretch of every row's map."""
+    row = tl.program_id(1).to(tl.int64)
     stretch = tl.program_id(0).to(tl.int64) * TOGETHER + tl.arange(0, TOGETHER)
-    word = stretch[:, None] * (STRETCH // 32) + tl.arange(0, STRETCH // 32)[None, :]
-    held = tl.load(words_ptr + word, mask=word * 32 < bits, other=0).to(tl.uint32, bitcast=True)
-    # What follows the map in its last word is no part of it.
-    spare = tl.minimum(tl.maximum(word * 32 + 32 - bits, 0), 31).to(tl.uint32)
-    held &= tl.full((), 0xFFFFFFFF, tl.uint32) >> spare
-    many = tl.sum(ones(held).to(tl.int32), axis=1)
-    tl.store(counts_ptr + stretch, many, mask=stretch < stretches)
+    byte = stretch[:, None] * (STRETCH // 8) + tl.arange(0, STRETCH // 8)[None, :]
+    held = tl.load(packed_ptr + row * row_bytes + byte, mask=byte * 8 < bits, other=0)
+    # What follows the map in its last byte is no part of it.
+    spare = tl.minimum(tl.maximum(byte * 8 + 8 - bits, 0), 8).to(tl.uint32)
+    many = ones(held.to(tl.uint32) & (tl.full((), 255, tl.uint32) >> spare)).to(tl.int32)
+    tl.store(counts_ptr + row * stretches + stretch, tl.sum(many, axis=1), mask=stretch < stretches)
+
+
+@triton.jit
+def _ones_at(packed_ptr, stretch, before, bits, STRETCH: tl.constexpr):
+    """The bits of a stretch of the map: their numbers, whether they are set, and their ranks."""
+    bit = stretch.to(tl.int64) * STRETCH + tl.arange(0, STRETCH)
+    held = tl.load(packed_ptr + bit // 8, mask=bit < bits, other=0).to(tl.int32)
+    one = (held >> (bit % 8).to(tl.int32)) & 1
+    return bit, one, before + tl.cumsum(one, 0) - one
 
 
 @triton.jit
 def _walk_kernel(
-    words_ptr, counts_ptr, low_ptr, values_ptr, out_ptr, bits, count, numel, weight,
-    LOW: tl.constexpr, MODE: tl.constexpr, STRETCH: tl.constexpr,
+    packed_ptr, counts_ptr, low_ptr, out_ptr, bits, count, numel,
+    LOW: tl.constexpr, CHECK: tl.constexpr, STRETCH: tl.constexpr, STRETCHES: tl.constexpr,
 ):  # fmt: skip
-    """Comes by every position: MODE 0 writes it, 1 adds its value there, 2 counts what is bad."""
+    """Writes every position, or with CHECK only counts the ones and those that are out of range."""
     program = tl.program_id(0)
-    before, first = tl.full((), 0, tl.int64), 0
-    while first < program:
-        other = first + tl.arange(0, STRETCH)
-        before += tl.sum(tl.load(counts_ptr + other, mask=other < program, other=0).to(tl.int64))
-        first += STRETCH
-    bit = program.to(tl.int64) * STRETCH + tl.arange(0, STRETCH)
-    held = tl.load(words_ptr + bit // 32, mask=bit < bits, other=0)
-    one = (held >> (bit % 32).to(tl.int32)) & 1
-    rank = before + tl.cumsum(one, 0) - one
+    other = tl.arange(0, STRETCHES)
+    before = tl.sum(tl.load(counts_ptr + other, mask=other < program, other=0).to(tl.int64))
+    bit, one, rank = _ones_at(packed_ptr, program, before, bits, STRETCH)
     # A wrong map may have more ones than there are positions.
     here = (one != 0) & (rank < count)
     place = (bit - rank) << LOW
     if LOW > 0:
         place |= unpacked(low_ptr, rank, here, LOW)
-    if MODE == 0:
-        tl.store(out_ptr + rank, place, mask=here)
-    elif MODE == 1:
-        value = tl.load(values_ptr + rank, mask=here, other=0.0).to(tl.float32) * weight
-        total = tl.load(out_ptr + place, mask=here, other=0.0) + value
-        tl.store(out_ptr + place, total, mask=here)
-    else:
+    if CHECK:
         tl.atomic_add(out_ptr, tl.sum(one.to(tl.int64)))
         tl.atomic_add(out_ptr + 1, tl.sum((here & (place >= numel)).to(tl.int64)))
+    else:
+        tl.store(out_ptr + rank, place, mask=here)
+
+
+@triton.jit
+def _add_kernel(
+    packed_ptr, counts_ptr, low_ptr, values_ptr, out_ptr, row_bytes, row_values, bits, stretches,
+    weight, ROWS: tl.constexpr, LOW: tl.constexpr, BLOCKS: tl.constexpr, STRETCH: tl.constexpr,
+    STRETCHES: tl.constexpr,
+):  # fmt: skip
+    """Adds what all rows say of the entries in BLOCKS blocks, row by row."""
+    first = tl.program_id(0).to(tl.int64) * BLOCKS
+    other = tl.arange(0, STRETCHES)
+    for row in range(ROWS):
+        many = tl.load(counts_ptr + row * stretches + other, mask=other < stretches, other=0)
+        before = tl.cumsum(many.to(tl.int64), 0) - many
+        # The block of a bit is the number of zeros before it.
+        block = tl.where(other < stretches, other * STRETCH - before, first + BLOCKS)
+        stretch = tl.maximum(tl.sum((block < first).to(tl.int32)) - 1, 0)
+        end = tl.sum((block < first + BLOCKS).to(tl.int32))
+        while stretch < end:
+            start = tl.sum(tl.where(other == stretch, before, 0))
+            bit, one, rank = _ones_at(packed_ptr + row * row_bytes, stretch, start, bits, STRETCH)
+            here = (one != 0) & (bit - rank >= first) & (bit - rank < first + BLOCKS)
+            place = (bit - rank) << LOW
+            if LOW > 0:
+                place |= unpacked(low_ptr + row * row_bytes, rank, here, LOW)
+            value = tl.load(values_ptr + row * row_values + rank, mask=here, other=0.0)
+            total = tl.load(out_ptr + place, mask=here, other=0.0)
+            tl.store(out_ptr + place, total + value.to(tl.float32) * weight, mask=here)
+            stretch += 1
+        # The next row may add to the same entries, by other threads.
+        tl.debug_barrier()
+
+
+def _counted(packed: Tensor, rows: int, row_bytes: int, bits: int) -> tuple[Tensor, int, int]:
+    """The ones by stretches of each row's map, their number of bits, and how many there are."""
+    # Few enough for one program to look at all of them.
+    stretch = max(1024, triton.next_power_of_2(-(-bits // 2048)))
+    stretches = -(-bits // stretch)
+    counts = torch.empty(rows, stretches, dtype=torch.int32, device=packed.device)
+    together = max(1, 16384 // stretch)
+    _count_kernel[(-(-stretches // together), rows)](
+        packed, counts, row_bytes, bits, stretches, STRETCH=stretch, TOGETHER=together
+    )
+    return counts, stretch, stretches
 
 
 def _walk(
-    mode: int, packed: Tensor, low: int, bitmap_bits: int, count: int, values: Tensor, out: Tensor,
-    numel: int = 0, weight: float = 1.0,
-) -> None:  # fmt: skip
-    words, stretches = whole_words(packed), -(-bitmap_bits // STRETCH)
-    counts = torch.empty(stretches, dtype=torch.int32, device=packed.device)
-    launch(
-        _count_kernel, -(-stretches // TOGETHER), words, counts, bitmap_bits, stretches,
-        STRETCH=STRETCH, TOGETHER=TOGETHER,
+    packed: Tensor, low: int, bits: int, count: int, out: Tensor, numel: int, check: bool
+) -> None:
+    counts, stretch, stretches = _counted(packed, 1, 0, bits)
+    _walk_kernel[(stretches,)](
+        packed, counts, packed[-(-bits // 8) :], out, bits, count, numel, LOW=low, CHECK=check,
+        STRETCH=stretch, STRETCHES=triton.next_power_of_2(stretches), num_warps=8,
     )  # fmt: skip
-    launch(
-        _walk_kernel, stretches, words, counts, packed[-(-bitmap_bits // 8) :], values, out,
-        bitmap_bits, count, numel, weight, LOW=low, MODE=mode, STRETCH=STRETCH, num_warps=8,
-        # A fused multiply-add rounds otherwise than the reference.
-        enable_fp_fusion=False,
-    )  # fmt: skip
-
-
-def whole_words(packed: Tensor) -> Tensor:
-    """The same bytes as 32-bit words, from a place where words may begin."""
-    offset, nbytes = packed.storage_offset(), packed.numel()
-    room = packed.untyped_storage().nbytes() - offset
-    if offset % 4 or room < -(-nbytes // 4) * 4:
-        packed = torch.nn.functional.pad(packed, (0, -nbytes % 4))
-        offset = 0
-    whole = packed.as_strided((-(-nbytes // 4) * 4,), (1,), offset)
-    return whole.view(torch.int32)
 
 
 def pack_index(index: Tensor, low: int, bitmap_bits: int) -> Tensor:
@@ -118,9 +140,7 @@ def pack_index(index: Tensor, low: int, bitmap_bits: int) -> Tensor:
     out = torch.zeros(words, dtype=torch.int32, device=index.device)
     lanes = max(count, words - border // 4)
     if count:
-        launch(
-            _pack_kernel,
-            -(-lanes // BLOCK),
+        _pack_kernel[(-(-lanes // BLOCK),)](
             index,
             out,
             count,
@@ -134,18 +154,32 @@ def pack_index(index: Tensor, low: int, bitmap_bits: int) -> Tensor:
 
 def unpack_index(packed: Tensor, low: int, bitmap_bits: int, count: int) -> Tensor:
     out = torch.empty(count, dtype=torch.int64, device=packed.device)
-    _walk(0, packed, low, bitmap_bits, count, out, out)
+    _walk(packed, low, bitmap_bits, count, out, 0, check=False)
     return out
 
 
 def index_fits(packed: Tensor, low: int, bitmap_bits: int, count: int, numel: int) -> Tensor:
     found = torch.zeros(2, dtype=torch.int64, device=packed.device)
     # Spare bits of the last byte are looked at too: a position that they tell is out of range.
-    _walk(2, packed, low, -(-bitmap_bits // 8) * 8, count, found, found, numel)
+    _walk(packed, low, -(-bitmap_bits // 8) * 8, count, found, numel, check=True)
     return (found[0] == count) & (found[1] == 0)
 
 
 def add_packed(
     out: Tensor, packed: Tensor, low: int, bitmap_bits: int, values: Tensor, weight: float
 ) -> None:
-    _walk(1, packed, low, bitmap_bits, values.numel(), values, out, weight=weight)
+    rows, count = values.shape
+    if not count:
+        return
+    counts, stretch, stretches = _counted(packed, rows, packed.stride(0), bitmap_bits)
+    # As many blocks for a program as a stretch is about.
+    share = out.numel() / bitmap_bits * stretch / (1 << low)
+    blocks = triton.next_power_of_2(max(1, round(share)))
+    programs = -(-((out.numel() - 1 >> low) + 1) // blocks)
+    _add_kernel[(programs,)](
+        packed, counts, packed[:, -(-bitmap_bits // 8) :], values, out, packed.stride(0),
+        values.stride(0), bitmap_bits, stretches, weight, ROWS=rows, LOW=low, BLOCKS=blocks,
+        STRETCH=stretch, STRETCHES=triton.next_power_of_2(stretches), num_warps=8,
+        # A fused multiply-add rounds otherwise than the reference.
+        enable_fp_fusion=False,
+    )  # fmt: skip

@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.cuda.launch import launch
 from laconic.kernels.cuda.passes import TILE, added, finite, magnitude, sources, spread
 from laconic.kernels.cuda.random import KEYS, halves, stratum
 from laconic.types import Given
@@ -171,8 +170,8 @@ def sampled(given: Given, key: int, tried: int, finite_only: bool) -> Tensor:
     x, residual, left, decay = given
     feedback = residual is not None and left is not None
     out = torch.empty(tried, dtype=torch.int32, device=x.device)
-    launch(
-        _sample_kernel, -(-tried // BLOCK), x, x if residual is None else residual, out, decay,
+    _sample_kernel[(-(-tried // BLOCK),)](
+        x, x if residual is None else residual, out, decay,
         x.numel(), tried, *halves(key), FEEDBACK=feedback, FINITE=finite_only, BLOCK=BLOCK,
     )  # fmt: skip
     return out
@@ -182,8 +181,8 @@ def ranked(sample: Tensor, lower: int, upper: int, lowest: int) -> Tensor:
     """Two borders around a rank of a sample of at most SAMPLE magnitudes: see `_rank_kernel`."""
     out = torch.empty(2, dtype=torch.int32, device=sample.device)
     span = max(32, triton.next_power_of_2(sample.numel()))
-    launch(
-        _rank_kernel, 1, sample, out, sample.numel(), lower, upper, LOWEST=lowest, SPAN=span,
+    _rank_kernel[(1,)](
+        sample, out, sample.numel(), lower, upper, LOWEST=lowest, SPAN=span,
         num_warps=min(32, max(1, span // 256)),
     )  # fmt: skip
     return out
@@ -193,8 +192,8 @@ def probe(given: Given, borders: Tensor, counts: Tensor, finite_only: bool) -> N
     """Adds to `counts` (int64) how many of the sum reach each border; `left` then holds the sum."""
     x, residual, left, decay, feedback = sources(given)
     programs, tiles = spread(x.numel())
-    launch(
-        probe_kernel, programs, x, residual, left, borders, counts, decay, x.numel(),
+    probe_kernel[(programs,)](
+        x, residual, left, borders, counts, decay, x.numel(),
         FEEDBACK=feedback, FINITE=finite_only, MANY=borders.numel(), ROWS=ROWS, TILES=tiles,
         TILE=TILE, num_warps=8,
     )  # fmt: skip
@@ -215,13 +214,11 @@ def nth_largest(given: Given, count: int) -> Tensor:
     memory = torch.zeros(2 + 6 + LEVELS * BINS, dtype=torch.int64, device=given.x.device)
     counts, state, bins = memory[:2], memory[2:8], memory[8:].view(LEVELS, BINS)
     probe(given, guess, counts, False)
-    launch(_bracket_kernel, 1, guess, counts, state, count, numel, BINS=BINS, num_warps=1)
+    _bracket_kernel[(1,)](guess, counts, state, count, numel, BINS=BINS, num_warps=1)
     total = given.x if given.left is None else given.left
     programs, tiles = spread(numel)
     for level in bins:
-        launch(
-            _histogram_kernel,
-            programs,
+        _histogram_kernel[(programs,)](
             total,
             state,
             level,
@@ -232,5 +229,5 @@ def nth_largest(given: Given, count: int) -> Tensor:
             TILE=TILE,
             num_warps=8,
         )
-        launch(_narrow_kernel, 1, level, state, count, BINS=BINS, STEP=BINS.bit_length() - 1)
+        _narrow_kernel[(1,)](level, state, count, BINS=BINS, STEP=BINS.bit_length() - 1)
     return state

@@ -5,8 +5,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.cuda.launch import launch
-
 BLOCK = 1024
 
 # A key must not be taken for a constant.
@@ -83,7 +81,7 @@ def strata(key: int, numel: int, count: int, device: torch.device) -> Tensor:
     out = torch.empty(count, dtype=torch.int64, device=device)
     if count:
         grid = -(-count // BLOCK)
-        launch(_strata_kernel, grid, out, numel, count, *halves(key), BLOCK=BLOCK)
+        _strata_kernel[(grid,)](out, numel, count, *halves(key), BLOCK=BLOCK)
     return out
 
 
@@ -93,5 +91,5 @@ def random_blocks(
     out = torch.empty(count, dtype=torch.int64, device=device)
     if count:
         grid, blocks = -(-count // BLOCK), -(-count // block)
-        launch(_blocks_kernel, grid, out, numel, count, blocks, turn, *halves(key), BLOCK=BLOCK)
+        _blocks_kernel[(grid,)](out, numel, count, blocks, turn, *halves(key), BLOCK=BLOCK)
     return out

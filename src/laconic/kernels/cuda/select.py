@@ -12,7 +12,6 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels.cuda.bits import lowest_bit, ones
-from laconic.kernels.cuda.launch import launch
 from laconic.kernels.cuda.nth import nth_largest
 from laconic.kernels.cuda.passes import (
     PROGRAMS,
@@ -39,20 +38,20 @@ def _mark_kernel(
     if not TIES:
         border = tl.maximum(border, 1)
     start = tl.program_id(0).to(tl.int64) * TILES * TILE
-    found = tl.zeros((TILE,), tl.int32)
-    equal = tl.zeros((TILE,), tl.int32)
+    found = 0
+    equal = 0
     for tile in range(TILES):
         place = start + tile * TILE + tl.arange(0, TILE)
         inside = place < numel
         size = magnitude(added(x_ptr, residual_ptr, left_ptr, decay, place, inside, FEEDBACK))
         marked = inside & (size >= border)
-        found += marked.to(tl.int32)
+        found += tl.sum(marked.to(tl.int32))
         if TIES:
-            equal += (inside & (size == border)).to(tl.int32)
+            equal += tl.sum((inside & (size == border)).to(tl.int32))
         _store_marks(words_ptr, start + tile * TILE, marked, TILE)
-    tl.store(counts_ptr + tl.program_id(0), tl.sum(found))
+    tl.store(counts_ptr + tl.program_id(0), found)
     if TIES:
-        tl.store(ties_ptr + tl.program_id(0), tl.sum(equal))
+        tl.store(ties_ptr + tl.program_id(0), equal)
 
 
 @triton.jit
@@ -112,8 +111,8 @@ def _mark(given: Given, border: Tensor, ties: Tensor | None) -> tuple[Tensor, Te
     programs, tiles = spread(x.numel())
     words = torch.empty(programs * tiles * TILE // 32, dtype=torch.int32, device=x.device)
     counts = torch.empty(programs, dtype=torch.int32, device=x.device)
-    launch(
-        _mark_kernel, programs, x, residual, left, border, words, counts,
+    _mark_kernel[(programs,)](
+        x, residual, left, border, words, counts,
         counts if ties is None else ties, decay, x.numel(), FEEDBACK=feedback,
         TIES=ties is not None, TILES=tiles, TILE=TILE, num_warps=8,
     )  # fmt: skip
@@ -125,9 +124,7 @@ def _collect(words: Tensor, counts: Tensor, count: int) -> Tensor:
     programs = counts.numel()
     if count:
         each = words.numel() // programs
-        launch(
-            _collect_kernel, programs, words, counts, out, EACH=each, WORDS=WORDS, PROGRAMS=PROGRAMS
-        )
+        _collect_kernel[(programs,)](words, counts, out, EACH=each, WORDS=WORDS, PROGRAMS=PROGRAMS)
     return out
 
 
@@ -141,8 +138,8 @@ def largest(given: Given, count: int) -> Tensor:
     programs, tiles = spread(numel)
     ties = torch.empty(programs, dtype=torch.int32, device=total.device)
     words, counts = _mark(Given(total), border, ties)
-    launch(
-        _trim_kernel, programs, total, border, words, counts, ties, count, numel, TILES=tiles,
+    _trim_kernel[(programs,)](
+        total, border, words, counts, ties, count, numel, TILES=tiles,
         TILE=TILE, PROGRAMS=PROGRAMS, num_warps=8,
     )  # fmt: skip
     return _collect(words, counts, count)

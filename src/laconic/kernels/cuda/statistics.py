@@ -8,7 +8,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.cuda.launch import launch
 from laconic.kernels.cuda.passes import TILE, added, finite, magnitude, sources, spread
 from laconic.types import Given
 
@@ -74,8 +73,8 @@ def statistics(given: Given, squares: bool) -> tuple[Tensor, Tensor]:
     programs, tiles = spread(x.numel())
     sums = torch.empty(1 + squares, programs, dtype=torch.float64, device=x.device)
     tops = torch.empty(programs, dtype=torch.int32, device=x.device)
-    launch(
-        _statistics_kernel, programs, x, residual, left, sums, tops, decay, x.numel(),
+    _statistics_kernel[(programs,)](
+        x, residual, left, sums, tops, decay, x.numel(),
         FEEDBACK=feedback, SQUARES=squares, ROWS=ROWS, TILES=tiles, TILE=TILE, num_warps=8,
     )  # fmt: skip
     return sums, tops
@@ -84,9 +83,7 @@ def statistics(given: Given, squares: bool) -> tuple[Tensor, Tensor]:
 def excess(given: Given, border: Tensor, sums: Tensor, counts: Tensor) -> None:
     """By program: what magnitudes have above the border, and how many reach it."""
     programs, tiles = spread(given.x.numel())
-    launch(
-        _excess_kernel,
-        programs,
+    _excess_kernel[(programs,)](
         given.x,
         border,
         sums,

@@ -33,6 +33,10 @@ def add_at(out: Tensor, index: Tensor, rows: Tensor, weight: float) -> None:
 def add_packed(
     out: Tensor, packed: Tensor, low: int, bitmap_bits: int, values: Tensor, weight: float
 ) -> None:
-    """Adds `weight` times the values at the positions that the bytes tell (see `pack_index`)."""
-    index = unpack_index(packed, low, bitmap_bits, values.numel())
-    add_at(out, index, values.unsqueeze(0), weight)
+    """Adds `weight` times each row of values, in order, where that row of bytes tells.
+
+    The bytes are `pack_index`'s.
+    """
+    for row, said in zip(packed, values, strict=True):
+        index = unpack_index(row, low, bitmap_bits, said.numel())
+        add_at(out, index, said.unsqueeze(0), weight)
