@@ -20,7 +20,8 @@ from laconic.kernels.cuda.decide import (
     rescale_kernel,
     settle_kernel,
 )
-from laconic.kernels.cuda.nth import SAMPLE, nth_largest, probe, ranked, sampled
+from laconic.kernels.cuda.nth import nth_of_sample
+from laconic.kernels.cuda.passes import probe
 from laconic.kernels.cuda.statistics import excess, statistics
 from laconic.kernels.reference.borders import HALVINGS, LOWERINGS
 from laconic.types import Given
@@ -47,11 +48,7 @@ def sampled_border(given: Given, key: int, tried: int, top: int, enough: int) ->
     x = given.x
     if not x.numel():
         return x.new_zeros(1)
-    sample = sampled(given, key, tried, True)
-    if tried <= SAMPLE:
-        start = ranked(sample, top, top, 0)
-    else:
-        start = nth_largest(Given(sample.view(torch.float32)), top)
+    start = nth_of_sample(given, key, tried, top)
     borders = torch.empty(RUNGS, dtype=torch.int32, device=x.device)
     counts = torch.zeros(RUNGS, dtype=torch.int64, device=x.device)
     ladder_kernel[(1,)](start, borders, STEPS=LOWERINGS, NODES=RUNGS, num_warps=1)

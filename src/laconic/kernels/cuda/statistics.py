@@ -8,10 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.cuda.passes import TILE, added, finite, magnitude, sources, spread
+from laconic.kernels.cuda.passes import ROWS, TILE, added, finite, magnitude, sources, spread
 from laconic.types import Given
-
-ROWS = 4
 
 
 @triton.jit
