@@ -1,8 +1,9 @@
 """The magnitude that so many entries reach: exact, without sorting, without the host.
 
 A sample guesses two magnitudes around it, and the pass that adds the residual counts what reaches
-them. What lies between is counted by 2048 bins, the bin that holds it by 2048 smaller ones, and so
-on until a bin is one number. A guess that misses makes the first bins wider; it is exact anyway.
+them. A second pass marks what reaches the lower one, and counts what lies between by 2048 bins; the
+bin that holds the border is counted by 2048 smaller ones among the marked, and so on until a bin is
+one number. A guess that misses makes the first bins wider; it is exact anyway.
 """
 
 import torch
@@ -10,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from laconic.kernels.cuda.bits import lowest_bit
+from laconic.kernels.cuda.marks import WORDS, marks, new_marks, store_marks
 from laconic.kernels.cuda.passes import TILE, magnitude, probe, spread
 from laconic.kernels.cuda.sample import SAMPLE, drawn, guessed, ranked
 from laconic.types import Given
@@ -46,29 +49,50 @@ def _bracket_kernel(borders_ptr, counts_ptr, state_ptr, count, numel, BINS: tl.c
 
 
 @triton.jit
+def _tally(bins_ptr, size, here, state_ptr, numel, FEW: tl.constexpr, BINS: tl.constexpr):
+    """Counts those of the magnitudes here that lie in the bracket, by bins."""
+    first, last = tl.load(state_ptr).to(tl.int32), tl.load(state_ptr + 3).to(tl.int32)
+    inside = here & (size >= first) & (size <= last)
+    bin_ = tl.where(inside, (size - first) >> tl.load(state_ptr + 1).to(tl.int32), BINS)
+    if tl.load(state_ptr + 4) * FEW > numel:
+        # Often most of them are equal: those of the first bin are added all at once.
+        lowest = tl.min(bin_, 0)
+        equal = tl.sum((bin_ == lowest).to(tl.int64))
+        tl.atomic_add(bins_ptr + lowest, equal, mask=lowest < BINS, sem="relaxed")
+        inside &= bin_ != lowest
+    tl.atomic_add(bins_ptr + bin_, tl.full(bin_.shape, 1, tl.int64), mask=inside, sem="relaxed")
+
+
+@triton.jit
 def _histogram_kernel(
-    x_ptr, state_ptr, bins_ptr, numel, FEW: tl.constexpr, BINS: tl.constexpr,
+    x_ptr, state_ptr, words_ptr, bins_ptr, numel, FEW: tl.constexpr, BINS: tl.constexpr,
     TILES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    first, last = tl.load(state_ptr).to(tl.int32), tl.load(state_ptr + 3).to(tl.int32)
-    shift = tl.load(state_ptr + 1).to(tl.int32)
-    many = tl.load(state_ptr + 4) * FEW > numel
+    """Marks what reaches the bracket, among which are all that will be chosen."""
+    first = tl.load(state_ptr).to(tl.int32)
+    start = tl.program_id(0).to(tl.int64) * TILES * TILE
+    for tile in range(TILES):
+        place = start + tile * TILE + tl.arange(0, TILE)
+        size = magnitude(tl.load(x_ptr + place, mask=place < numel, other=0.0))
+        store_marks(words_ptr, start + tile * TILE, (place < numel) & (size >= first), TILE)
+        _tally(bins_ptr, size, place < numel, state_ptr, numel, FEW, BINS)
+
+
+@triton.jit
+def _refine_kernel(
+    x_ptr, state_ptr, words_ptr, bins_ptr, numel, FEW: tl.constexpr, BINS: tl.constexpr,
+    EACH: tl.constexpr, WORDS: tl.constexpr,
+):  # fmt: skip
+    """The same in smaller bins: only the marked are looked at."""
     # Below zero when a bin is one number already.
-    if shift >= 0:
-        start = tl.program_id(0).to(tl.int64) * TILES * TILE
-        for tile in range(TILES):
-            place = start + tile * TILE + tl.arange(0, TILE)
-            size = magnitude(tl.load(x_ptr + place, mask=place < numel, other=0.0))
-            inside = (place < numel) & (size >= first) & (size <= last)
-            bin_ = tl.where(inside, (size - first) >> shift, BINS)
-            if many:
-                # Often most of them are equal: those of the first bin are added all at once.
-                lowest = tl.min(bin_, 0)
-                equal = tl.sum((bin_ == lowest).to(tl.int64))
-                tl.atomic_add(bins_ptr + lowest, equal, mask=lowest < BINS, sem="relaxed")
-                inside &= bin_ != lowest
-            one = tl.full((TILE,), 1, tl.int64)
-            tl.atomic_add(bins_ptr + bin_, one, mask=inside, sem="relaxed")
+    if tl.load(state_ptr + 1) >= 0:
+        for begin in range(0, EACH, WORDS):
+            word, held = marks(words_ptr, begin, EACH, WORDS)
+            while tl.max((held != 0).to(tl.int32), 0) > 0:
+                place = word * 32 + lowest_bit(held).to(tl.int64)
+                size = magnitude(tl.load(x_ptr + place, mask=held != 0, other=0.0))
+                _tally(bins_ptr, size, held != 0, state_ptr, numel, FEW, BINS)
+                held &= held - 1
 
 
 @triton.jit
@@ -90,10 +114,11 @@ def _narrow_kernel(bins_ptr, state_ptr, count, BINS: tl.constexpr, STEP: tl.cons
         tl.store(state_ptr + 2, above)
 
 
-def nth_largest(given: Given, count: int) -> Tensor:
-    """[border, -1, entries above it, border, entries on it], int64: the count-th largest's bits.
+def nth_largest(given: Given, count: int) -> tuple[Tensor, Tensor]:
+    """The bits of the count-th largest magnitude, and marks on all that reach it, and some more.
 
-    `given.left` then holds the sum. 0 < count <= numel.
+    The first is [border, -1, entries above it, border, entries on it] in int64. `given.left` then
+    holds the sum. 0 < count <= numel.
     """
     numel = given.x.numel()
     guess = guessed(given, count)
@@ -104,20 +129,20 @@ def nth_largest(given: Given, count: int) -> Tensor:
     _bracket_kernel[(1,)](guess, counts, state, count, numel, BINS=BINS, num_warps=1)
     total = given.x if given.left is None else given.left
     programs, tiles = spread(numel)
-    for level in bins:
-        _histogram_kernel[(programs,)](
-            total,
-            state,
-            level,
-            numel,
-            FEW=FEW,
-            BINS=BINS,
-            TILES=tiles,
-            TILE=TILE,
-            num_warps=8,
-        )
+    words = new_marks(total)
+    for number, level in enumerate(bins):
+        if number == 0:
+            _histogram_kernel[(programs,)](
+                total, state, words, level, numel, FEW=FEW, BINS=BINS, TILES=tiles, TILE=TILE,
+                num_warps=8,
+            )  # fmt: skip
+        else:
+            _refine_kernel[(programs,)](
+                total, state, words, level, numel, FEW=FEW, BINS=BINS, EACH=tiles * TILE // 32,
+                WORDS=WORDS,
+            )  # fmt: skip
         _narrow_kernel[(1,)](level, state, count, BINS=BINS, STEP=BINS.bit_length() - 1)
-    return state
+    return state, words
 
 
 def nth_of_sample(given: Given, key: int, tried: int, rank: int) -> Tensor:
@@ -125,4 +150,4 @@ def nth_of_sample(given: Given, key: int, tried: int, rank: int) -> Tensor:
     sample = drawn(given, key, tried)
     if tried <= SAMPLE:
         return ranked(sample, rank)
-    return nth_largest(Given(sample.view(torch.float32)), rank)
+    return nth_largest(Given(sample.view(torch.float32)), rank)[0]
