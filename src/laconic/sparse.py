@@ -179,8 +179,10 @@ def _add_to(
     turn: Turn,
 ) -> None:
     if method.traits().varies:
-        for number, packed, *said in messages:
-            rows, rest = _said(codec, [tuple(said)], int(number), weight, turn)
+        # Asked all at once, so that the host waits once.
+        counts = torch.cat([parts[0] for parts in messages]).tolist()
+        for count, (_, packed, *said) in zip(counts, messages, strict=True):
+            rows, rest = _said(codec, [tuple(said)], count, weight, turn)
             add_packed(out, packed.unsqueeze(0), rows, rest)
         return
     # All at once: each entry is read and written once for all messages that lie in the cache.

@@ -97,6 +97,7 @@ def test_card_and_host_say_the_same(spec: str) -> None:
     assert same_bits(mine.cpu(), theirs)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("spec", FIXED)
 def test_fixed_sizes_never_wait_and_can_be_captured(spec: str) -> None:
     codec, turn = parse(spec), Turn((300_000,), size=4)

@@ -59,13 +59,12 @@ def _ones_at(packed_ptr, stretch, before, bits, STRETCH: tl.constexpr):
 
 @triton.jit
 def _walk_kernel(
-    packed_ptr, counts_ptr, low_ptr, out_ptr, bits, count, numel,
-    LOW: tl.constexpr, CHECK: tl.constexpr, STRETCH: tl.constexpr, STRETCHES: tl.constexpr,
+    packed_ptr, sums_ptr, low_ptr, out_ptr, bits, count, numel,
+    LOW: tl.constexpr, CHECK: tl.constexpr, STRETCH: tl.constexpr,
 ):  # fmt: skip
     """Writes every position, or with CHECK only counts the ones and those that are out of range."""
     program = tl.program_id(0)
-    other = tl.arange(0, STRETCHES)
-    before = tl.sum(tl.load(counts_ptr + other, mask=other < program, other=0).to(tl.int64))
+    before = tl.load(sums_ptr + program - 1, mask=program > 0, other=0)
     bit, one, rank = _ones_at(packed_ptr, program, before, bits, STRETCH)
     # A wrong map may have more ones than there are positions.
     here = (one != 0) & (rank < count)
@@ -81,7 +80,7 @@ def _walk_kernel(
 
 @triton.jit
 def _add_kernel(
-    packed_ptr, counts_ptr, low_ptr, values_ptr, out_ptr, row_bytes, row_values, bits, stretches,
+    packed_ptr, sums_ptr, low_ptr, values_ptr, out_ptr, row_bytes, row_values, bits, stretches,
     weight, ROWS: tl.constexpr, LOW: tl.constexpr, BLOCKS: tl.constexpr, STRETCH: tl.constexpr,
     STRETCHES: tl.constexpr,
 ):  # fmt: skip
@@ -89,14 +88,14 @@ def _add_kernel(
     first = tl.program_id(0).to(tl.int64) * BLOCKS
     other = tl.arange(0, STRETCHES)
     for row in range(ROWS):
-        many = tl.load(counts_ptr + row * stretches + other, mask=other < stretches, other=0)
-        before = tl.cumsum(many.to(tl.int64), 0) - many
+        row_sums = sums_ptr + row * stretches - 1
+        before = tl.load(row_sums + other, mask=(other > 0) & (other < stretches), other=0)
         # The block of a bit is the number of zeros before it.
         block = tl.where(other < stretches, other * STRETCH - before, first + BLOCKS)
         stretch = tl.maximum(tl.sum((block < first).to(tl.int32)) - 1, 0)
         end = tl.sum((block < first + BLOCKS).to(tl.int32))
         while stretch < end:
-            start = tl.sum(tl.where(other == stretch, before, 0))
+            start = tl.load(row_sums + stretch, mask=stretch > 0, other=0)
             bit, one, rank = _ones_at(packed_ptr + row * row_bytes, stretch, start, bits, STRETCH)
             here = (one != 0) & (bit - rank >= first) & (bit - rank < first + BLOCKS)
             place = (bit - rank) << LOW
@@ -110,26 +109,26 @@ def _add_kernel(
         tl.debug_barrier()
 
 
-def _counted(packed: Tensor, rows: int, row_bytes: int, bits: int) -> tuple[Tensor, int, int]:
-    """The ones by stretches of each row's map, their number of bits, and how many there are."""
-    # Few enough for one program to look at all of them.
-    stretch = max(1024, triton.next_power_of_2(-(-bits // 2048)))
+def _counted(packed: Tensor, rows: int, row_bytes: int, bits: int) -> tuple[Tensor, int]:
+    """How many ones each row's map has up to the end of each stretch, and a stretch's length."""
+    # Few enough stretches for one program to look at all of them.
+    stretch = max(1024, triton.next_power_of_2(-(-bits // 4096)))
     stretches = -(-bits // stretch)
     counts = torch.empty(rows, stretches, dtype=torch.int32, device=packed.device)
     together = max(1, 16384 // stretch)
     _count_kernel[(-(-stretches // together), rows)](
         packed, counts, row_bytes, bits, stretches, STRETCH=stretch, TOGETHER=together
     )
-    return counts, stretch, stretches
+    return counts.cumsum(1), stretch
 
 
 def _walk(
     packed: Tensor, low: int, bits: int, count: int, out: Tensor, numel: int, check: bool
 ) -> None:
-    counts, stretch, stretches = _counted(packed, 1, 0, bits)
-    _walk_kernel[(stretches,)](
-        packed, counts, packed[-(-bits // 8) :], out, bits, count, numel, LOW=low, CHECK=check,
-        STRETCH=stretch, STRETCHES=triton.next_power_of_2(stretches), num_warps=8,
+    sums, stretch = _counted(packed, 1, 0, bits)
+    _walk_kernel[(sums.shape[1],)](
+        packed, sums, packed[-(-bits // 8) :], out, bits, count, numel, LOW=low, CHECK=check,
+        STRETCH=stretch,
     )  # fmt: skip
 
 
@@ -171,15 +170,15 @@ def add_packed(
     rows, count = values.shape
     if not count:
         return
-    counts, stretch, stretches = _counted(packed, rows, packed.stride(0), bitmap_bits)
+    sums, stretch = _counted(packed, rows, packed.stride(0), bitmap_bits)
     # As many blocks for a program as a stretch is about.
     share = out.numel() / bitmap_bits * stretch / (1 << low)
     blocks = triton.next_power_of_2(max(1, round(share)))
     programs = -(-((out.numel() - 1 >> low) + 1) // blocks)
     _add_kernel[(programs,)](
-        packed, counts, packed[:, -(-bitmap_bits // 8) :], values, out, packed.stride(0),
-        values.stride(0), bitmap_bits, stretches, weight, ROWS=rows, LOW=low, BLOCKS=blocks,
-        STRETCH=stretch, STRETCHES=triton.next_power_of_2(stretches), num_warps=8,
+        packed, sums, packed[:, -(-bitmap_bits // 8) :], values, out, packed.stride(0),
+        values.stride(0), bitmap_bits, sums.shape[1], weight, ROWS=rows, LOW=low, BLOCKS=blocks,
+        STRETCH=stretch, STRETCHES=triton.next_power_of_2(sums.shape[1]),
         # A fused multiply-add rounds otherwise than the reference.
         enable_fp_fusion=False,
     )  # fmt: skip

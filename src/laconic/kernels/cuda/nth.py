@@ -49,12 +49,18 @@ def _bracket_kernel(borders_ptr, counts_ptr, state_ptr, count, numel, BINS: tl.c
 
 
 @triton.jit
-def _tally(bins_ptr, size, here, state_ptr, numel, FEW: tl.constexpr, BINS: tl.constexpr):
-    """Counts those of the magnitudes here that lie in the bracket, by bins."""
+def _bracket(state_ptr, numel, FEW: tl.constexpr):
+    """First and last magnitude, log2 of a bin, and whether many entries are inside."""
     first, last = tl.load(state_ptr).to(tl.int32), tl.load(state_ptr + 3).to(tl.int32)
+    return first, last, tl.load(state_ptr + 1).to(tl.int32), tl.load(state_ptr + 4) * FEW > numel
+
+
+@triton.jit
+def _tally(bins_ptr, size, here, first, last, shift, many, BINS: tl.constexpr):
+    """Counts those of the magnitudes here that lie in the bracket, by bins."""
     inside = here & (size >= first) & (size <= last)
-    bin_ = tl.where(inside, (size - first) >> tl.load(state_ptr + 1).to(tl.int32), BINS)
-    if tl.load(state_ptr + 4) * FEW > numel:
+    bin_ = tl.where(inside, (size - first) >> shift, BINS)
+    if many:
         # Often most of them are equal: those of the first bin are added all at once.
         lowest = tl.min(bin_, 0)
         equal = tl.sum((bin_ == lowest).to(tl.int64))
@@ -69,13 +75,13 @@ def _histogram_kernel(
     TILES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Marks what reaches the bracket, among which are all that will be chosen."""
-    first = tl.load(state_ptr).to(tl.int32)
+    first, last, shift, many = _bracket(state_ptr, numel, FEW)
     start = tl.program_id(0).to(tl.int64) * TILES * TILE
     for tile in range(TILES):
         place = start + tile * TILE + tl.arange(0, TILE)
         size = magnitude(tl.load(x_ptr + place, mask=place < numel, other=0.0))
         store_marks(words_ptr, start + tile * TILE, (place < numel) & (size >= first), TILE)
-        _tally(bins_ptr, size, place < numel, state_ptr, numel, FEW, BINS)
+        _tally(bins_ptr, size, place < numel, first, last, shift, many, BINS)
 
 
 @triton.jit
@@ -84,14 +90,15 @@ def _refine_kernel(
     EACH: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
     """The same in smaller bins: only the marked are looked at."""
+    first, last, shift, many = _bracket(state_ptr, numel, FEW)
     # Below zero when a bin is one number already.
-    if tl.load(state_ptr + 1) >= 0:
+    if shift >= 0:
         for begin in range(0, EACH, WORDS):
             word, held = marks(words_ptr, begin, EACH, WORDS)
             while tl.max((held != 0).to(tl.int32), 0) > 0:
                 place = word * 32 + lowest_bit(held).to(tl.int64)
                 size = magnitude(tl.load(x_ptr + place, mask=held != 0, other=0.0))
-                _tally(bins_ptr, size, held != 0, state_ptr, numel, FEW, BINS)
+                _tally(bins_ptr, size, held != 0, first, last, shift, many, BINS)
                 held &= held - 1
 
 

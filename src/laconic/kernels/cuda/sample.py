@@ -14,7 +14,7 @@ from laconic.types import Given
 SAMPLE = 16384
 """Magnitudes that one program can rank."""
 
-GUESS = 8192
+GUESS = 4096
 COARSE = 15
 """A guess has this many zero bits: it is within a 256th, and found in fewer steps."""
 
