@@ -5,9 +5,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from laconic.kernels import reference
 from laconic.kernels.cpu.index import unpack_index
 from laconic.kernels.cpu.jit import compiled
+from laconic.kernels.reference import entries as reference
 
 
 @compiled
@@ -24,9 +24,24 @@ def _add(
         out[index[i]] = total
 
 
+@compiled
+def _take(x: NDArray[np.float32], index: NDArray[np.int64], out: NDArray[np.float32]) -> None:
+    for i in range(index.size):
+        out[i] = x[index[i]]
+
+
+@compiled
+def _put(x: NDArray[np.float32], index: NDArray[np.int64], values: NDArray[np.float32]) -> None:
+    for i in range(index.size):
+        x[index[i]] = values[i]
+
+
 def lift(left: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
-    # Few entries, at places all over memory: torch waits for it as long as a loop would.
-    return reference.lift(left, index, dtype)
+    chosen = torch.empty(index.numel())
+    _take(left.numpy(), index.numpy(), chosen.numpy())
+    values = reference.rounded(chosen, dtype)
+    _put(left.numpy(), index.numpy(), (chosen - values.to(chosen.dtype)).numpy())
+    return values
 
 
 def add_at(out: Tensor, index: Tensor, rows: Tensor, weight: float) -> None:

@@ -38,10 +38,11 @@ def random_words(first: int, low: np.uint32, high: np.uint32, out: NDArray[np.ui
 @compiled
 def _strata(low: np.uint32, high: np.uint32, numel: int, out: NDArray[np.int64]) -> None:
     count = out.size
+    start = 0
     for i in range(count):
-        start = i * numel // count
-        width = (i + 1) * numel // count - start
-        out[i] = start + ((np.int64(random_word(i, low, high)) * width) >> 32)
+        stop = (i + 1) * numel // count
+        out[i] = start + ((np.int64(random_word(i, low, high)) * (stop - start)) >> 32)
+        start = stop
 
 
 @compiled

@@ -9,17 +9,18 @@ LARGEST_HALF = torch.finfo(torch.float16).max
 
 
 def lift(left: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
-    """The entries at `index`, rounded to `dtype`; what the rounding lost stays in their places.
-
-    Finite entries beyond float16 become its largest number.
-    """
+    """The entries at `index`, rounded to `dtype`; what the rounding lost stays in their places."""
     chosen = left[index]
-    values = chosen
-    if dtype == torch.float16:
-        values = torch.where(chosen.isinf(), chosen, chosen.clamp(-LARGEST_HALF, LARGEST_HALF))
-    values = values.to(dtype)
+    values = rounded(chosen, dtype)
     left.index_copy_(0, index, chosen - values.to(left.dtype))
     return values
+
+
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` in another format; finite entries beyond float16 become its largest number."""
+    if dtype == torch.float16:
+        x = torch.where(x.isinf(), x, x.clamp(-LARGEST_HALF, LARGEST_HALF))
+    return x.to(dtype)
 
 
 def add_at(out: Tensor, index: Tensor, rows: Tensor, weight: float) -> None:
