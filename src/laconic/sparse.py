@@ -11,13 +11,15 @@ from typing import ClassVar, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from laconic import kernels
+from laconic.cast import Cast
 from laconic.compressors.bf16 import Bf16
 from laconic.compressors.fp16 import Fp16
 from laconic.compressors.none import NoCompression
 from laconic.contract import Fused, OneRound, Traits
 from laconic.errors import ConfigError, WireError
 from laconic.types import Field, Given, Layout, Parts, Turn
-from laconic.wire.indices import check_index, index_field, pack_index, unpack_index
+from laconic.wire.indices import add_packed, check_index, index_field, pack_index
 from laconic.wire.layout import packed_bytes
 
 ValueFormat: TypeAlias = Literal["fp32", "bf16", "fp16"]
@@ -150,6 +152,8 @@ def _take(method: Sparsifier, codec: OneRound, given: Given, turn: Turn) -> Part
     inner = turn._replace(shape=(index.numel(),))
     if given.left is None:
         values = codec.compress(given.x[index], inner)
+    elif isinstance(codec, Cast):
+        values = (kernels.at(index).lift(given.left, index, codec.dtype),)
     else:
         chosen = given.left[index]
         values = codec.compress(chosen, inner)
@@ -160,7 +164,8 @@ def _take(method: Sparsifier, codec: OneRound, given: Given, turn: Turn) -> Part
         return values
     positions = pack_index(index, given.x.numel())
     if method.traits().varies:
-        count = torch.tensor([index.numel()], dtype=torch.int32, device=index.device)
+        # Filled where it is: a copy from the host would wait.
+        count = torch.full((1,), index.numel(), dtype=torch.int32, device=index.device)
         return (count, positions, *values)
     return (positions, *values)
 
@@ -173,18 +178,44 @@ def _add_to(
     weight: float,
     turn: Turn,
 ) -> None:
-    numel, varies = out.numel(), method.traits().varies
-    for parts in messages:
-        count = int(parts[0]) if varies else method.count(numel)
-        values = out.new_zeros(count)
-        inner = turn._replace(shape=(count,))
-        if method.told:
-            index = unpack_index(parts[1 if varies else 0], numel, count)
-            codec.add_to(values, [parts[2 if varies else 1 :]], weight, inner)
-        else:
-            index = method.select(Given(out), turn)
-            codec.add_to(values, [parts], weight, inner)
-        out.index_add_(0, index, values)
+    if method.traits().varies:
+        # Asked all at once, so that the host waits once.
+        counts = torch.cat([parts[0] for parts in messages]).tolist()
+        for count, (_, packed, *said) in zip(counts, messages, strict=True):
+            rows, rest = _said(codec, [tuple(said)], count, weight, turn)
+            add_packed(out, packed.unsqueeze(0), rows, rest)
+        return
+    # All at once: each entry is read and written once for all messages that lie in the cache.
+    values = [parts[1:] if method.told else parts for parts in messages]
+    rows, rest = _said(codec, values, method.count(out.numel()), weight, turn)
+    if method.told:
+        add_packed(out, torch.stack([parts[0] for parts in messages]), rows, rest)
+    else:
+        kernels.at(out).add_at(out, method.select(Given(out), turn), rows, rest)
+
+
+def _said(
+    codec: OneRound, messages: Sequence[Parts], count: int, weight: float, turn: Turn
+) -> tuple[Tensor, float]:
+    """What each message says of its `count` entries, and the weight that they still have to get."""
+    if isinstance(codec, Cast):
+        return torch.stack([parts[0] for parts in messages]), weight
+    rows = torch.zeros(len(messages), count, device=messages[0][0].device)
+    for row, parts in zip(rows, messages, strict=True):
+        codec.add_to(row, [parts], weight, turn._replace(shape=(count,)))
+    return rows, 1.0
+
+
+def reach(given: Given, border: Tensor, most: int) -> Tensor:
+    """The positions of the entries of `given.total()`, summed up already, from the border on.
+
+    Of more than `most`, the largest.
+    """
+    total = given.x if given.left is None else given.left
+    index = kernels.at(total).reaching(Given(total), border)
+    if index.numel() > most:
+        index = index[kernels.at(total).largest(Given(total[index]), most)]
+    return index
 
 
 def check_format(method: str, values: str) -> None:

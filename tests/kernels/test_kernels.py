@@ -150,39 +150,6 @@ class TestIndex:
         assert False in verdicts
 
 
-def expected_largest(x: Tensor, count: int) -> list[int]:
-    """By sorting: large magnitudes first (NaN above all), then small positions."""
-    size = x.view(torch.int32) & 0x7FFFFFFF
-    return sorted(sorted(range(x.numel()), key=lambda i: (-int(size[i]), i))[:count])
-
-
-class TestLargest:
-    @each_size
-    @pytest.mark.parametrize("kind", odd_numbers(0))
-    def test_chooses_alike(self, kind: str, numel: int) -> None:
-        x = odd_numbers(numel)[kind]
-        counts = {1, 2, 3, numel // 100, numel // 2, numel - 1, numel}
-        for count in sorted(c for c in counts if 0 < c <= numel):
-            expected = expected_largest(x, count)
-            assert cpu.largest(x, count).tolist() == expected
-            assert reference.largest(x, count).tolist() == expected
-
-    @each_backend
-    def test_of_equal_magnitudes_the_first_win(self, backend: ModuleType) -> None:
-        x = torch.tensor([1.0, -3.0, 3.0, 3.0, 2.0])
-        assert backend.largest(x, 2).tolist() == [1, 2]
-        assert backend.largest(x, 4).tolist() == [1, 2, 3, 4]
-
-    @each_backend
-    def test_more_than_there_are_means_all(self, backend: ModuleType) -> None:
-        assert backend.largest(normal(5), 9).tolist() == [0, 1, 2, 3, 4]
-        assert backend.largest(normal(0), 0).tolist() == []
-
-    @each_backend
-    def test_none_of_some_is_empty(self, backend: ModuleType) -> None:
-        assert backend.largest(normal(5), 0).tolist() == []
-
-
 class TestRandom:
     @pytest.mark.parametrize("key", [0, 1, KEY, (1 << 64) - 1, 1 << 32])
     def test_the_same_bits_in_both_backends(self, key: int) -> None:
@@ -401,34 +368,6 @@ class TestChoice:
 
 class TestSums:
     """The kernels that add a residual first say the same as those that do not."""
-
-    @pytest.mark.parametrize("numel", [0, 1, 7, 8, 9, 1000, 4097, 300_000])
-    @pytest.mark.parametrize("decay", [1.0, 0.5])
-    def test_largest_of_a_sum(self, numel: int, decay: float) -> None:
-        x, residual = torch.randn(2, numel, generator=torch.Generator().manual_seed(numel))
-        total = torch.add(x, residual, alpha=decay)
-        for count in {0, min(1, numel), numel // 50, numel}:
-            left = torch.full((numel,), float("nan"))
-            found = cpu.largest_sum(x, residual, decay, left, count)
-            assert torch.equal(found, reference.largest(total, count))
-            assert torch.equal(left, total)
-
-    @pytest.mark.parametrize("period", [61, 122, 7])
-    def test_a_misleading_sample_does_no_harm(self, period: int) -> None:
-        x = torch.rand(400_000, generator=torch.Generator().manual_seed(0))
-        for high in (True, False):
-            odd = x.clone()
-            # Where the sample looks, all is large, or all is small.
-            odd[::period] = odd[::period] * 0.001 + (10 if high else 0)
-            left = torch.empty_like(odd)
-            found = cpu.largest_sum(odd, torch.zeros_like(odd), 1.0, left, 20_000)
-            assert torch.equal(found, reference.largest(odd, 20_000))
-
-    def test_nan_is_found(self) -> None:
-        x = torch.randn(400_000, generator=torch.Generator().manual_seed(0))
-        x[[5, 399_999]] = float("nan")
-        found = cpu.largest_sum(x, torch.zeros_like(x), 1.0, torch.empty_like(x), 20_000)
-        assert torch.equal(found, reference.largest(x, 20_000))
 
     @pytest.mark.parametrize("numel", [0, 1, 7, 8, 9, 1000, 4097])
     def test_signs_of_a_sum(self, numel: int) -> None:

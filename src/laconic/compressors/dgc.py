@@ -4,18 +4,16 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from laconic import kernels
 from laconic.checks import check_fraction
 from laconic.contract import Traits
-from laconic.sparse import Sparsifier, ValueFormat, check_format, count_of
+from laconic.sparse import Sparsifier, ValueFormat, check_format, count_of, reach
 from laconic.types import Given, Turn
 
-ROUNDS = 10
 ENOUGH = 0.8
-"""Below this part of the aim the threshold is lowered, to this part of itself."""
+"""Below this part of the aim the threshold is lowered."""
 
 
 @dataclass(frozen=True)
@@ -50,28 +48,10 @@ class DGC(Sparsifier):
         return count_of(self.ratio, numel)
 
     def select(self, given: Given, turn: Turn) -> Tensor:
-        x = given.total()
-        if not x.numel():
-            return torch.arange(0, device=x.device)
-        count = self.count(x.numel())
-        border = self._border(x.abs().nan_to_num_(0.0, 0.0), count, turn)
-        # Written so that NaN is chosen.
-        index = torch.nonzero((x != 0) & ~(x.abs() < border)).view(-1)
-        if index.numel() > count:
-            index = index[kernels.at(x).largest(x[index], count)]
-        return index
-
-    def _border(self, size: Tensor, count: int, turn: Turn) -> Tensor:
-        """A threshold that about `count` magnitudes reach; at most the largest."""
-        numel = size.numel()
+        numel = given.x.numel()
+        count = self.count(numel)
         tried = math.ceil(min(numel, max(self.sample * numel, 2 / self.ratio)))
-        place = kernels.at(size).strata(turn.own_key(), numel, tried, size.device)
-        top = size[place].topk(count_of(self.ratio, tried), sorted=False).values
-        border = top.min().double()
-        for _ in range(ROUNDS):
-            few = (size >= border).sum() < ENOUGH * count
-            # Asking a GPU would make the host wait in every round; going on there changes nothing.
-            if not size.is_cuda and not bool(few):
-                break
-            border = torch.where(few, ENOUGH * border, border)
-        return border
+        top, enough = count_of(self.ratio, tried), math.ceil(ENOUGH * count)
+        key = turn.own_key()
+        border = kernels.at(given.x).sampled_border(given, key, tried, top, enough)
+        return reach(given, border, count)

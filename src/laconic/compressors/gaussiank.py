@@ -4,13 +4,12 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from laconic import kernels
 from laconic.checks import check_fraction, check_whole
 from laconic.contract import Traits
-from laconic.sparse import Sparsifier, ValueFormat, check_format, count_of
+from laconic.sparse import Sparsifier, ValueFormat, check_format, count_of, reach
 from laconic.types import Given, Turn
 
 
@@ -46,26 +45,7 @@ class GaussianK(Sparsifier):
         return count_of(self.ratio, numel)
 
     def select(self, given: Given, turn: Turn) -> Tensor:
-        x = given.total()
-        if not x.numel():
-            return torch.arange(0, device=x.device)
-        count = self.count(x.numel())
-        border = self._border(x.nan_to_num(0.0, 0.0, 0.0), count)
-        # Written so that NaN is chosen.
-        index = torch.nonzero((x != 0) & ~(x.abs() < border)).view(-1)
-        if index.numel() > 2 * count:
-            index = index[kernels.at(x).largest(x[index], 2 * count)]
-        return index
-
-    def _border(self, x: Tensor, count: int) -> Tensor:
-        """The threshold for finite entries; at most the largest magnitude."""
-        mean = x.mean(dtype=torch.float64)
-        square = x.norm(dtype=torch.float64).square() / x.numel()
-        std = (square - mean.square()).clamp_min(0).sqrt()
-        border = mean.abs() - NormalDist().inv_cdf(self.ratio / 2) * std
-        size = x.abs()
-        for _ in range(self.rounds):
-            reach = (size >= border).sum()
-            lower = torch.where(3 * reach < 2 * count, border / 2, border)
-            border = torch.where(3 * reach > 4 * count, border * 1.5, lower)
-        return torch.minimum(border, size.max().double())
+        count = self.count(given.x.numel())
+        spread = -NormalDist().inv_cdf(self.ratio / 2)
+        border = kernels.at(given.x).normal_border(given, spread, count, self.rounds)
+        return reach(given, border, 2 * count)

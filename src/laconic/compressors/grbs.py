@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
+from laconic import kernels
 from laconic.checks import check_fraction, check_whole
 from laconic.contract import Traits
-from laconic.kernels.reference.random import random_bits
 from laconic.sparse import Sparsifier, ValueFormat, check_format, count_of
 from laconic.types import Given, Turn, mix
 
@@ -48,21 +47,6 @@ class GRBS(Sparsifier):
     def select(self, given: Given, turn: Turn) -> Tensor:
         x = given.total()
         count = self.count(x.numel())
-        return random_blocks(turn.shared_key(), x.numel(), count, self.block, x.device)
-
-
-def random_blocks(key: int, numel: int, count: int, block: int, device: torch.device) -> Tensor:
-    """`count` positions below `numel` in blocks of at most `block`: ascending, distinct."""
-    place = torch.arange(count, device=device)
-    if not count:
-        return place
-    blocks, spare = -(-count // block), numel - count
-    edge = torch.arange(blocks + 1, device=device) * spare // blocks
-    room = edge[1:] - edge[:-1] + 1
-    # How many entries are left out before each block: it has a stretch of its own to move in.
-    before = edge[:-1] + ((random_bits(key, blocks, device) * room) >> 32)
-    # Entry j is in the last block that begins at or before it, block i at count * i // blocks.
-    turned = place + before[((place + 1) * blocks - 1) // count] + mix(key, 1) % numel
-    # Those turned past the end come first. How many they are need not be known to the host.
-    past = (turned >= numel).sum()
-    return turned[(place - past) % count] % numel
+        key = turn.shared_key()
+        offset = mix(key, 1) % max(1, x.numel())
+        return kernels.at(x).random_blocks(key, offset, x.numel(), count, self.block, x.device)

@@ -3,17 +3,13 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from laconic import kernels
 from laconic.checks import check_fraction
 from laconic.contract import Traits
-from laconic.sparse import Sparsifier, ValueFormat, check_format, count_of
+from laconic.sparse import Sparsifier, ValueFormat, check_format, count_of, reach
 from laconic.types import Given, Turn
-
-ROUNDS = 20
-"""Enough to cut the way from the mean to the largest magnitude into millionths."""
 
 
 @dataclass(frozen=True)
@@ -47,30 +43,5 @@ class RedSync(Sparsifier):
         return count_of(self.ratio, numel)
 
     def select(self, given: Given, turn: Turn) -> Tensor:
-        x = given.total()
-        if not x.numel():
-            return torch.arange(0, device=x.device)
-        count = self.count(x.numel())
-        border = bisect(x.abs().nan_to_num_(0.0, 0.0), count)
-        # Written so that NaN is chosen.
-        index = torch.nonzero((x != 0) & ~(x.abs() < border)).view(-1)
-        if index.numel() > 2 * count:
-            index = index[kernels.at(x).largest(x[index], 2 * count)]
-        return index
-
-
-def bisect(size: Tensor, count: int) -> Tensor:
-    """A threshold that `count` to twice as many magnitudes reach, or else the nearest lower one."""
-    high = size.max().double()
-    low = torch.minimum(size.mean(dtype=torch.float64), high)
-    fits, middle = torch.zeros_like(low, dtype=torch.bool), low
-    for _ in range(ROUNDS):
-        middle = (low + high) / 2
-        reach = (size >= middle).sum()
-        few, many = reach < count, reach > 2 * count
-        high, low = torch.where(few, middle, high), torch.where(many, middle, low)
-        fits = ~few & ~many
-        # Asking a GPU would make the host wait in every round; going on there changes nothing.
-        if not size.is_cuda and bool(fits):
-            break
-    return torch.where(fits, middle, low)
+        count = self.count(given.x.numel())
+        return reach(given, kernels.at(given.x).bisected_border(given, count), 2 * count)

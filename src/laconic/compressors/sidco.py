@@ -1,16 +1,14 @@
 """SIDCo: a threshold read off an exponential distribution that is fitted to the magnitudes."""
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from laconic import kernels
 from laconic.checks import check_fraction, check_whole
 from laconic.contract import Traits
-from laconic.sparse import Sparsifier, ValueFormat, check_format, count_of
+from laconic.sparse import Sparsifier, ValueFormat, check_format, count_of, reach
 from laconic.types import Given, Turn
 
 STEP = 0.25
@@ -23,7 +21,7 @@ class SIDCo(Sparsifier):
 
     If magnitudes were exponential with mean m, a share d of them would exceed -m ln d. Gradients
     have other tails, so it goes in up to `stages` stages: each passes a quarter, and the next is
-    fitted to the excess over the last threshold alone, where the tail is. No sorting, two passes
+    fitted to the excess over the last threshold alone, where the tail is. No sorting, one pass
     a stage. The largest entry is always sent and no larger one stays behind than was sent: a
     contraction. Of more than twice the aim the largest are sent. (The paper moves the number of
     stages while it trains; here it stays.) Zeros are never sent, NaN and infinity first.
@@ -59,24 +57,5 @@ class SIDCo(Sparsifier):
         return [*shares, rest]
 
     def select(self, given: Given, turn: Turn) -> Tensor:
-        x = given.total()
-        if not x.numel():
-            return torch.arange(0, device=x.device)
-        border = fitted(x.abs().nan_to_num_(0.0, 0.0), self.shares())
-        # Written so that NaN is chosen.
-        index = torch.nonzero((x != 0) & ~(x.abs() < border)).view(-1)
-        most = 2 * self.count(x.numel())
-        if index.numel() > most:
-            index = index[kernels.at(x).largest(x[index], most)]
-        return index
-
-
-def fitted(size: Tensor, shares: list[float]) -> Tensor:
-    """The threshold that all shares in turn lead to; at most the largest magnitude."""
-    # Never above the largest, so that there is always something to fit the next stage to.
-    largest = size.max().double()
-    border = torch.zeros_like(largest)
-    for share in shares:
-        over = (size - border).clamp_(min=0).sum(dtype=torch.float64) / (size >= border).sum()
-        border = torch.minimum(border - over * math.log(share), largest)
-    return border
+        border = kernels.at(given.x).excess_border(given, self.shares())
+        return reach(given, border, 2 * self.count(given.x.numel()))

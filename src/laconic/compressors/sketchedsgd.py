@@ -109,7 +109,7 @@ class SketchedSGD(ManyRounds):
         guess = median([line[column] * sign for line, (column, sign) in pairs])
         guess[mix(turn.shared_key(), self.rows) % max(1, turn.numel) :][:1] = torch.inf
         count = count_of(self.ratio, turn.numel)
-        return kernels.at(guess).largest(guess, min(turn.numel, count + 1))
+        return kernels.at(guess).largest(Given(guess), min(turn.numel, count + 1))
 
 
 def median(rows: Sequence[Tensor]) -> Tensor:

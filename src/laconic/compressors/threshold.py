@@ -1,11 +1,13 @@
 """Threshold: every entry above a fixed magnitude is said, however many there are."""
 
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from laconic import kernels
 from laconic.contract import Traits
 from laconic.errors import ConfigError
 from laconic.sparse import Sparsifier, ValueFormat, check_format
@@ -18,7 +20,7 @@ class Threshold(Sparsifier):
 
     No entry that stays behind is larger than `value`: with a residual each entry is said as soon as
     it has grown to that, so the residual is bounded, which serves error feedback as a contraction
-    does. Where nothing is above, nothing is said. NaN counts as above.
+    does. Where nothing is above, nothing is said. NaN and infinity always count as above.
     """
 
     value: float
@@ -42,5 +44,11 @@ class Threshold(Sparsifier):
         return min(numel, max(1, numel // 100))
 
     def select(self, given: Given, turn: Turn) -> Tensor:
-        # Written so that NaN is chosen.
-        return torch.nonzero(~(given.total().abs() <= self.value)).view(-1)
+        border = torch.full((1,), _next(self.value), device=given.x.device)
+        return kernels.at(given.x).reaching(given, border)
+
+
+@cache
+def _next(value: float) -> float:
+    """The first float32 above `value`: what is above reaches it."""
+    return float(torch.tensor(value).nextafter(torch.tensor(torch.inf)))

@@ -39,8 +39,4 @@ class TopK(Sparsifier):
         return count_of(self.ratio, numel)
 
     def select(self, given: Given, turn: Turn) -> Tensor:
-        x, residual, left, decay = given
-        count = self.count(x.numel())
-        if residual is None or left is None:
-            return kernels.at(x).largest(given.total(), count)
-        return kernels.at(x).largest_sum(x, residual, decay, left, count)
+        return kernels.at(given.x).largest(given, self.count(given.x.numel()))

@@ -45,6 +45,13 @@ def unpack_index(packed: Tensor, numel: int, count: int) -> Tensor:
     return kernels.at(packed).unpack_index(packed, low, bitmap_bits(numel, count), count)
 
 
+def add_packed(out: Tensor, packed: Tensor, values: Tensor, weight: float) -> None:
+    """Adds `weight` times each row of values where that row of bytes, checked before, tells."""
+    numel, count = out.numel(), values.shape[1]
+    low, bits = low_bits(numel, count), bitmap_bits(numel, count)
+    kernels.at(out).add_packed(out, packed, low, bits, values, weight)
+
+
 def check_index(packed: Tensor, numel: int, count: int) -> None:
     """Raises WireError unless the bytes tell exactly `count` positions, all below `numel`."""
     low = low_bits(numel, count)

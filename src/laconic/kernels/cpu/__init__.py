@@ -4,27 +4,42 @@ Compiled code is cached on disk beside this package, so only a machine's first c
 """
 
 from laconic.kernels.cpu.bits import pack_bits, unpack_bits
+from laconic.kernels.cpu.borders import (
+    bisected_border,
+    excess_border,
+    normal_border,
+    sampled_border,
+)
+from laconic.kernels.cpu.entries import add_at, add_packed, lift
 from laconic.kernels.cpu.index import index_fits, pack_index, unpack_index
 from laconic.kernels.cpu.lowrank import factor, factor_sum, lessen, orthonormal, outer
-from laconic.kernels.cpu.random import strata
+from laconic.kernels.cpu.random import random_blocks, strata
 from laconic.kernels.cpu.rounding import round_add, round_pack, round_pack_sum
-from laconic.kernels.cpu.select import largest, largest_sum
+from laconic.kernels.cpu.select import largest, reaching
 from laconic.kernels.cpu.sign import sign_add, sign_pack, sign_pack_sum
 
 __all__ = [
+    "add_at",
+    "add_packed",
+    "bisected_border",
+    "excess_border",
     "factor",
     "factor_sum",
     "index_fits",
     "largest",
-    "largest_sum",
     "lessen",
+    "lift",
+    "normal_border",
     "orthonormal",
     "outer",
     "pack_bits",
     "pack_index",
+    "random_blocks",
+    "reaching",
     "round_add",
     "round_pack",
     "round_pack_sum",
+    "sampled_border",
     "sign_add",
     "sign_pack",
     "sign_pack_sum",

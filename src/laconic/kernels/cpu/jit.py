@@ -57,7 +57,7 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     return _compiled(function)
 
 
-def compiled_sum(function: Callable[P, R]) -> Callable[P, R]:
+def compiled_sums(function: Callable[P, R]) -> Callable[P, R]:
     """The same for loops whose sums may be taken in any order: many at once, always alike."""
     return _compiled(function, fastmath={"reassoc"})
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from laconic.kernels import reference
-from laconic.kernels.cpu.jit import compiled_sum
+from laconic.kernels.cpu.jit import compiled_sums
 from laconic.kernels.reference import orthonormal
 
 __all__ = ["factor", "factor_sum", "lessen", "orthonormal", "outer"]
@@ -21,7 +21,7 @@ STRETCH = 1024
 
 
 # Slices below, since only loops from 0 on are known to have no negative index.
-@compiled_sum
+@compiled_sums
 def _along(m: NDArray[np.float32], base: NDArray[np.float32], out: NDArray[np.float32]) -> None:
     """Adds m @ baseᵀ to `out`."""
     rows, cols = m.shape
@@ -37,7 +37,7 @@ def _along(m: NDArray[np.float32], base: NDArray[np.float32], out: NDArray[np.fl
                 out[i, k] += part
 
 
-@compiled_sum
+@compiled_sums
 def _across(m: NDArray[np.float32], base: NDArray[np.float32], out: NDArray[np.float32]) -> None:
     """Adds baseᵀ @ m to `out`, two rows for one reading of it."""
     rows, cols = m.shape
@@ -58,7 +58,7 @@ def _across(m: NDArray[np.float32], base: NDArray[np.float32], out: NDArray[np.f
                     sums[j] += base[rows - 1, k] * last[j]
 
 
-@compiled_sum
+@compiled_sums
 def _spread(
     out: NDArray[np.float32], p: NDArray[np.float32], q: NDArray[np.float32], less: bool
 ) -> None:

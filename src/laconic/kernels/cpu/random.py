@@ -38,10 +38,39 @@ def random_words(first: int, low: np.uint32, high: np.uint32, out: NDArray[np.ui
 @compiled
 def _strata(low: np.uint32, high: np.uint32, numel: int, out: NDArray[np.int64]) -> None:
     count = out.size
+    start = 0
     for i in range(count):
-        start = i * numel // count
-        width = (i + 1) * numel // count - start
-        out[i] = start + ((np.int64(random_word(i, low, high)) * width) >> 32)
+        stop = (i + 1) * numel // count
+        out[i] = start + ((np.int64(random_word(i, low, high)) * (stop - start)) >> 32)
+        start = stop
+
+
+@compiled
+def _blocks(
+    low: np.uint32,
+    high: np.uint32,
+    turn: int,
+    numel: int,
+    block: int,
+    out: NDArray[np.int64],
+) -> None:
+    count = out.size
+    blocks, spare = -(-count // block), numel - count
+    # The first that is turned past the end; what comes from there on is written first.
+    border, written = count, 0
+    for again in range(2):
+        for i in range(blocks):
+            first, last = count * i // blocks, count * (i + 1) // blocks
+            edge = i * spare // blocks
+            room = (i + 1) * spare // blocks - edge + 1
+            before = edge + ((np.int64(random_word(i, low, high)) * room) >> 32) + turn
+            if not again and last + before > numel:
+                border = min(border, max(first, numel - before))
+            start = max(first, border) if not again else first
+            stop = last if not again else min(last, border)
+            for j in range(start, stop):
+                out[written] = j + before - (0 if again else numel)
+                written += 1
 
 
 def halves(key: int) -> tuple[np.uint32, np.uint32]:
@@ -54,4 +83,14 @@ def strata(key: int, numel: int, count: int, device: torch.device) -> Tensor:
     out = torch.empty(count, dtype=torch.int64)
     low, high = halves(key)
     _strata(low, high, numel, out.numpy())
+    return out
+
+
+def random_blocks(
+    key: int, turn: int, numel: int, count: int, block: int, device: torch.device
+) -> Tensor:
+    assert device.type == "cpu"
+    out = torch.empty(count, dtype=torch.int64)
+    low, high = halves(key)
+    _blocks(low, high, turn, numel, block, out.numpy())
     return out

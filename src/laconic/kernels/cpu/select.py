@@ -1,15 +1,21 @@
-"""The entries of largest magnitude, by counting instead of sorting."""
+"""Which entries are chosen, by counting instead of sorting (the meaning: kernels/reference)."""
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from laconic.kernels.cpu.jit import compiled
+from laconic.kernels.cpu.jit import compiled, inlined
+from laconic.types import Given
 
 # Exponent and four bits of mantissa: bins within 6 % of each other in magnitude.
 SHIFT = 19
 BINS = 1 << (31 - SHIFT)
+
+# Entries that stay in the cache from being added to being looked through.
+BLOCK = 1024
+
+SMALLEST = np.float32(1e-45)
 
 # Odd, so that the sample does not walk along a column of a matrix.
 STRIDE = 61
@@ -55,26 +61,95 @@ def _thin(
             found += 1
 
 
+@inlined
+def _find_in(flags: NDArray[np.uint8], start: int, out: NDArray[np.int64], found: int) -> int:
+    """Writes where flags are set, counted from `start`, after the `found` first."""
+    # Eight at a time, since most are clear.
+    words = flags.view(np.uint64)
+    for word in range(words.size):
+        if words[word]:
+            for i in range(8 * word, 8 * word + 8):
+                # Written always, kept only if it counts: no branch to mispredict.
+                out[found] = start + i
+                found += flags[i]
+    return found
+
+
 @compiled
 def _add_and_find(
     x: NDArray[np.float32],
     residual: NDArray[np.float32],
     decay: np.float32,
     left: NDArray[np.float32],
-    guess: np.float32,
+    border: np.float32,
     out: NDArray[np.int64],
 ) -> int:
+    # Through memory of its own, since `left` may be the residual: so vector instructions can.
+    totals, flags = np.empty(BLOCK, dtype=np.float32), np.zeros(BLOCK, dtype=np.uint8)
     found = 0
-    for i in range(x.size):
-        total = x[i] + decay * residual[i]
-        left[i] = total
-        out[found] = i
-        # Written so that NaN, the largest of all, is found too.
-        found += not abs(total) < guess
+    for start in range(0, x.size, BLOCK):
+        stop = start + BLOCK
+        one, two, sum_ = x[start:stop], residual[start:stop], left[start:stop]
+        for i in range(one.size):
+            total = one[i] + decay * two[i]
+            totals[i] = total
+            # Written so that NaN, the largest of all, is found too.
+            flags[i] = not abs(total) < border
+        for i in range(one.size):
+            sum_[i] = totals[i]
+        flags[one.size :] = 0
+        found = _find_in(flags, start, out, found)
     return found
 
 
-def largest(x: Tensor, count: int) -> Tensor:
+@compiled
+def _find(x: NDArray[np.float32], border: np.float32, out: NDArray[np.int64]) -> int:
+    flags = np.zeros(BLOCK, dtype=np.uint8)
+    found = 0
+    for start in range(0, x.size, BLOCK):
+        part = x[start : start + BLOCK]
+        for i in range(part.size):
+            flags[i] = not abs(part[i]) < border
+        flags[part.size :] = 0
+        found = _find_in(flags, start, out, found)
+    return found
+
+
+def _reached(given: Given, border: np.float32) -> NDArray[np.int64]:
+    """Positions of the magnitudes of the sum that reach the border, which is above 0."""
+    x, residual, left, decay = given
+    out = np.empty(x.numel() + 1, dtype=np.int64)
+    if residual is None or left is None:
+        found = _find(given.total().numpy(), border, out)
+    else:
+        found = _add_and_find(
+            x.numpy(), residual.numpy(), np.float32(decay), left.numpy(), border, out
+        )
+    return out[:found]
+
+
+def largest(given: Given, count: int) -> Tensor:
+    x, residual, left, decay = given
+    expected = count // STRIDE
+    if residual is None or left is None or expected < 50 or count >= x.numel():
+        return _counted(given.total(), count)
+    # A sample tells about where the border is. A guess that is too low costs a little, one that is
+    # too high is noticed: the result is exact either way.
+    sample = torch.add(x[::STRIDE], residual[::STRIDE], alpha=decay).abs_().numpy()
+    rank = sample.size - min(sample.size, int(1.1 * expected + 3 * expected**0.5))
+    candidates = _reached(given, max(np.partition(sample, rank)[rank], SMALLEST))
+    if candidates.size < count:
+        return _counted(left, count)
+    return _exactly(left.view(torch.int32).numpy(), candidates, count)
+
+
+def reaching(given: Given, border: Tensor) -> Tensor:
+    # Zeros reach no border.
+    return torch.from_numpy(_reached(given, max(np.float32(border.item()), SMALLEST)).copy())
+
+
+def _counted(x: Tensor, count: int) -> Tensor:
+    """The `count` largest by a histogram of all."""
     if count == 0 or count >= x.numel():
         return torch.arange(min(count, x.numel()))
     bits = x.view(torch.int32).numpy()
@@ -84,24 +159,6 @@ def largest(x: Tensor, count: int) -> Tensor:
     edge = int(np.flatnonzero(above >= count)[-1])
     candidates = np.empty(above[edge] + 1, dtype=np.int64)
     return _exactly(bits, candidates[: _at_least(bits, edge << SHIFT, candidates)], count)
-
-
-def largest_sum(x: Tensor, residual: Tensor, decay: float, left: Tensor, count: int) -> Tensor:
-    expected = count // STRIDE
-    if expected < 50 or count >= x.numel():
-        return largest(torch.add(x, residual, alpha=decay, out=left), count)
-    # A sample tells about where the border is. A guess that is too low costs a little, one that is
-    # too high is noticed: the result is exact either way.
-    sample = torch.add(x[::STRIDE], residual[::STRIDE], alpha=decay).abs_().numpy()
-    rank = sample.size - min(sample.size, int(1.1 * expected + 3 * expected**0.5))
-    guess = np.partition(sample, rank)[rank]
-    candidates = np.empty(x.numel() + 1, dtype=np.int64)
-    found = _add_and_find(
-        x.numpy(), residual.numpy(), np.float32(decay), left.numpy(), guess, candidates
-    )
-    if found < count:
-        return largest(left, count)
-    return _exactly(left.view(torch.int32).numpy(), candidates[:found], count)
 
 
 def _exactly(bits: NDArray[np.int32], candidates: NDArray[np.int64], count: int) -> Tensor:

@@ -1,37 +1,46 @@
-"""The kernels for CUDA tensors: Triton where a loop over memory counts, torch for the rest.
+"""The kernels for CUDA tensors, in Triton.
 
-Nothing here makes the host wait for the card.
+Nothing here makes the host wait for the card, but `reaching`, which must say how many there are.
 """
 
-from laconic.kernels.cuda.gram import orthonormal
-from laconic.kernels.cuda.lowrank import factor, factor_sum, lessen, outer
-from laconic.kernels.cuda.rounding import round_add, round_pack, round_pack_sum
-from laconic.kernels.cuda.sign import sign_add, sign_pack, sign_pack_sum
-from laconic.kernels.reference import (
-    index_fits,
-    largest,
-    largest_sum,
-    pack_bits,
-    pack_index,
-    strata,
-    unpack_bits,
-    unpack_index,
+from laconic.kernels.cuda.bits import pack_bits, unpack_bits
+from laconic.kernels.cuda.borders import (
+    bisected_border,
+    excess_border,
+    normal_border,
+    sampled_border,
 )
+from laconic.kernels.cuda.entries import add_at, add_packed, lift
+from laconic.kernels.cuda.gram import orthonormal
+from laconic.kernels.cuda.index import index_fits, pack_index, unpack_index
+from laconic.kernels.cuda.lowrank import factor, factor_sum, lessen, outer
+from laconic.kernels.cuda.random import random_blocks, strata
+from laconic.kernels.cuda.rounding import round_add, round_pack, round_pack_sum
+from laconic.kernels.cuda.select import largest, reaching
+from laconic.kernels.cuda.sign import sign_add, sign_pack, sign_pack_sum
 
 __all__ = [
+    "add_at",
+    "add_packed",
+    "bisected_border",
+    "excess_border",
     "factor",
     "factor_sum",
     "index_fits",
     "largest",
-    "largest_sum",
     "lessen",
+    "lift",
+    "normal_border",
     "orthonormal",
     "outer",
     "pack_bits",
     "pack_index",
+    "random_blocks",
+    "reaching",
     "round_add",
     "round_pack",
     "round_pack_sum",
+    "sampled_border",
     "sign_add",
     "sign_pack",
     "sign_pack_sum",

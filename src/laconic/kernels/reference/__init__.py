@@ -1,27 +1,42 @@
 """What every kernel means, in plain torch: the yardstick of the others, on any device."""
 
 from laconic.kernels.reference.bits import pack_bits, unpack_bits
+from laconic.kernels.reference.borders import (
+    bisected_border,
+    excess_border,
+    normal_border,
+    sampled_border,
+)
+from laconic.kernels.reference.entries import add_at, add_packed, lift
 from laconic.kernels.reference.index import index_fits, pack_index, unpack_index
 from laconic.kernels.reference.lowrank import factor, factor_sum, lessen, orthonormal, outer
-from laconic.kernels.reference.random import strata, uniform
+from laconic.kernels.reference.random import random_blocks, strata, uniform
 from laconic.kernels.reference.rounding import round_add, round_pack, round_pack_sum
-from laconic.kernels.reference.select import largest, largest_sum
+from laconic.kernels.reference.select import largest, reaching
 from laconic.kernels.reference.sign import sign_add, sign_pack, sign_pack_sum
 
 __all__ = [
+    "add_at",
+    "add_packed",
+    "bisected_border",
+    "excess_border",
     "factor",
     "factor_sum",
     "index_fits",
     "largest",
-    "largest_sum",
     "lessen",
+    "lift",
+    "normal_border",
     "orthonormal",
     "outer",
     "pack_bits",
     "pack_index",
+    "random_blocks",
+    "reaching",
     "round_add",
     "round_pack",
     "round_pack_sum",
+    "sampled_border",
     "sign_add",
     "sign_pack",
     "sign_pack_sum",

@@ -34,3 +34,26 @@ def strata(key: int, numel: int, count: int, device: torch.device) -> Tensor:
     edge = torch.arange(count + 1, device=device) * numel // max(1, count)
     start, width = edge[:-1], edge[1:] - edge[:-1]
     return start + ((random_bits(key, count, device) * width) >> 32)
+
+
+def random_blocks(
+    key: int, turn: int, numel: int, count: int, block: int, device: torch.device
+) -> Tensor:
+    """`count` positions in [0, numel) in blocks of at most `block`: ascending, distinct.
+
+    The fewest blocks, of equal length up to one. Each has a stretch of its own to move in, and all
+    are turned by `turn` around the end, so each entry has the same chance if `turn` is random.
+    """
+    place = torch.arange(count, device=device)
+    if not count:
+        return place
+    blocks, spare = -(-count // block), numel - count
+    edge = torch.arange(blocks + 1, device=device) * spare // blocks
+    room = edge[1:] - edge[:-1] + 1
+    # How many entries are left out before each block.
+    before = edge[:-1] + ((random_bits(key, blocks, device) * room) >> 32)
+    # Entry j is in the last block that begins at or before it, block i at count * i // blocks.
+    turned = place + before[((place + 1) * blocks - 1) // count] + turn
+    # Those turned past the end come first. How many they are need not be known to the host.
+    past = (turned >= numel).sum()
+    return turned[(place - past) % count] % numel

@@ -1,7 +1,12 @@
-"""The entries of largest magnitude."""
+"""Which entries are chosen, by magnitude: positions, ascending.
+
+Each adds the residual first: what is looked at is `given.total()`, which `given.left` then holds.
+"""
 
 import torch
 from torch import Tensor
+
+from laconic.types import Given
 
 
 def magnitude_bits(x: Tensor) -> Tensor:
@@ -9,8 +14,9 @@ def magnitude_bits(x: Tensor) -> Tensor:
     return x.view(torch.int32) & 0x7FFFFFFF
 
 
-def largest(x: Tensor, count: int) -> Tensor:
-    """Positions of the `count` largest magnitudes, ascending; of equal ones the first win."""
+def largest(given: Given, count: int) -> Tensor:
+    """Positions of the `count` largest magnitudes; of equal ones the first win."""
+    x = given.total()
     if count == 0 or count >= x.numel():
         return torch.arange(min(count, x.numel()), device=x.device)
     size = magnitude_bits(x)
@@ -20,6 +26,8 @@ def largest(x: Tensor, count: int) -> Tensor:
     return torch.nonzero_static(kept, size=count).view(-1)
 
 
-def largest_sum(x: Tensor, residual: Tensor, decay: float, left: Tensor, count: int) -> Tensor:
-    """`largest` of x + decay * residual, which `left` (maybe the residual) then holds."""
-    return largest(torch.add(x, residual, alpha=decay, out=left), count)
+def reaching(given: Given, border: Tensor) -> Tensor:
+    """Positions of all magnitudes from `border` (one float32) on; never of zeros, always of NaN."""
+    x = given.total()
+    # Written so that NaN is chosen.
+    return torch.nonzero((x != 0) & ~(x.abs() < border)).view(-1)

@@ -1,0 +1,130 @@
+"""Thresholds for about so many magnitudes (the meaning: kernels/reference/borders.py).
+
+One pass over memory for every statistic and every threshold that is tried.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from laconic.kernels.cpu.jit import compiled, compiled_sums
+from laconic.kernels.cpu.random import strata
+from laconic.kernels.cpu.select import largest
+from laconic.kernels.reference.borders import HALVINGS, LOWERINGS
+from laconic.types import Given
+
+INFINITE = np.int32(0x7F800000)
+"""The bits of infinity; those of NaN are above."""
+
+
+@compiled_sums
+def _sums(x: NDArray[np.float32]) -> tuple[float, float, float]:
+    """The sums of |x|, x and x^2 over finite entries."""
+    size, total, square = 0.0, 0.0, 0.0
+    for i in range(x.size):
+        # Written so that NaN is out.
+        value = np.float64(x[i] if abs(x[i]) < np.float32(np.inf) else np.float32(0))
+        size += abs(value)
+        total += value
+        square += value * value
+    return size, total, square
+
+
+@compiled
+def _largest(bits: NDArray[np.int32]) -> int:
+    """The bits of the largest finite magnitude."""
+    top = np.int32(0)
+    for i in range(bits.size):
+        size = bits[i] & np.int32(0x7FFFFFFF)
+        top = max(top, size if size < INFINITE else np.int32(0))
+    return top
+
+
+@compiled
+def _reach(x: NDArray[np.float32], border: float) -> int:
+    """How many finite magnitudes reach the border, rounded to float32."""
+    least = np.float32(border)
+    if least == 0:
+        return x.size
+    found = 0
+    for i in range(x.size):
+        found += (abs(x[i]) >= least) & (abs(x[i]) < np.float32(np.inf))
+    return found
+
+
+@compiled_sums
+def _excess(x: NDArray[np.float32], border: float) -> float:
+    """The sum of what finite magnitudes have above the border, rounded to float32."""
+    least, total = np.float32(border), 0.0
+    for i in range(x.size):
+        size = abs(x[i])
+        over = (size > least) & (size < np.float32(np.inf))
+        total += np.float64(size - least if over else np.float32(0))
+    return total
+
+
+def _top(x: Tensor) -> float:
+    """The largest finite magnitude."""
+    return float(np.int32(_largest(x.view(torch.int32).numpy())).view(np.float32))
+
+
+def _border(value: float) -> Tensor:
+    return torch.tensor([value], dtype=torch.float32)
+
+
+def sampled_border(given: Given, key: int, tried: int, top: int, enough: int) -> Tensor:
+    x = given.total()
+    if not x.numel():
+        return _border(0.0)
+    sample = x[strata(key, x.numel(), tried, x.device)].abs().nan_to_num_(0.0, 0.0)
+    border = float(sample[largest(Given(sample), top)].min())
+    for _ in range(LOWERINGS):
+        if _reach(x.numpy(), border) >= enough:
+            break
+        border = 0.8 * border
+    return _border(border)
+
+
+def bisected_border(given: Given, count: int) -> Tensor:
+    x = given.total()
+    if not x.numel():
+        return _border(0.0)
+    high = _top(x)
+    low = min(_sums(x.numpy())[0] / x.numel(), high)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        reach = _reach(x.numpy(), middle)
+        if count <= reach <= 2 * count:
+            return _border(middle)
+        low, high = (low, middle) if reach < count else (middle, high)
+    return _border(low)
+
+
+def excess_border(given: Given, shares: Sequence[float]) -> Tensor:
+    x = given.total()
+    if not x.numel():
+        return _border(0.0)
+    border, top = 0.0, _top(x)
+    for share in shares:
+        over = _excess(x.numpy(), border) / _reach(x.numpy(), border)
+        border = min(border - over * math.log(share), top)
+    return _border(border)
+
+
+def normal_border(given: Given, spread: float, count: int, rounds: int) -> Tensor:
+    x = given.total()
+    if not x.numel():
+        return _border(0.0)
+    _, total, square = _sums(x.numpy())
+    mean = total / x.numel()
+    border = abs(mean) + spread * math.sqrt(max(0.0, square / x.numel() - mean * mean))
+    for _ in range(rounds):
+        reach = _reach(x.numpy(), border)
+        if 2 * count <= 3 * reach <= 4 * count:
+            break
+        border = border / 2 if 3 * reach < 2 * count else border * 1.5
+    return _border(min(border, _top(x)))

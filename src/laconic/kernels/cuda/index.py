@@ -1,0 +1,184 @@
+"""Ascending positions as a bitmap of blocks and packed low bits (the format: wire/indices.py).
+
+A set bit's rank is the number of ones before it: they are counted by stretches of the map first.
+To add what many messages say, a program has a range of entries and goes through the messages in
+order, so that no two programs write the same entry, and what they write is still in the cache.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from laconic.kernels.cuda.bits import ones, packed_word, unpacked
+
+BLOCK = 1024
+
+
+@triton.jit
+def _pack_kernel(
+    index_ptr, out_ptr, count, base, words, LOW: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    i = first + tl.arange(0, BLOCK)
+    place = (tl.load(index_ptr + i, mask=i < count, other=0) >> LOW) + i
+    bit = (tl.full((BLOCK,), 1, tl.uint32) << (place % 32).to(tl.uint32)).to(tl.int32, bitcast=True)
+    tl.atomic_or(out_ptr + place // 32, bit, mask=i < count, sem="relaxed")
+    # The low bits begin at bit `base`, inside a word that may have bits of the map too.
+    if LOW > 0 and base // 32 + first < words:
+        word = base // 32 + i
+        mask = (tl.full((), 1, tl.int64) << LOW) - 1
+        lows = packed_word(index_ptr, word * 32 - base, count, mask, LOW)
+        tl.atomic_or(out_ptr + word, lows, mask=word < words, sem="relaxed")
+
+
+@triton.jit
+def _count_kernel(
+    packed_ptr, counts_ptr, row_bytes, bits, stretches, STRETCH: tl.constexpr,
+    TOGETHER: tl.constexpr,
+):  # fmt: skip
+    """The ones of every stretch of every row's map."""
+    row = tl.program_id(1).to(tl.int64)
+    stretch = tl.program_id(0).to(tl.int64) * TOGETHER + tl.arange(0, TOGETHER)
+    byte = stretch[:, None] * (STRETCH // 8) + tl.arange(0, STRETCH // 8)[None, :]
+    held = tl.load(packed_ptr + row * row_bytes + byte, mask=byte * 8 < bits, other=0)
+    # What follows the map in its last byte is no part of it.
+    spare = tl.minimum(tl.maximum(byte * 8 + 8 - bits, 0), 8).to(tl.uint32)
+    many = ones(held.to(tl.uint32) & (tl.full((), 255, tl.uint32) >> spare)).to(tl.int32)
+    tl.store(counts_ptr + row * stretches + stretch, tl.sum(many, axis=1), mask=stretch < stretches)
+
+
+@triton.jit
+def _ones_at(packed_ptr, stretch, before, bits, STRETCH: tl.constexpr):
+    """The bits of a stretch of the map: their numbers, whether they are set, and their ranks."""
+    bit = stretch.to(tl.int64) * STRETCH + tl.arange(0, STRETCH)
+    held = tl.load(packed_ptr + bit // 8, mask=bit < bits, other=0).to(tl.int32)
+    one = (held >> (bit % 8).to(tl.int32)) & 1
+    return bit, one, before + tl.cumsum(one, 0) - one
+
+
+@triton.jit
+def _walk_kernel(
+    packed_ptr, sums_ptr, low_ptr, out_ptr, bits, count, numel,
+    LOW: tl.constexpr, CHECK: tl.constexpr, STRETCH: tl.constexpr,
+):  # fmt: skip
+    """Writes every position, or with CHECK only counts the ones and those that are out of range."""
+    program = tl.program_id(0)
+    before = tl.load(sums_ptr + program - 1, mask=program > 0, other=0)
+    bit, one, rank = _ones_at(packed_ptr, program, before, bits, STRETCH)
+    # A wrong map may have more ones than there are positions.
+    here = (one != 0) & (rank < count)
+    place = (bit - rank) << LOW
+    if LOW > 0:
+        place |= unpacked(low_ptr, rank, here, LOW)
+    if CHECK:
+        tl.atomic_add(out_ptr, tl.sum(one.to(tl.int64)))
+        tl.atomic_add(out_ptr + 1, tl.sum((here & (place >= numel)).to(tl.int64)))
+    else:
+        tl.store(out_ptr + rank, place, mask=here)
+
+
+@triton.jit
+def _add_kernel(
+    packed_ptr, sums_ptr, low_ptr, values_ptr, out_ptr, row_bytes, row_values, bits, stretches,
+    weight, ROWS: tl.constexpr, LOW: tl.constexpr, BLOCKS: tl.constexpr, STRETCH: tl.constexpr,
+    STRETCHES: tl.constexpr,
+):  # fmt: skip
+    """Adds what all rows say of the entries in BLOCKS blocks, row by row."""
+    first = tl.program_id(0).to(tl.int64) * BLOCKS
+    other = tl.arange(0, STRETCHES)
+    for row in range(ROWS):
+        row_sums = sums_ptr + row * stretches - 1
+        before = tl.load(row_sums + other, mask=(other > 0) & (other < stretches), other=0)
+        # The block of a bit is the number of zeros before it.
+        block = tl.where(other < stretches, other * STRETCH - before, first + BLOCKS)
+        stretch = tl.maximum(tl.sum((block < first).to(tl.int32)) - 1, 0)
+        end = tl.sum((block < first + BLOCKS).to(tl.int32))
+        while stretch < end:
+            start = tl.load(row_sums + stretch, mask=stretch > 0, other=0)
+            bit, one, rank = _ones_at(packed_ptr + row * row_bytes, stretch, start, bits, STRETCH)
+            here = (one != 0) & (bit - rank >= first) & (bit - rank < first + BLOCKS)
+            place = (bit - rank) << LOW
+            if LOW > 0:
+                place |= unpacked(low_ptr + row * row_bytes, rank, here, LOW)
+            value = tl.load(values_ptr + row * row_values + rank, mask=here, other=0.0)
+            total = tl.load(out_ptr + place, mask=here, other=0.0)
+            tl.store(out_ptr + place, total + value.to(tl.float32) * weight, mask=here)
+            stretch += 1
+        # The next row may add to the same entries, by other threads.
+        tl.debug_barrier()
+
+
+def _counted(packed: Tensor, rows: int, row_bytes: int, bits: int) -> tuple[Tensor, int]:
+    """How many ones each row's map has up to the end of each stretch, and a stretch's length."""
+    # Few enough stretches for one program to look at all of them.
+    stretch = max(1024, triton.next_power_of_2(-(-bits // 4096)))
+    stretches = -(-bits // stretch)
+    counts = torch.empty(rows, stretches, dtype=torch.int32, device=packed.device)
+    together = max(1, 16384 // stretch)
+    _count_kernel[(-(-stretches // together), rows)](
+        packed, counts, row_bytes, bits, stretches, STRETCH=stretch, TOGETHER=together
+    )
+    return counts.cumsum(1), stretch
+
+
+def _walk(
+    packed: Tensor, low: int, bits: int, count: int, out: Tensor, numel: int, check: bool
+) -> None:
+    sums, stretch = _counted(packed, 1, 0, bits)
+    _walk_kernel[(sums.shape[1],)](
+        packed, sums, packed[-(-bits // 8) :], out, bits, count, numel, LOW=low, CHECK=check,
+        STRETCH=stretch,
+    )  # fmt: skip
+
+
+def pack_index(index: Tensor, low: int, bitmap_bits: int) -> Tensor:
+    count, border = index.numel(), -(-bitmap_bits // 8)
+    nbytes = border + -(-count * low // 8)
+    words = -(-nbytes // 4)
+    out = torch.zeros(words, dtype=torch.int32, device=index.device)
+    lanes = max(count, words - border // 4)
+    if count:
+        _pack_kernel[(-(-lanes // BLOCK),)](
+            index,
+            out,
+            count,
+            border * 8,
+            words,
+            LOW=low,
+            BLOCK=BLOCK,
+        )
+    return out.view(torch.uint8)[:nbytes]
+
+
+def unpack_index(packed: Tensor, low: int, bitmap_bits: int, count: int) -> Tensor:
+    out = torch.empty(count, dtype=torch.int64, device=packed.device)
+    _walk(packed, low, bitmap_bits, count, out, 0, check=False)
+    return out
+
+
+def index_fits(packed: Tensor, low: int, bitmap_bits: int, count: int, numel: int) -> Tensor:
+    found = torch.zeros(2, dtype=torch.int64, device=packed.device)
+    # Spare bits of the last byte are looked at too: a position that they tell is out of range.
+    _walk(packed, low, -(-bitmap_bits // 8) * 8, count, found, numel, check=True)
+    return (found[0] == count) & (found[1] == 0)
+
+
+def add_packed(
+    out: Tensor, packed: Tensor, low: int, bitmap_bits: int, values: Tensor, weight: float
+) -> None:
+    rows, count = values.shape
+    if not count:
+        return
+    sums, stretch = _counted(packed, rows, packed.stride(0), bitmap_bits)
+    # As many blocks for a program as a stretch is about.
+    share = out.numel() / bitmap_bits * stretch / (1 << low)
+    blocks = triton.next_power_of_2(max(1, round(share)))
+    programs = -(-((out.numel() - 1 >> low) + 1) // blocks)
+    _add_kernel[(programs,)](
+        packed, sums, packed[:, -(-bitmap_bits // 8) :], values, out, packed.stride(0),
+        values.stride(0), bitmap_bits, sums.shape[1], weight, ROWS=rows, LOW=low, BLOCKS=blocks,
+        STRETCH=stretch, STRETCHES=triton.next_power_of_2(sums.shape[1]),
+        # A fused multiply-add rounds otherwise than the reference.
+        enable_fp_fusion=False,
+    )  # fmt: skip

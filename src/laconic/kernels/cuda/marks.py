@@ -1,0 +1,34 @@
+"""Marks: one bit for each entry of a tensor, in words of 32, by the stretches of cuda/passes.py."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from laconic.kernels.cuda.passes import TILE, spread
+
+# Words that are walked through at once.
+WORDS = 512
+
+
+@triton.jit
+def store_marks(words_ptr, start, marked, TILE: tl.constexpr):
+    """Writes a tile of marks that begins at entry `start`."""
+    bits = tl.reshape(marked.to(tl.int32), (TILE // 32, 32))
+    words = tl.sum(bits << tl.arange(0, 32)[None, :], axis=1)
+    tl.store(words_ptr + start // 32 + tl.arange(0, TILE // 32), words)
+
+
+@triton.jit
+def marks(words_ptr, begin, EACH: tl.constexpr, WORDS: tl.constexpr):
+    """Numbers (int64) and bits (uint32) of WORDS words of this program's EACH, from `begin` on."""
+    lane = begin + tl.arange(0, WORDS)
+    word = tl.program_id(0).to(tl.int64) * EACH + lane
+    held = tl.load(words_ptr + word, mask=lane < EACH, other=0)
+    return word, held.to(tl.uint32, bitcast=True)
+
+
+def new_marks(x: Tensor) -> Tensor:
+    """Room for the marks of all programs."""
+    programs, tiles = spread(x.numel())
+    return torch.empty(programs * tiles * TILE // 32, dtype=torch.int32, device=x.device)

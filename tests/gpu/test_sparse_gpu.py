@@ -1,0 +1,147 @@
+"""The sparsifiers' kernels on the card: what they choose, and what they never do."""
+
+import math
+
+import pytest
+import torch
+
+from laconic.contract import take
+from laconic.kernels import reference
+from laconic.spec import parse
+from laconic.types import Given, Turn
+from laconic.wire.indices import bitmap_bits, low_bits
+from odd import apart, odd_numbers, same_bits, same_numbers
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
+
+SIZES = [1, 7, 4097, 1_000_003]
+KEY = 0x9E3779B97F4A7C15
+FIXED = ["topk:ratio=0.01", "topk:ratio=0.1,values=fp32", "randomk:ratio=0.01", "grbs:ratio=0.01"]
+VARYING = ["threshold:value=2.5", "dgc:ratio=0.01", "redsync:ratio=0.01", "sidco:ratio=0.01"]
+
+each_size = pytest.mark.parametrize("numel", SIZES)
+each_kind = pytest.mark.parametrize("kind", odd_numbers(0))
+
+
+@each_size
+@each_kind
+def test_the_largest(kind: str, numel: int) -> None:
+    from laconic.kernels import cuda
+
+    x = odd_numbers(numel)[kind]
+    for count in sorted({1, numel // 100 or 1, numel // 2 or 1, numel}):
+        left = torch.full_like(x, torch.nan).cuda()
+        found = cuda.largest(Given(x.cuda(), torch.zeros_like(left), left, 0.5), count)
+        assert same_bits(found.cpu(), reference.largest(Given(x), count))
+        assert same_numbers(left.cpu(), x)
+
+
+@each_size
+@each_kind
+def test_borders_and_what_reaches_them(kind: str, numel: int) -> None:
+    from laconic.kernels import cuda
+
+    x = odd_numbers(numel)[kind]
+    count = max(1, numel // 100)
+    settings: dict[str, tuple[object, ...]] = {
+        "sampled_border": (7, max(1, numel // 30), max(1, count // 30), math.ceil(0.8 * count)),
+        "bisected_border": (count,),
+        "excess_border": ([0.25, 0.25, 0.16],),
+        "normal_border": (2.57, count, 5),
+    }
+    for name, rest in settings.items():
+        left = torch.full_like(x, torch.nan).cuda()
+        found = getattr(cuda, name)(Given(x.cuda(), torch.zeros_like(left), left), *rest)
+        expected = getattr(reference, name)(Given(x), *rest)
+        assert apart(found.cpu(), expected) <= 1, name
+        assert same_numbers(left.cpu(), x)
+        index = cuda.reaching(Given(x.cuda()), expected.cuda())
+        assert same_bits(index.cpu(), reference.reaching(Given(x), expected))
+
+
+@each_size
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_positions_and_entries(numel: int, dtype: torch.dtype) -> None:
+    from laconic.kernels import cuda
+
+    card, count = torch.device("cuda"), max(1, numel // 50)
+    indices = [reference.strata(key, numel, count, torch.device("cpu")) for key in (1, KEY)]
+    drawn = [cuda.strata(key, numel, count, card) for key in (1, KEY)]
+    assert all(same_bits(a.cpu(), b) for a, b in zip(drawn, indices, strict=True))
+    low, bits = low_bits(numel, count), bitmap_bits(numel, count)
+    packed = torch.stack([cuda.pack_index(index, low, bits) for index in drawn])
+    expected = torch.stack([reference.pack_index(index, low, bits) for index in indices])
+    assert same_bits(packed.cpu(), expected)
+    assert same_bits(cuda.unpack_index(packed[1], low, bits, count).cpu(), indices[1])
+    assert cuda.index_fits(packed[1], low, bits, count, numel)
+    x = odd_numbers(numel)["normal"] * 1e5
+    left, other = x.cuda(), x.clone()
+    rows = torch.stack([cuda.lift(left, index, dtype) for index in drawn])
+    others = torch.stack([reference.lift(other, index, dtype) for index in indices])
+    assert same_bits(rows.cpu(), others)
+    cuda.add_packed(left, packed, low, bits, rows, 0.3)
+    reference.add_packed(other, expected, low, bits, others, 0.3)
+    cuda.add_at(left, drawn[0], rows, 0.3)
+    reference.add_at(other, indices[0], others, 0.3)
+    assert same_bits(left.cpu(), other)
+
+
+@pytest.mark.parametrize("spec", [*FIXED, *VARYING])
+def test_card_and_host_say_the_same(spec: str) -> None:
+    codec, turn = parse(spec), Turn((100_003,), step=3)
+    x, residual = odd_numbers(100_003)["normal"], odd_numbers(100_003)["ties"] / 8
+    mine, theirs = residual.cuda(), residual.clone()
+    said = take(codec, Given(x.cuda(), mine, mine), turn)  # type: ignore[arg-type]
+    expected = take(codec, Given(x, theirs, theirs), turn)  # type: ignore[arg-type]
+    assert all(same_bits(a.cpu(), b) for a, b in zip(said, expected, strict=True))
+    assert same_bits(mine.cpu(), theirs)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+@pytest.mark.parametrize("spec", FIXED)
+def test_fixed_sizes_never_wait_and_can_be_captured(spec: str) -> None:
+    codec, turn = parse(spec), Turn((300_000,), size=4)
+    x, residual = torch.randn(2, 300_000, device="cuda")
+    start, out = residual.clone(), torch.zeros(300_000, device="cuda")
+    given = Given(x, residual, residual)
+
+    def step() -> tuple[torch.Tensor, ...]:
+        parts = take(codec, given, turn)  # type: ignore[arg-type]
+        codec.add_to(out, [parts] * 4, 0.25, turn)  # type: ignore[attr-defined]
+        return parts
+
+    expected = [part.clone() for part in step()]
+    left, mean = residual.clone(), out.clone()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for _ in range(2):
+        residual.copy_(start)
+        out.zero_()
+        graph.replay()
+        assert all(same_bits(a, b) for a, b in zip(captured, expected, strict=True))
+        assert same_bits(residual, left)
+        assert same_bits(out, mean)
+
+
+def test_more_than_two_to_the_31_entries() -> None:
+    from laconic.kernels import cuda
+
+    numel = (1 << 31) + 4097
+    spots = torch.tensor([0, 5, (1 << 31) - 1, 1 << 31, numel - 1], device="cuda")
+    x = torch.zeros(numel, device="cuda")
+    x[spots] = torch.tensor([1.0, -2.0, 3.0, -4.0, 5.0], device="cuda")
+    assert torch.equal(cuda.reaching(Given(x), torch.tensor([0.5], device="cuda")), spots)
+    assert torch.equal(cuda.largest(Given(x), 5), spots)
+    # Ties are zeros here: the first of them come first.
+    assert cuda.largest(Given(x), 7).tolist() == [0, 1, 2, 5, *spots[2:].tolist()]
+    low, bits = low_bits(numel, 5), bitmap_bits(numel, 5)
+    packed = cuda.pack_index(spots, low, bits)
+    assert torch.equal(cuda.unpack_index(packed, low, bits, 5), spots)
+    cuda.add_packed(x, packed.unsqueeze(0), low, bits, torch.ones(1, 5, device="cuda"), 1.0)
+    assert x[spots].tolist() == [2.0, -1.0, 4.0, -3.0, 6.0]

@@ -1,0 +1,130 @@
+"""Compares the Triton kernels of sparsifiers, interpreted on the CPU, with the reference."""
+
+import json
+import math
+import os
+import sys
+from collections import Counter
+from functools import partial
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+
+from laconic.kernels import cuda, reference
+from laconic.types import Given
+from laconic.wire.indices import bitmap_bits, low_bits
+from odd import apart, normal, odd_numbers, same_bits, same_numbers
+
+CPU = torch.device("cpu")
+KEY = 0x9E3779B97F4A7C15
+done: Counter[str] = Counter()
+
+
+def compare_bits(width: int) -> None:
+    values = torch.randint(0, 1 << width, (1000,), generator=torch.Generator().manual_seed(0))
+    packed = cuda.pack_bits(values, width)
+    assert same_bits(packed, reference.pack_bits(values, width))
+    assert same_bits(cuda.unpack_bits(packed, width, 1000), values)
+    done["widths"] += 1
+
+
+def compare_index(numel: int, count: int) -> None:
+    index = reference.strata(KEY, numel, count, CPU)
+    assert same_bits(cuda.strata(KEY, numel, count, CPU), index)
+    low, bits = low_bits(numel, count), bitmap_bits(numel, count)
+    packed = cuda.pack_index(index, low, bits)
+    assert same_bits(packed, reference.pack_index(index, low, bits))
+    assert same_bits(cuda.unpack_index(packed, low, bits, count), index)
+    for place in (None, 0, packed.numel() * 4, packed.numel() * 8 - 1, bits - 1):
+        flipped = packed.clone()
+        if place is not None:
+            flipped[place >> 3] ^= 1 << (place & 7)
+        fits = cuda.index_fits(flipped, low, bits, count, numel)
+        assert bool(fits) == bool(reference.index_fits(flipped, low, bits, count, numel))
+    done["choices"] += 1
+
+
+def compare_entries(numel: int, count: int, dtype: torch.dtype) -> None:
+    indices = [reference.strata(key, numel, count, CPU) for key in (1, KEY)]
+    left, expected = normal(numel) * 1e5, normal(numel) * 1e5
+    rows = torch.stack([cuda.lift(left, index, dtype) for index in indices])
+    others = torch.stack([reference.lift(expected, index, dtype) for index in indices])
+    assert same_bits(rows, others)
+    assert same_bits(left, expected)
+    cuda.add_at(left, indices[0], rows, 0.3)
+    reference.add_at(expected, indices[0], rows, 0.3)
+    assert same_bits(left, expected)
+    low, bits = low_bits(numel, count), bitmap_bits(numel, count)
+    packed = torch.stack([reference.pack_index(index, low, bits) for index in indices])
+    cuda.add_packed(left, packed, low, bits, rows, 0.3)
+    reference.add_packed(expected, packed, low, bits, rows, 0.3)
+    assert same_bits(left, expected)
+    done["entries"] += 1
+
+
+def compare_blocks(numel: int, count: int, block: int) -> None:
+    for turn in (0, numel // 3, numel - 1):
+        drawn = cuda.random_blocks(KEY, turn, numel, count, block, CPU)
+        assert same_bits(drawn, reference.random_blocks(KEY, turn, numel, count, block, CPU))
+    done["blocks"] += 1
+
+
+def compare_choice(x: torch.Tensor, count: int) -> None:
+    """The largest, and all that reach the border of the largest."""
+    left = torch.full_like(x, torch.nan)
+    found = cuda.largest(Given(x, torch.zeros_like(x), left, 0.5), count)
+    assert same_bits(found, reference.largest(Given(x), count))
+    assert same_numbers(left, x)
+    border = x[found].abs().nan_to_num(0.0, 1.0).min().view(1)
+    assert same_bits(cuda.reaching(Given(x), border), reference.reaching(Given(x), border))
+    done["selections"] += 1
+
+
+def compare_borders(x: torch.Tensor) -> None:
+    count = max(1, x.numel() // 20)
+    settings: dict[str, tuple[object, ...]] = {
+        "sampled_border": (7, max(1, x.numel() // 3), max(1, count // 3), math.ceil(0.8 * count)),
+        "bisected_border": (count,),
+        "excess_border": ([0.25, 0.25, 0.16],),
+        "normal_border": (1.96, count, 4),
+    }
+    for name, rest in settings.items():
+        left = torch.full_like(x, torch.nan)
+        found = getattr(cuda, name)(Given(x, torch.zeros_like(x), left), *rest)
+        assert apart(found, getattr(reference, name)(Given(x), *rest)) <= 1, name
+        assert same_numbers(left, x)
+        done["borders"] += 1
+
+
+def positions() -> None:
+    for width in (1, 3, 13):
+        compare_bits(width)
+    for numel, count in ((1, 1), (7, 7), (1000, 10), (4097, 410)):
+        compare_index(numel, count)
+        compare_blocks(numel, count, 16)
+        # Not bfloat16: the interpreter cuts its bits off where the card rounds them.
+        for dtype in (torch.float32, torch.float16):
+            compare_entries(numel, count, dtype)
+
+
+def selections(half: int) -> None:
+    for x in list(odd_numbers(4097).values())[half::2]:
+        compare_choice(x, 41)
+        compare_choice(x[:7], 3)
+
+
+def borders() -> None:
+    for kind in ("normal", "ties", "zeros", "nan"):
+        compare_borders(odd_numbers(4097)[kind])
+
+
+if __name__ == "__main__":
+    parts = {
+        "positions": positions,
+        "selections": partial(selections, 0),
+        "more selections": partial(selections, 1),
+        "borders": borders,
+    }
+    parts[sys.argv[1]]()
+    print(json.dumps(done))

@@ -1,0 +1,45 @@
+"""Numbers that kernels get wrong, and comparisons that see it."""
+
+import torch
+from torch import Tensor
+
+
+def normal(numel: int, seed: int = 0) -> Tensor:
+    return torch.randn(numel, generator=torch.Generator().manual_seed(seed))
+
+
+def odd_numbers(numel: int) -> dict[str, Tensor]:
+    """Ties, zeros of both signs, NaN and infinities, one bin of a histogram, denormals."""
+    place = torch.arange(numel)
+    plain = normal(numel)
+    return {
+        "normal": plain,
+        "ties": (place * 37 % 5 - 2).float(),
+        "equal": torch.full((numel,), -1.5),
+        "zeros": torch.where(place % 2 == 0, 0.0, -0.0),
+        "mostly zeros": torch.where(place % 50 == 3, plain, 0.0),
+        "nan": torch.where(place % 7 == 3, torch.nan, plain),
+        "inf": torch.where(
+            place % 7 == 3, torch.inf, torch.where(place % 7 == 5, -torch.inf, plain)
+        ),
+        "one bin": 1 + (place * 7919 % 1009).float() * 2.0**-23,
+        "tiny": plain * 1e-41,
+        "huge": plain.sign() * 3e38,
+    }
+
+
+def same_bits(one: Tensor, two: Tensor) -> bool:
+    """Equal bit for bit, so that NaN equals itself and -0.0 is not 0.0."""
+    if one.dtype != two.dtype or one.shape != two.shape:
+        return False
+    return torch.equal(*(t.contiguous().view(-1, 1).view(torch.uint8) for t in (one, two)))
+
+
+def same_numbers(one: Tensor, two: Tensor) -> bool:
+    """Equal, where any NaN equals any other."""
+    return torch.equal(one.nan_to_num(nan=7.0), two.nan_to_num(nan=7.0))
+
+
+def apart(one: Tensor, two: Tensor) -> int:
+    """How many float32 numbers lie between two, plus one; 0 where they are equal."""
+    return abs(int(one.view(torch.int32)) - int(two.view(torch.int32)))
