@@ -3,7 +3,7 @@
 import math
 import types
 from collections.abc import Mapping
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
@@ -21,15 +21,20 @@ def to_row(record: object) -> dict[str, object]:
 
 
 def from_row(kind: type[T], row: Mapping[str, object]) -> T:
-    """A `kind` with the values of `row`; the inverse of `to_row`, but null loss reads as NaN."""
+    """A `kind` with the values of `row`; the inverse of `to_row`, but null loss reads as NaN.
+
+    Fields that have a default may be missing: they came after the first records were written.
+    """
     # get_type_hints resolves annotations at run time, which is the untyped edge of this file.
     hints: dict[str, Any] = get_type_hints(kind)
-    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    if missing := [name for name in names if name not in row]:
+    forms = fields(kind)  # type: ignore[arg-type]
+    names = [form.name for form in forms]
+    needed = [f.name for f in forms if f.default is MISSING and f.default_factory is MISSING]
+    if missing := [name for name in needed if name not in row]:
         raise RowError(f"lacks {missing}")
     if unknown := [name for name in row if name not in names]:
         raise RowError(f"has unknown fields {unknown}")
-    return kind(**{name: _value(name, row[name], hints[name]) for name in names})
+    return kind(**{name: _value(name, row[name], hints[name]) for name in names if name in row})
 
 
 def finite(value: object) -> object:

@@ -2,6 +2,8 @@
 
 import os
 import platform
+import subprocess
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -16,8 +18,26 @@ def machine_facts() -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "torch": _version("torch"),
+        "numba": _version("numba"),
+        "triton": _version("triton"),
         "laconic": laconic.__version__,
+        "commit": commit(),
     }
+
+
+@cache
+def commit() -> str:
+    """The commit of this checkout, with a word if it was changed since; else "unknown"."""
+    package = Path(laconic.__file__).parent
+    # A package installed into some project's folder is not described by that project's commit.
+    if not (package.parents[1] / ".git").exists():
+        return "unknown"
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        found = subprocess.run(command, cwd=package, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return found.stdout.strip()
 
 
 def _cpu_name() -> str:
