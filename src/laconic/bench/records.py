@@ -4,6 +4,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeAlias, cast
@@ -188,7 +189,8 @@ def append(path: Path, record: Record) -> None:
             _write(file.fileno(), ("\n" * torn + line).encode())
         except OSError as error:
             # Half a record is of no use to anybody.
-            os.ftruncate(file.fileno(), size)
+            with suppress(OSError):
+                os.ftruncate(file.fileno(), size)
             raise _unwritable(path, error) from error
 
 
