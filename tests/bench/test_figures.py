@@ -18,14 +18,13 @@ def test_without_the_package_the_install_line_is_said(
 
 def test_every_plot_becomes_a_picture_and_a_drawing(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra 'plots' is not installed")
-    paths = write_figures([*scaled(), *steps()], tmp_path / "new")
+    paths = write_figures([*scaled()[:3], *steps()[:3]], tmp_path / "new")
     names = {path.name for path in paths}
     assert {
         "1-where-runs-end-accuracy-and-time.png",
         "1-loss-against-bytes-sent.svg",
         "1-accuracy-against-time.svg",
-        "3-step-time.png",
-        "4-scaling-efficiency.svg",
+        "2-step-time.png",
     } <= names
     for path in paths:
         head = path.read_bytes()[:300]

@@ -60,7 +60,8 @@ def _write(plot: Plot, heading: str, looks: dict[str, _Look], stem: Path) -> lis
     rows = len(plot.traces) if isinstance(plot, Bars) else 0
     figure = Figure(figsize=(7.2, max(4.4, 1.6 + 0.34 * rows)), layout="constrained")
     axes = figure.subplots()
-    axes.set_title(f"{plot.title}\n{heading}", loc="left", fontsize=10)
+    # On the figure, which is as wide as a heading may be.
+    figure.suptitle(f"{plot.title}\n{heading}", x=0.01, ha="left", fontsize=10)
     _draw(axes, plot, looks)
     axes.grid(color="#eceef0")
     axes.set_axisbelow(True)
@@ -76,9 +77,9 @@ def _write(plot: Plot, heading: str, looks: dict[str, _Look], stem: Path) -> lis
 
 
 def _draw(axes: "Axes", plot: Plot, looks: dict[str, _Look]) -> None:
-    _label(axes.xaxis, plot.x)
     if plot.x.log:
-        axes.set_xscale("log")
+        _use_log(axes)
+    _label(axes.xaxis, plot.x)
     if isinstance(plot, Bars):
         _draw_bars(axes, plot, looks)
         return
@@ -92,7 +93,10 @@ def _draw(axes: "Axes", plot: Plot, looks: dict[str, _Look]) -> None:
 def _draw_curves(axes: "Axes", plot: Curves, looks: dict[str, _Look]) -> None:
     for trace in plot.traces:
         colour, dash = looks[trace.spec]
-        axes.plot(trace.x, trace.y, color=colour, linestyle=dash, label=trace.label)
+        # The start of a run has no place on an axis without 0.
+        seen = [(x, y) for x, y in zip(trace.x, trace.y, strict=True) if x > 0 or not plot.x.log]
+        xs, ys = zip(*seen, strict=True) if seen else ((), ())
+        axes.plot(xs, ys, color=colour, linestyle=dash, label=trace.label)
     for level in plot.levels:
         axes.axhline(level.y, color="#5c6570", linestyle=":", label=level.label)
     axes.legend(fontsize=7, frameon=False)
@@ -119,7 +123,11 @@ def _draw_bars(axes: "Axes", plot: Bars, looks: dict[str, _Look]) -> None:
             axes.barh(row, part.value, left=start, color=colour, label=label)
             named.add(part.name)
             start += part.value
-    axes.set_yticks(range(len(plot.traces)), [bar.label for bar in plot.traces], fontsize=7)
+        if start > 1.001 * bar.total:
+            # What overlaps adds up to more than the step, which ends here.
+            axes.plot([bar.total] * 2, [row - 0.45, row + 0.45], color=INK)
+    names = [f"{bar.label}\n{_UNITS[plot.x.unit](bar.total)}" for bar in plot.traces]
+    axes.set_yticks(range(len(names)), names, fontsize=7)
     axes.invert_yaxis()
     if plot.cut is not None:
         axes.set_xlim(0, plot.cut)
@@ -127,9 +135,19 @@ def _draw_bars(axes: "Axes", plot: Bars, looks: dict[str, _Look]) -> None:
         axes.legend(fontsize=7, frameon=False)
 
 
+def _use_log(axes: "Axes") -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set_xscale("log")
+    # Two names a decade have room, also when there are six.
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 3), numticks=30))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
 def _label(axis: Any, said: Axis) -> None:
     axis.axes.set(**{f"{axis.axis_name}label": said.label})
     axis.set_major_formatter(lambda value, _: _UNITS[said.unit](value))
+    axis.set_tick_params(labelsize=7)
 
 
 def _slug(title: str) -> str:

@@ -196,6 +196,8 @@ def append(path: Path, record: Record) -> None:
 
 def check_writable(path: Path) -> None:
     """Raises before hours of work whose records could not be kept."""
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"cannot write records to {path}: not a regular file")
     _open(path).close()
 
 

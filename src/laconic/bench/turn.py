@@ -32,14 +32,13 @@ def train(job: Job, case: str, tell: Tell, count: Count) -> None:
     _look(session, case, 0.0, tell)
     # Nobody counts while others still start.
     dist.barrier()
-    counted = count()
+    before, counted = session.traffic(), count()
     for step in range(1, job.steps + 1):
         steps_ms.append(session.step() * 1e3)
         tick(step, steps_ms[-1])
         if step % job.evaluate_every == 0 or step == job.steps:
             _look(session, case, sum(steps_ms) / 1e3, tell)
-    nothing = Traffic(0.0, 0.0, 0.0, 0.0)
-    tell(_finished(session, case, nothing, steps_ms, _since(counted, count(), job.steps)))
+    tell(_finished(session, case, before, steps_ms, _since(counted, count(), job.steps)))
     session.close()
 
 
