@@ -73,6 +73,14 @@ def test_no_memory_and_exchange_does(memory: str, exchange: str, name: str) -> N
     check_that_it_leaves_no_trace(*sims, float("nan"), name)
 
 
+@pytest.mark.parametrize("between", ["gather", "sharded", "leader"])
+@pytest.mark.parametrize("node", [1, 3])
+def test_no_node_does(between: str, node: int) -> None:
+    exchange = f"hierarchical:node={node},between={between}"
+    sims = [simulation("topk:ratio=0.1", exchange=exchange) for _ in range(2)]
+    check_that_it_leaves_no_trace(*sims, float("nan"), "a")
+
+
 @pytest.mark.parametrize("spec", ["none", "fp16", "bf16"])
 def test_dense_means_carry_it_themselves(spec: str) -> None:
     sim = simulation(spec)
@@ -123,12 +131,24 @@ def test_an_unknown_policy_is_refused() -> None:
         simulation("topk:ratio=0.1", nan_policy="hope")
 
 
-def test_the_word_costs_no_call() -> None:
+@pytest.mark.parametrize("exchange", ["auto", "hierarchical:node=1", "hierarchical:node=3"])
+def test_the_word_costs_no_call(exchange: str) -> None:
     for spec in ("topk:ratio=0.1", "powersgd", "randomk:ratio=0.1,values=fp32"):
-        careful, careless = simulation(spec), simulation(spec, nan_policy="ignore")
+        careful = simulation(spec, exchange=exchange)
+        careless = simulation(spec, exchange=exchange, nan_policy="ignore")
         careful.step(gradients(0))
         careless.step(gradients(0))
         assert careful.stats()["calls"] == careless.stats()["calls"]
+
+
+@pytest.mark.parametrize("spec", ["fp16", "bf16"])
+def test_the_word_makes_no_number_wider(spec: str) -> None:
+    """Two bytes more in a ring of three."""
+    careful, careless = simulation(spec), simulation(spec, nan_policy="ignore")
+    careful.step(gradients(0))
+    careless.step(gradients(0))
+    sent, least = careful.stats()["sent_bytes"], careless.stats()["sent_bytes"]
+    assert int(str(sent)) - int(str(least)) in (2, 3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -136,12 +156,12 @@ def test_the_word_costs_no_call() -> None:
 def test_it_sees_any_entry_of_any_gradient(dtype: torch.dtype, bad: float) -> None:
     for place in range(7):
         grads = [torch.full((3,), 3e4, dtype=dtype), torch.full((2, 2), -3e4, dtype=dtype)]
-        assert not Alarm(grads, 0, 1).raised
+        assert not Alarm(grads).raised
         grads[place // 3 if place < 3 else 1].view(-1)[place % 3 if place < 3 else place - 3] = bad
-        assert Alarm(grads, 0, 1).raised
-    assert not Alarm([torch.zeros(0)], 0, 1).raised
+        assert Alarm(grads).raised
+    assert not Alarm([torch.zeros(0)]).raised
 
 
 def test_the_largest_numbers_are_finite() -> None:
     largest = torch.finfo(torch.float32).max
-    assert not Alarm([torch.tensor([largest, -largest])], 0, 1).raised
+    assert not Alarm([torch.tensor([largest, -largest])]).raised

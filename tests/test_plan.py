@@ -171,8 +171,8 @@ def test_the_exchange_asked_for_is_the_one_used() -> None:
             "residual",
             "auto",
             "qsgd:bits=2 does not go with memory 'residual', which needs a contraction: its "
-            "variance bound with bits=2, bucket=128 is 11.3, not below 1 (use more bits or a "
-            "smaller bucket)",
+            "variance bound with bits=2, bucket=128 is 11.3, not below 1 (use more bits, a "
+            "smaller bucket, or scaled=true)",
         ),
         (
             "topk:ratio=0.1 | qsgd:bits=2",

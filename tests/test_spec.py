@@ -65,6 +65,24 @@ def test_memories_format_and_read_back(memory: Residual) -> None:
     assert parse_memory(format_spec(memory)) == memory
 
 
+@pytest.mark.parametrize("spec", ["ef21-sgdm:eta=0.5", "ef21_sgdm:eta=0.5"])
+def test_hyphens_and_underscores_are_the_same_in_names(spec: str) -> None:
+    """Files cannot have hyphens; people read and write them."""
+    memory = parse_memory(spec)
+    assert name_of(memory) == "ef21-sgdm"
+    assert format_spec(memory) == "ef21-sgdm:eta=0.5"
+    assert parse_memory(format_spec(memory)) == memory
+
+
+def test_names_are_shown_with_hyphens() -> None:
+    for catalogue in (compressor_classes(), memory_classes(), exchange_classes()):
+        assert not [name for name in catalogue if "_" in name]
+    with pytest.raises(ConfigError, match="did you mean 'ef21-sgdm'"):
+        parse_memory("ef21-sgmd")
+    with pytest.raises(ConfigError, match=r"^ef21-sgdm: unknown parameter"):
+        parse_memory("ef21_sgdm:beta=1")
+
+
 def test_names_of_pipelines() -> None:
     assert name_of(Pipeline(TopK(ratio=0.1), QSGD())) == "topk|qsgd"
     assert name_of(QSGD()) == "qsgd"
@@ -81,7 +99,10 @@ def test_names_of_pipelines() -> None:
         ("  ", f"no compressor named ''; there are {THERE_ARE}"),
         (":ratio=0.1", f"no compressor named ''; there are {THERE_ARE}"),
         ("topk:ratoi=0.1", "topk: unknown parameter ['ratoi'], expected ['ratio', 'values']"),
-        ("qsgd:b=1,a=2", "qsgd: unknown parameter ['a', 'b'], expected ['bits', 'bucket', 'norm']"),
+        (
+            "qsgd:b=1,a=2",
+            "qsgd: unknown parameter ['a', 'b'], expected ['bits', 'bucket', 'norm', 'scaled']",
+        ),
         ("none:x=1", "none: unknown parameter ['x'], expected []"),
         ("topk", "topk: missing parameter ['ratio']"),
         ("topk:values=fp32", "topk: missing parameter ['ratio']"),

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from laconic.types import Answer, Field, Gather, Layout, Mean, Request, Scatter
+from laconic.types import Answer, Field, Gather, Inside, Layout, Mean, Request, Scatter
 from laconic.wire.layout import join
 
 ALARM = -1
@@ -22,29 +22,36 @@ FLAG = Layout((Field(torch.uint8, 1),))
 class Alarm:
     """One bucket's word: 1 where something is not finite, 0 where all is well."""
 
-    def __init__(self, grads: Sequence[Tensor], rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
+    def __init__(self, grads: Sequence[Tensor]) -> None:
         self.raised = _not_finite(grads)  # [1], bool
         self._told = False
 
     def asks(self, beside: Iterable[Request]) -> dict[int, Request]:
         """What goes out in a round beside these: a request of their kind, if they make a call."""
         for request in beside:
-            if self._told:
-                break
-            if isinstance(request, Mean) and any(part.numel() for part in request.parts):
-                return {ALARM: Mean((self.raised.to(torch.float32),))}
-            flag = (self.raised.to(torch.uint8),)
-            if isinstance(request, Gather):
-                return {ALARM: Gather(flag, FLAG, [FLAG] * self.size)}
-            if isinstance(request, Scatter):
-                return {ALARM: Scatter([flag] * self.size, [FLAG] * self.size, self.rank)}
+            asked = None if self._told else self._like(request)
+            if asked is not None:
+                # What a node's ranks have told each other has yet to be told to other nodes.
+                self._told = not isinstance(request.scope, Inside)
+                return {ALARM: asked}
         return {}
+
+    def _like(self, request: Request) -> Request | None:
+        """The word to those whom a request goes to, by the same call."""
+        if isinstance(request, Mean) and any(part.numel() for part in request.parts):
+            # A wider type than theirs would widen all that goes by the same call.
+            return Mean((self.raised.to(request.parts[0].dtype),), request.scope)
+        flag = (self.raised.to(torch.uint8),)
+        if isinstance(request, Gather):
+            return Gather(flag, FLAG, [FLAG] * len(request.layouts), request.scope)
+        if isinstance(request, Scatter):
+            size = len(request.layouts)
+            return Scatter([flag] * size, [FLAG] * size, request.rank, request.scope)
+        return None
 
     def hears(self, answer: Answer) -> None:
         """Raised by one is raised for all."""
         self.raised = torch.stack([parts[0] != 0 for parts in answer]).any(0)
-        self._told = True
 
     def spoil(self, grads: Sequence[Tensor]) -> None:
         """Puts NaN into each gradient's first entry where the alarm is raised; asks no device."""

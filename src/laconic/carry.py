@@ -1,23 +1,66 @@
 """The requests of many lanes as few calls: one buffer for all that ask for the same."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TypeVar
 
-from laconic.comm.base import Call, Conversation
-from laconic.types import Answer, Broadcast, Gather, Layout, Mean, Parts, Request, Scatter
+from torch import Tensor
+
+from laconic.comm.base import Call, Conversation, Ring
+from laconic.comm.relay import relay
+from laconic.types import (
+    Answer,
+    Broadcast,
+    Gather,
+    Inside,
+    Layout,
+    Mean,
+    Parts,
+    Request,
+    Scatter,
+    Scope,
+)
 from laconic.wire.layout import join, pack, packed_bytes, secrets, split, unpack
 
+T = TypeVar("T")
 R = TypeVar("R", Mean, Gather, Scatter, Broadcast)
 
 
 def carry(waiting: Mapping[int, Request]) -> Conversation[dict[int, Answer]]:
     """Answers every waiting lane; all ranks make the same calls in the same order."""
     answers: dict[int, Answer] = {}
+    for scope in dict.fromkeys(request.scope for request in waiting.values()):
+        some = {lane: r for lane, r in waiting.items() if r.scope == scope}
+        answers |= yield from _among(scope, _carry(some))
+    return answers
+
+
+def _carry(waiting: Mapping[int, Request]) -> Conversation[dict[int, Answer]]:
+    answers: dict[int, Answer] = {}
     answers |= yield from _means(_of_kind(waiting, Mean))
     answers |= yield from _gathers(_of_kind(waiting, Gather))
     answers |= yield from _scatters(_of_kind(waiting, Scatter))
     answers |= yield from _broadcasts(_of_kind(waiting, Broadcast))
     return answers
+
+
+def _among(scope: Scope, calls: Conversation[T]) -> Conversation[T]:
+    """The same calls, made by those who take part."""
+    try:
+        call = next(calls)
+        while True:
+            call = calls.send((yield from _made(call, scope)))
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+def _made(call: Call, scope: Scope) -> Conversation[list[Tensor]]:
+    if scope is None:
+        return (yield call)
+    if isinstance(scope, Inside):
+        return (yield replace(call, ring=Ring(scope.node, across=False)))
+    return (yield from relay(call, scope))
 
 
 def _of_kind(waiting: Mapping[int, Request], kind: type[R]) -> dict[int, R]:

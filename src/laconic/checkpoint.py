@@ -82,8 +82,10 @@ def _resized_memory(lane: Lane, states: list[State], residuals: Residuals) -> St
 
 def _resized_talk(lane: Lane, states: list[State], residuals: Residuals) -> State:
     """What a rank of before knew, which is mostly what all knew; shards are cut anew."""
-    talk = dict(states[lane.turn.rank % len(states)])
-    start, stop = bounds(lane.turn.numel, lane.turn.size)[lane.turn.rank]
+    unison = lane.talker.unison
+    states, rank = states[::unison], lane.turn.rank // unison
+    talk = dict(states[rank % len(states)])
+    start, stop = bounds(lane.turn.numel, lane.turn.size // unison)[rank]
     for key in lane.talker.shards:
         if key in talk:
             whole = torch.cat([state[key] for state in states])

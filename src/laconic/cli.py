@@ -231,17 +231,22 @@ def bench_kernels(
     sizes: Annotated[str, typer.Option(help="Numbers of elements, separated by commas.")] = "5.8e6",
     case: Annotated[
         list[str] | None,
-        typer.Option("--case", "--cases", help="Specs; repeat, or separate by commas."),
+        typer.Option("--specs", "--case", "--cases", help="Specs; repeat, or separate by commas."),
     ] = None,
     threads: Annotated[int, typer.Option(help="CPU threads.")] = 1,
     json: Json = None,
+    plot: Annotated[Path | None, typer.Option(help="Writes the charts to this SVG file.")] = None,
+    commit: Annotated[
+        str | None, typer.Option(help="The commit for the records, where there is no checkout.")
+    ] = None,
 ) -> None:
     """Measures encoding, decoding and a step with error feedback, beside the floor of a copy."""
     from laconic.bench.cases import split_cases
     from laconic.bench.kernel_bench import KernelBench, usual_specs
 
     specs = split_cases(case) if case else tuple(usual_specs())
-    KernelBench(device, _sizes(sizes), specs, threads, json, _command()).run(_console())
+    measure = KernelBench(device, _sizes(sizes), specs, threads, json, _command(), plot, commit)
+    measure.run(_console())
 
 
 @bench.command("workloads")

@@ -12,6 +12,7 @@ from typing import ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from laconic.kernels.door import check_floating, check_given
 from laconic.types import Given, Layout, Parts, Payload, Rounds, State, Turn
 from laconic.wire.layout import packed_bytes
 
@@ -31,6 +32,9 @@ class Traits(NamedTuple):
     """The decoded message is closer to the input than zero is, so error feedback converges."""
     why_not: str = ""
     """Why it is no contraction, for the error message."""
+    accumulates: bool = False
+    """It says an entry once enough of it has piled up, and bounds what piles up: that serves error
+    feedback as a contraction does, but only beside a memory that `keeps_apart` what waits."""
     varies: bool = False
     """The length of a message depends on what it says."""
     waits: bool = False
@@ -118,6 +122,12 @@ class Talker(Protocol):
     @property
     def shards(self) -> tuple[str, ...]: ...
 
+    @property
+    def unison(self) -> int: ...
+
+    @property
+    def owed(self) -> tuple[str, ...]: ...
+
     def state(self, turn: Turn, device: torch.device) -> State: ...
 
     def rounds(self, given: Given, state: State, turn: Turn) -> Rounds: ...
@@ -132,6 +142,10 @@ class ManyRounds(Compressor):
     """What of its state is in units of the gradient, and so follows the loss scale."""
     shards: ClassVar[tuple[str, ...]] = ()
     """What of its state is this rank's shard of a whole."""
+    unison: ClassVar[int] = 1
+    """So many consecutive ranks talk as one, and remember the same."""
+    owed: ClassVar[tuple[str, ...]] = ()
+    """What of its state is measured in what waits to be sent, and is rescaled along with it."""
 
     @abstractmethod
     def state(self, turn: Turn, device: torch.device) -> State: ...
@@ -151,6 +165,10 @@ class Memory(ABC):
     needs_contraction: ClassVar[bool]
     units: ClassVar[tuple[str, ...]]
     """What of its state is in units of the gradient, and so follows the loss scale."""
+    keeps_apart: ClassVar[bool]
+    """It gives the gradient as it came, and what waits of those before beside it."""
+    owes: ClassVar[bool]
+    """What was not said is a step still to be made, and not the difference to a known gradient."""
 
     @abstractmethod
     def state(self, numel: int, device: torch.device) -> State: ...
@@ -182,10 +200,28 @@ class Memory(ABC):
 class Exchange(ABC):
     """A way for one-round messages to become a mean: a compressor wrapped in it is a talker."""
 
-    units: ClassVar[tuple[str, ...]] = ()
-    """What of its state is in units of the gradient, and so follows the loss scale."""
-    shards: ClassVar[tuple[str, ...]] = ()
-    """What of its state is this rank's shard of a whole."""
+    examples: ClassVar[Sequence[Mapping[str, object]]] = ({},)
+    """Settings that tests try."""
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """What of its state is in units of the gradient, and so follows the loss scale."""
+        return ()
+
+    @property
+    def shards(self) -> tuple[str, ...]:
+        """What of its state is this rank's shard of a whole."""
+        return ()
+
+    @property
+    def unison(self) -> int:
+        """So many consecutive ranks talk as one, and remember the same."""
+        return 1
+
+    @property
+    def owed(self) -> tuple[str, ...]:
+        """What of its state is measured in what waits to be sent, and is rescaled along with it."""
+        return ()
 
     @abstractmethod
     def __init__(self, codec: OneRound) -> None: ...
@@ -200,6 +236,37 @@ class Exchange(ABC):
 
     @abstractmethod
     def rounds(self, given: Given, state: State, turn: Turn) -> Rounds: ...
+
+
+class Layered(Exchange):
+    """An exchange of nodes with `node` ranks each, around a talker that speaks for a whole node."""
+
+    talker: Talker
+    node: int
+
+    @abstractmethod
+    def __init__(self, talker: Talker, node: int) -> None: ...
+
+    @classmethod
+    def refuses(cls, codec: Compressor) -> str | None:
+        """Nothing by itself: what is said between nodes is the talker's."""
+        return None
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        return self.talker.units
+
+    @property
+    def shards(self) -> tuple[str, ...]:
+        return self.talker.shards
+
+    @property
+    def owed(self) -> tuple[str, ...]:
+        return self.talker.owed
+
+    @property
+    def unison(self) -> int:
+        return self.node
 
 
 def carried_by(name: str, codec: Compressor) -> str | None:
@@ -220,11 +287,13 @@ def weighted_sum(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 def flat32(x: Tensor) -> Tensor:
     """The entries of `x` as contiguous float32, without a copy where they already are."""
+    check_floating(x)
     return x.detach().to(torch.float32).reshape(-1).contiguous()
 
 
 def take(codec: OneRound, given: Given, turn: Turn) -> Parts:
     """Encodes what is given and leaves in `given.left` what the message does not say."""
+    check_given(given)
     if given.left is None:
         return codec.compress(given.x, turn)
     if isinstance(codec, Fused) and given.residual is not None:

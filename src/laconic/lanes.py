@@ -66,7 +66,7 @@ class Lanes:
         self, talks: Sequence[Rounds], grads: Sequence[Tensor]
     ) -> Conversation[list[Tensor]]:
         """The same with an alarm: gradients that are not finite anywhere are so everywhere."""
-        alarm = Alarm(grads, self.rank, self.size)
+        alarm = Alarm(grads)
         means = yield from together(talks, alarm)
         if self.plan.counts_votes() and self.loss_scale != 1:
             # A majority is +1 or -1 whatever the scale, and whoever scaled will unscale it.
@@ -124,7 +124,8 @@ class Lanes:
         self.settle()
         for lane in self.lanes.values():
             lane.memory.rescale(lane.kept, factor)
-            _multiply(lane.talk, lane.talker.units, factor)
+            if lane.memory.owes:
+                _multiply(lane.talk, lane.talker.owed, factor)
 
     def follow_loss_scale(self, scale: float) -> None:
         """Brings all that is in units of the gradient to a new loss scale."""
@@ -152,6 +153,7 @@ class Lanes:
             "skipped": self.skipped,
             "sent_bytes": sent,
             "received_bytes": meter.received_bytes,
+            "inside_bytes": meter.inside_bytes,
             "message_bytes": meter.message_bytes,
             "dense_bytes": self.dense_bytes,
             "ratio": self.dense_bytes / sent if sent else 1.0,

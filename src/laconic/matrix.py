@@ -1,9 +1,13 @@
-"""A tensor as a matrix, and orthonormal columns: what the low-rank methods share."""
+"""A tensor as a matrix, and its thin factors: what the low-rank methods share."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from laconic import kernels
+from laconic.kernels.door import check_given
+from laconic.types import Given, Turn, mix
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
@@ -12,20 +16,36 @@ def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
     return rows, torch.Size(shape).numel() // rows if rows else 0
 
 
-def orthonormal(p: Tensor) -> Tensor:
-    """The columns of p made orthonormal (Gram-Schmidt, each projection done twice for accuracy).
+def starts(sides: Sequence[int], rank: int, turn: Turn, device: torch.device) -> list[Tensor]:
+    """A random factor for each side: the same on every rank, another for every parameter."""
+    generator = torch.Generator().manual_seed(mix(turn.seed, turn.lane) >> 1)
+    few = min(rank, *matrix_shape(turn.shape))
+    return [torch.randn(side, few, generator=generator).to(device) for side in sides]
 
-    A column that depends on those before it, or is zero, becomes zero. Norms are float64: squares
-    of large or small gradients leave the range of float32.
+
+def take_in(given: Given, turn: Turn, base: Tensor, turned: bool = False) -> tuple[Tensor, Tensor]:
+    """What is given as a matrix M, inside `left` where there is one, and M or Mᵀ times `base`."""
+    check_given(given)
+    shape = matrix_shape(turn.shape)
+    if given.residual is None or given.left is None:
+        m = given.total().view(shape)
+        return m, kernels.at(m).factor(m, base, turned)
+    x, residual, left = (t.view(shape) for t in (given.x, given.residual, given.left))
+    return left, kernels.at(x).factor_sum(x, residual, given.decay, left, base, turned)
+
+
+def give_out(given: Given, turn: Turn, p: Tensor, q: Tensor) -> Tensor:
+    """P Qᵀ in the memory of the gradient, flat."""
+    out = given.x.view(matrix_shape(turn.shape))
+    kernels.at(out).outer(out, p, q)
+    return given.x
+
+
+def renewed(factor: Tensor, said: Tensor) -> Tensor:
+    """What was said last, column by column.
+
+    A column that is zero, or no number, would stay so for ever: there the factor is kept.
     """
-    done: list[Tensor] = []
-    for column in p.unbind(1):
-        size = column.norm(dtype=torch.float64)
-        rest = column
-        for _ in range(2):
-            for base in done:
-                rest = rest - base * (base @ rest)
-        left = rest.norm(dtype=torch.float64)
-        unit = (rest / left).to(p.dtype)
-        done.append(torch.where(left > 1e-5 * size, unit, 0.0))
-    return torch.stack(done, dim=1) if done else p
+    size = said.norm(dim=0, dtype=torch.float64)
+    # Zero, infinity and NaN are what is not one times itself.
+    return torch.where(size / size == 1, said, factor)

@@ -1,7 +1,7 @@
 """Which compressor, memory and exchange for which parameter."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from zlib import crc32
 
 import torch
@@ -10,12 +10,13 @@ from torch import Tensor
 from laconic.compressors.bf16 import Bf16
 from laconic.compressors.fp16 import Fp16
 from laconic.compressors.none import NoCompression
-from laconic.contract import Compressor, ManyRounds, Memory, OneRound, Talker
+from laconic.contract import Compressor, ManyRounds, Memory, OneRound
 from laconic.errors import ConfigError
 from laconic.exchange.auto import LinkModel, choose
 from laconic.memory.none import NoMemory
 from laconic.spec import (
     find_exchange,
+    find_layers,
     format_spec,
     name_of,
     parse,
@@ -69,7 +70,12 @@ class Plan:
 
     def counts_votes(self) -> bool:
         """Whether the gradient becomes a majority of signs instead of a mean."""
-        return self.compressor.traits().votes or self.exchange == "gather:aggregate=majority"
+        return self.compressor.traits().votes or self.exchange.endswith("aggregate=majority")
+
+    def node(self) -> int | None:
+        """Ranks a node, where that matters."""
+        layers = find_layers(self.exchange)
+        return None if layers is None else layers.node
 
     def describe(self) -> dict[str, str]:
         return {
@@ -96,20 +102,47 @@ def make_plan(
     if not isinstance(memory, Memory):
         raise ConfigError(f"expected a memory or its spec, got {memory!r}")
     check_memory(compressor, memory)
-    if exchange == "auto":
-        exchange = choose_exchange(compressor, memory, tensors, size)
+    exchange = settle_exchange(compressor, memory, exchange, tensors, size)
     check_exchange(compressor, memory, exchange)
     return Plan(compressor, memory, exchange)
+
+
+def settle_exchange(
+    compressor: Compressor, memory: Memory, exchange: str, tensors: Iterable[Tensor], size: int
+) -> str:
+    """The exchange with nothing left open, for so many ranks."""
+    if exchange == "auto":
+        return choose_exchange(compressor, memory, tensors, size)
+    layers = find_layers(exchange)
+    if layers is None:
+        return exchange
+    if size % layers.node:
+        raise ConfigError(
+            f"{layers.exchange}: {size} ranks do not make nodes of {layers.node}; "
+            "node must divide the number of ranks"
+        )
+    between = settle_exchange(compressor, memory, layers.between, tensors, size // layers.node)
+    return str(replace(layers, between=between))
 
 
 def wants_residual(compressor: Compressor) -> bool:
     """Whether a method needs error feedback to converge: biased, and far from the input."""
     traits = compressor.traits()
+    if traits.accumulates:
+        return True
     return traits.contraction and not traits.unbiased and not traits.everywhere
 
 
 def check_memory(compressor: Compressor, memory: Memory) -> None:
     traits = compressor.traits()
+    if traits.accumulates and memory.keeps_apart:
+        return
+    if traits.accumulates:
+        raise ConfigError(
+            f"{format_spec(compressor)} does not go with memory {name_of(memory)!r}: it compares a "
+            "gradient with what waits of those before it, which that memory does not keep apart "
+            "(use residual or lowbit)"
+        )
     if memory.needs_contraction and not traits.contraction:
         raise ConfigError(
             f"{format_spec(compressor)} does not go with memory {name_of(memory)!r}, which needs a "
@@ -118,6 +151,9 @@ def check_memory(compressor: Compressor, memory: Memory) -> None:
 
 
 def check_exchange(compressor: Compressor, memory: Memory, exchange: str) -> None:
+    if layers := find_layers(exchange):
+        check_exchange(compressor, memory, layers.between)
+        return
     why = find_exchange(exchange).refuses(compressor)
     if why is None and isinstance(compressor, ManyRounds) and ":" in exchange:
         why = "it talks in rounds of its own, which know no such setting"
@@ -163,10 +199,5 @@ def open_lane(
     careful: bool = True,
 ) -> Lane:
     """A lane as told; `check_memory` and `check_exchange` have passed."""
-    talker: Talker
-    if isinstance(compressor, OneRound):
-        talker = wrap_in_exchange(exchange, compressor)
-    else:
-        assert isinstance(compressor, ManyRounds)
-        talker = compressor
+    talker = wrap_in_exchange(exchange, compressor)
     return Lane(name, compressor, talker, memory, turn, device, careful)

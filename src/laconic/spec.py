@@ -1,11 +1,12 @@
 """Spec strings to objects and back: "topk:ratio=0.01 | qsgd:bits=4".
 
-The registry is the folder: a method's name is the name of the file that holds its class.
+The registry is the folder: a method's name is the name of the file that holds its class, with
+hyphens for underscores. Specs may have either.
 """
 
 import pkgutil
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
@@ -16,11 +17,39 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import laconic.compressors
 import laconic.exchange
 import laconic.memory
-from laconic.contract import Compressor, Exchange, Memory, OneRound
+from laconic.contract import (
+    Compressor,
+    Exchange,
+    Layered,
+    ManyRounds,
+    Memory,
+    OneRound,
+    Talker,
+)
 from laconic.errors import ConfigError
 from laconic.sparse import Pipeline, Sparsifier
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The settings of an exchange in two layers."""
+
+    exchange: str
+    node: int
+    """Ranks a node."""
+    between: str = "auto"
+    """The spec of the exchange between nodes; "auto" leaves it open."""
+
+    def __post_init__(self) -> None:
+        if self.node < 1:
+            raise ConfigError(f"{self.exchange}: node must be at least 1, got {self.node}")
+        if self.between != "auto" and issubclass(find_exchange(self.between), Layered):
+            raise ConfigError(f"{self.exchange}: between must have one layer, got {self.between!r}")
+
+    def __str__(self) -> str:
+        return f"{self.exchange}:node={self.node},between={self.between}"
 
 
 @cache
@@ -33,8 +62,9 @@ def _catalogue(folder: ModuleType, kind: type[T]) -> Mapping[str, type[T]]:
         for member in members:
             own = isinstance(member, type) and member.__module__ == here
             if own and issubclass(member, kind) and not isabstract(member):
-                assert module.name not in found, f"two classes in {here}"
-                found[module.name] = member
+                name = _shown(module.name)
+                assert name not in found, f"two classes in {here}"
+                found[name] = member
     return found
 
 
@@ -81,17 +111,31 @@ def find_exchange(spec: str) -> type[Exchange]:
     return _find("exchange", exchange_classes(), spec.partition(":")[0].strip())
 
 
-def wrap_in_exchange(spec: str, codec: OneRound) -> Exchange:
-    """The exchange that a spec string describes, around a compressor."""
+def find_layers(spec: str) -> Layers | None:
+    """The settings of an exchange's spec if it is one in two layers."""
+    if not issubclass(find_exchange(spec), Layered):
+        return None
     name, texts = read_settings(spec)
-    return from_settings(name, find_exchange(name), texts, codec=codec)
+    return from_settings(name, Layers, texts, exchange=name)
+
+
+def wrap_in_exchange(spec: str, compressor: Compressor) -> Talker:
+    """A compressor in the exchange that a spec string describes, if it does not talk by itself."""
+    name, texts = read_settings(spec)
+    cls = find_exchange(name)
+    if layers := find_layers(spec):
+        assert issubclass(cls, Layered)
+        return cls(wrap_in_exchange(layers.between, compressor), layers.node)
+    if isinstance(compressor, ManyRounds):
+        return compressor
+    return from_settings(name, cls, texts, codec=compressor)
 
 
 def name_of(item: Compressor | Memory) -> str:
     """The file name of the item's class."""
     if isinstance(item, Pipeline):
         return f"{name_of(item.sparsifier)}|{name_of(item.quantiser)}"
-    return type(item).__module__.rpartition(".")[2]
+    return _shown(type(item).__module__.rpartition(".")[2])
 
 
 def format_spec(item: Compressor | Memory) -> str:
@@ -109,7 +153,7 @@ def format_spec(item: Compressor | Memory) -> str:
 def _build(noun: str, catalogue: Mapping[str, type[T]], spec: str) -> T:
     name = spec.partition(":")[0].strip()
     cls = _find(noun, catalogue, name)
-    return from_settings(name, cls, read_settings(spec)[1])
+    return from_settings(_shown(name), cls, read_settings(spec)[1])
 
 
 def read_settings(spec: str) -> tuple[str, dict[str, str]]:
@@ -128,9 +172,14 @@ def read_settings(spec: str) -> tuple[str, dict[str, str]]:
     return name.strip(), texts
 
 
+def _shown(name: str) -> str:
+    """A name as people read it: a file's may have no hyphen."""
+    return name.replace("_", "-")
+
+
 def _find(noun: str, catalogue: Mapping[str, type[T]], name: str) -> type[T]:
-    if name in catalogue:
-        return catalogue[name]
+    if _shown(name) in catalogue:
+        return catalogue[_shown(name)]
     close = get_close_matches(name, catalogue, n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(catalogue)}"
     raise ConfigError(f"no {noun} named {name!r}{hint}")

@@ -15,6 +15,7 @@ from laconic.alarm import ALARM, Alarm
 from laconic.carry import carry
 from laconic.comm.base import Conversation
 from laconic.contract import Compressor, Memory, Talker
+from laconic.kernels.door import check_floating
 from laconic.types import Answer, Given, Request, Rounds, State, Turn
 
 SAMPLE_EVERY = 100
@@ -115,6 +116,7 @@ def together(talks: Sequence[Rounds], alarm: Alarm | None = None) -> Conversatio
 
 def _flat(grad: Tensor) -> Tensor:
     """The gradient as flat float32: itself where it is that already."""
+    check_floating(grad)
     if grad.dtype == torch.float32 and grad.is_contiguous():
         return grad.view(-1)
     return grad.to(torch.float32, memory_format=torch.contiguous_format, copy=True).view(-1)

@@ -101,10 +101,33 @@ class Payload:
 
 
 @dataclass(frozen=True)
+class Inside:
+    """Only the ranks of one node take part: `node` consecutive ones."""
+
+    node: int
+
+
+@dataclass(frozen=True)
+class Between:
+    """Nodes take part as if each were one rank: all ranks of a node ask for the same."""
+
+    node: int
+    """Ranks a node."""
+    nodes: int
+    place: int
+    """This rank's place in its node: which share of the node's messages it carries."""
+
+
+Scope: TypeAlias = Inside | Between | None
+"""Who takes part in a request; None means all ranks. "Rank" in a request is as its scope counts."""
+
+
+@dataclass(frozen=True)
 class Mean:
     """Asks for the mean over all ranks of each part; answered by one message."""
 
     parts: Parts
+    scope: Scope = None
 
 
 @dataclass(frozen=True)
@@ -114,6 +137,7 @@ class Gather:
     parts: Parts
     layout: Layout
     layouts: Sequence[Layout]
+    scope: Scope = None
 
 
 @dataclass(frozen=True)
@@ -123,6 +147,7 @@ class Scatter:
     messages: Sequence[Parts]
     layouts: Sequence[Layout]
     rank: int
+    scope: Scope = None
 
 
 @dataclass(frozen=True)
@@ -132,6 +157,7 @@ class Broadcast:
     parts: Parts
     layout: Layout
     root: int
+    scope: Scope = None
 
 
 Request: TypeAlias = Mean | Gather | Scatter | Broadcast

@@ -7,7 +7,7 @@ import torch
 from few_ranks import CPU, Ranks, normal, said, squared_error, with_entry
 from torch import Tensor
 
-from laconic.compressors.acpsgd import AcpSGD
+from laconic.compressors.acpsgd import ANEW, AcpSGD
 from laconic.errors import ConfigError
 from laconic.types import Given, Mean, Turn
 
@@ -73,6 +73,33 @@ def test_a_projection_never_adds_error() -> None:
         m = normal(20, 30, seed=step)
         error = squared_error(m, said(AcpSGD(rank=2), m, Turn((20, 30), step=step)))
         assert 0 < error < 1
+
+
+def test_a_gradient_at_right_angles_to_the_subspace_is_heard_of_in_the_end() -> None:
+    """Rank 1 on the first axis: what lies on the others waits for a column that is drawn anew."""
+    m = torch.diag(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    ranks = Ranks("acpsgd", "residual", "mean", (4, 4), size=1)
+    for factor in ranks.lanes[0].talk.values():
+        factor.copy_(torch.eye(4)[:, :1])
+    for _ in range(ANEW):
+        assert ranks.step(m).count_nonzero() == 1
+    for _ in range(2 * ANEW):
+        ranks.step(m)
+    assert squared_error(300 * m, 300 * m - ranks.residual()) < 1e-3
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_a_column_that_is_drawn_anew_says_its_share_whatever_came_before(rank: int) -> None:
+    m = normal(30, 8)
+    m[:, :rank] = 0
+    axes = {"p": torch.eye(30)[:, :rank], "q": torch.eye(8)[:, :rank]}
+    errors = torch.empty(400)
+    for seed in range(400):
+        given = Given(m.reshape(-1).clone(), torch.zeros(240), torch.empty(240))
+        next(AcpSGD(rank=rank).rounds(given, dict(axes), Turn((30, 8), seed=seed, step=ANEW)))
+        errors[seed] = squared_error(m, m - given.left.view(30, 8))
+    assert errors.max() <= 1 + 1e-6
+    assert errors.mean() <= 1 - 1 / 8 + 4 * errors.std() / 20
 
 
 def test_the_result_is_the_mean_over_ranks_not_the_sum() -> None:

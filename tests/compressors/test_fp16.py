@@ -39,6 +39,13 @@ def test_sums_of_large_entries_do_not_overflow(way: str, value: float) -> None:
     assert out.tolist() == [value] * 9
 
 
+@pytest.mark.parametrize("size", [3, 5, 7, 12, 33])
+def test_means_near_the_end_of_the_range_stay_finite_however_ranks_round(size: int) -> None:
+    ranks = Ranks("fp16", "none", "mean", (9,), size=size)
+    out = ranks.step(*[torch.full((9,), 61440.0)] * size)
+    torch.testing.assert_close(out, torch.full((9,), 61440.0), rtol=2.0**-8, atol=0)
+
+
 @pytest.mark.parametrize("way", ["mean", "gather", "sharded"])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_bad_numbers_are_heard_by_all(way: str, bad: float) -> None:

@@ -1,22 +1,27 @@
 """Pipelines: one method chooses entries, another writes their values."""
 
+from itertools import product
+
 import pytest
 import torch
 from few_ranks import Ranks, eighths, normal, said, squared_error, wire_hash, with_entry
+from torch import Tensor
 
 from laconic.compressors.qsgd import QSGD
+from laconic.compressors.sign import Sign
 from laconic.compressors.topk import TopK
-from laconic.contract import OneRound
-from laconic.plan import wants_residual
-from laconic.sparse import Pipeline
-from laconic.spec import parse
+from laconic.contract import Compressor, OneRound
+from laconic.errors import ConfigError
+from laconic.plan import make_plan, wants_residual
+from laconic.sparse import Pipeline, Sparsifier
+from laconic.spec import compressor_classes, format_spec, parse
 from laconic.types import Given, Turn
 from laconic.wire.indices import unpack_index
 
 ALL = [
     f"{first} | {second}"
     for first in ("topk:ratio=0.1", "randomk:ratio=0.1")
-    for second in ("none", "fp16", "bf16", "efsign", "qsgd", "qsgd:bits=2")
+    for second in ("none", "fp16", "bf16", "efsign", "sign", "qsgd", "qsgd:bits=2,scaled=true")
 ]
 
 
@@ -123,6 +128,109 @@ def test_bits_on_the_wire() -> None:
     payload = codec.encode(normal(1_000_000))
     # 8.57 bits of position, 4 of value and a quarter for the scale.
     assert 8 * payload.nbytes / 10_000 == pytest.approx(12.83, abs=0.02)
+    payload = pipeline("topk:ratio=0.01 | sign").encode(normal(1_000_000))
+    assert 8 * payload.nbytes / 10_000 == pytest.approx(9.57, abs=0.02)
+
+
+D, K = 256, 16
+
+
+def shapes() -> list[Tensor]:
+    """Even, uneven, very uneven, and as uneven as can be."""
+    spike = torch.zeros(D)
+    spike[5] = -3.0
+    return [torch.ones(D), normal(D), normal(D) ** 9, spike]
+
+
+def mean_error(codec: Compressor, x: Tensor) -> tuple[float, float]:
+    """The mean squared error over 200 draws, and four of its standard errors."""
+    errors = torch.tensor(
+        [squared_error(x, said(codec, x, Turn((D,), step=s))) for s in range(200)]
+    )
+    return float(errors.mean()), float(4 * errors.std() / 200**0.5)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_q_top_k_is_as_close_as_it_claims(bits: int, scaled: bool) -> None:
+    """By (1 - b) k/d unscaled, where b is below 1, and by k/d/(1 + b) scaled, for any b."""
+    quantiser = QSGD(bits=bits, bucket=K, norm="l2", scaled=scaled)
+    codec, b = Pipeline(TopK(ratio=K / D), quantiser), quantiser.variance()
+    assert codec.traits().contraction == (scaled or b < 1)
+    if not codec.traits().contraction:
+        return
+    share = K / D / (1 + b) if scaled else (1 - b) * K / D
+    for x in shapes():
+        error, noise = mean_error(codec, x)
+        assert error <= 1 - share + noise + 1e-6
+
+
+@pytest.mark.parametrize("norm", range(1, 7))
+def test_sign_top_k_is_as_close_as_it_claims(norm: int) -> None:
+    codec = Pipeline(TopK(ratio=K / D), Sign(norm=norm))
+    for x in shapes():
+        share = K ** (2 / norm - 1) / D if norm > 1 else 1 / D
+        if norm == 1:
+            evenness = float(x.double().abs().sum() ** 2 / D / x.double().square().sum())
+            share = max(share, K / D * evenness)
+        assert squared_error(x, said(codec, x)) <= 1 - share + 1e-6
+
+
+def test_scaled_says_less_but_never_too_much() -> None:
+    """With two bits in one bucket, unscaled rounding is further away than zero."""
+    x = normal(1000)
+    plain, scaled = QSGD(bits=2, bucket=1000), QSGD(bits=2, bucket=1000, scaled=True)
+    assert squared_error(x, said(plain, x)) > 1 > squared_error(x, said(scaled, x))
+    factor = 1 + plain.variance()
+    torch.testing.assert_close(said(scaled, x) * factor, said(plain, x))
+
+
+@pytest.mark.parametrize("way", ["gather", "sharded"])
+def test_scaled_leaves_what_it_has_not_said(way: str) -> None:
+    ranks = Ranks("qsgd:bits=2,scaled=true", "residual", way, (300,), size=1)
+    x = normal(300)
+    out = ranks.step(x)
+    server = ranks.lanes[0].talk.get("server", torch.zeros(300))
+    torch.testing.assert_close(out + ranks.residual() + server, x)
+
+
+def usual(kind: type[Compressor]) -> list[Compressor]:
+    found = [cls(**cls.examples[0]) for cls in compressor_classes().values()]
+    return [method for method in found if isinstance(method, kind)]
+
+
+@pytest.mark.parametrize("first", usual(Sparsifier), ids=format_spec)
+def test_any_sparsifier_goes_before_any_quantiser(first: Sparsifier) -> None:
+    seconds = [method for method in usual(OneRound) if not isinstance(method, Sparsifier)]
+    assert len(seconds) > 10
+    for second in seconds:
+        built = parse(f"{format_spec(first)} | {format_spec(second)}")
+        assert built == Pipeline(first, second)
+        one, two, both = first.traits(), second.traits(), built.traits()
+        assert both.contraction == (one.contraction and two.contraction)
+        assert both.unbiased == (one.unbiased and two.unbiased)
+        assert both.varies == (one.varies or two.varies)
+        assert both.votes == two.votes
+        plan = make_plan(built, None, "auto", [torch.zeros(64, 64)], 4)
+        assert (format_spec(plan.memory) == "residual") == wants_residual(built)
+        if not both.contraction:
+            with pytest.raises(ConfigError, match=r"does not go with memory 'residual'.*: ."):
+                make_plan(built, "residual", "auto", [torch.zeros(64, 64)], 4)
+
+
+def test_nothing_else_makes_a_pipeline() -> None:
+    """What does not choose entries cannot be first; what chooses or talks cannot be second."""
+    methods = usual(Compressor)
+    sparse = [m for m in methods if isinstance(m, Sparsifier)]
+    dense = [m for m in methods if isinstance(m, OneRound) and m not in sparse]
+    refused = 0
+    for one, two in product(methods, methods):
+        if one in sparse and two in dense:
+            continue
+        with pytest.raises(ConfigError, match=r"a pipeline (starts|ends) with"):
+            parse(f"{format_spec(one)} | {format_spec(two)}")
+        refused += 1
+    assert refused == len(methods) ** 2 - len(sparse) * len(dense)
 
 
 def test_bytes_on_the_wire_are_frozen(backend: str) -> None:

@@ -11,7 +11,8 @@ from torch import Tensor
 from laconic.comm.simulated import Simulated
 from laconic.compressors.powersgd import PowerSGD
 from laconic.errors import ConfigError
-from laconic.matrix import matrix_shape, orthonormal
+from laconic.kernels.reference import orthonormal
+from laconic.matrix import matrix_shape
 from laconic.memory.residual import Residual
 from laconic.plan import open_lane
 from laconic.step import exchange, together

@@ -16,6 +16,7 @@ from laconic.plan import check_exchange, check_memory, make_plan, open_lane
 from laconic.spec import (
     compressor_classes,
     exchange_classes,
+    find_layers,
     format_spec,
     memory_classes,
     parse,
@@ -40,12 +41,18 @@ class Case:
 
     def lanes(self, like: Tensor, seed: int = 0) -> list[Lane]:
         """One lane a rank, without a plan, so that edge sizes meet the method itself."""
-        turns = [Turn(tuple(like.shape), rank, RANKS, seed) for rank in range(RANKS)]
+        turns = [Turn(tuple(like.shape), rank, self.ranks, seed) for rank in range(self.ranks)]
         memory = parse_memory(self.memory)
         return [
             open_lane("w", self.compressor(), memory, self.exchange, turn, like.device)
             for turn in turns
         ]
+
+    @property
+    def ranks(self) -> int:
+        """Two nodes where there are nodes."""
+        layers = find_layers(self.exchange)
+        return RANKS if layers is None else 2 * layers.node
 
     def compressor(self) -> Compressor:
         return parse(self.spec)
@@ -86,6 +93,15 @@ def memories() -> list[str]:
     return [format_spec(cls(**e)) for cls in memory_classes().values() for e in cls.examples]
 
 
+def exchanges() -> list[str]:
+    """Every exchange with every one of its example settings."""
+    return [
+        name + (":" if example else "") + ",".join(f"{k}={v}" for k, v in example.items())
+        for name, cls in exchange_classes().items()
+        for example in cls.examples
+    ]
+
+
 def usual_cases() -> list[Case]:
     """Every setting of every method, and every pipeline, as `attach` would mount it."""
     cases = []
@@ -98,9 +114,9 @@ def usual_cases() -> list[Case]:
 def combinations() -> Iterator[Case]:
     """Every method in its usual setting with all of memory and exchange."""
     usual = [format_spec(cls(**cls.examples[0])) for cls in compressor_classes().values()]
-    for spec, memory, way in product(usual, memories(), exchange_classes()):
-        votes = parse(spec).traits().votes and way == "gather"
-        yield Case(spec, memory, "gather:aggregate=majority" if votes else way)
+    for spec, memory, way in product(usual, memories(), exchanges()):
+        votes = parse(spec).traits().votes and way.endswith("gather")
+        yield Case(spec, memory, f"{way}:aggregate=majority" if votes else way)
 
 
 def legal_cases() -> list[Case]:
@@ -137,11 +153,13 @@ def run_step(lanes: list[Lane], grads: list[Tensor]) -> tuple[list[Tensor], Simu
     return outs, network
 
 
-def what_is_left(lanes: list[Lane]) -> Tensor:
-    """The mean of what the ranks keep, plus what averaging ranks keep of their shards."""
+def what_is_left(case: Case, lanes: list[Lane]) -> Tensor:
+    """The mean of what the ranks keep, plus what averaging ranks or nodes keep of their shards."""
     left = sum((lane.kept["residual"] for lane in lanes), torch.zeros(lanes[0].turn.numel))
     left = left / len(lanes)
-    for lane, (start, stop) in zip(lanes, bounds(left.numel(), len(lanes)), strict=True):
+    layers = find_layers(case.exchange)
+    speakers = lanes[:: 1 if layers is None else layers.node]
+    for lane, (start, stop) in zip(speakers, bounds(left.numel(), len(speakers)), strict=True):
         if "server" in lane.talk:
             left[start:stop] += lane.talk["server"]
     return left

@@ -27,9 +27,11 @@ from laconic.wire.layout import pack, unpack
 SHAPES = [(0,), (1,), (1, 1), (7,), (3, 5), (130, 9), (2, 3, 4, 5)]
 
 
-def gradients(shape: tuple[int, ...], seed: int = 0, dtype: torch.dtype = torch.float32):
+def gradients(
+    shape: tuple[int, ...], seed: int = 0, dtype: torch.dtype = torch.float32, ranks: int = RANKS
+):
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator).to(dtype) for _ in range(RANKS)]
+    return [torch.randn(shape, generator=generator).to(dtype) for _ in range(ranks)]
 
 
 def resumed(lanes: list[Lane], fresh: list[Lane]) -> list[Lane]:
@@ -61,10 +63,11 @@ def test_sent_plus_left_is_given(case: Case) -> None:
     lanes = case.lanes(torch.zeros(shape))
     sent = given = torch.zeros(shape)
     for step in range(5):
-        grads = gradients(shape, step)
+        grads = gradients(shape, step, ranks=case.ranks)
         outs, _ = run_step(lanes, grads)
-        sent, given = sent + outs[0], given + sum(grads) / RANKS
-    torch.testing.assert_close(sent + what_is_left(lanes).view(shape), given, rtol=1e-4, atol=1e-4)
+        sent, given = sent + outs[0], given + sum(grads) / case.ranks
+    left = what_is_left(case, lanes).view(shape)
+    torch.testing.assert_close(sent + left, given, rtol=1e-4, atol=1e-4)
 
 
 @every_legal_case()
@@ -72,13 +75,14 @@ def test_every_combination_agrees_and_resumes_bitwise(case: Case) -> None:
     shape = (24, 18)
     lanes = case.lanes(torch.zeros(shape))
     for step in range(3):
-        outs, _ = run_step(lanes, gradients(shape, step))
+        outs, _ = run_step(lanes, gradients(shape, step, ranks=case.ranks))
         assert all(torch.equal(out, outs[0]) for out in outs)
         assert outs[0].isfinite().all()
     again = resumed(lanes, case.lanes(torch.zeros(shape)))
     for step in range(3, 5):
-        here, _ = run_step(lanes, gradients(shape, step))
-        there, _ = run_step(again, gradients(shape, step))
+        grads = gradients(shape, step, ranks=case.ranks)
+        here, _ = run_step(lanes, grads)
+        there, _ = run_step(again, grads)
         assert torch.equal(here[0], there[0])
 
 

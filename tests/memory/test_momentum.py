@@ -122,12 +122,20 @@ def test_clip_bounds_the_norm_of_a_local_gradient() -> None:
     assert memory.before(torch.zeros(5), state, state).x.tolist() == [0.0] * 5
 
 
-def test_rescale_multiplies_all_that_is_kept() -> None:
-    memory = MomentumCorrection(momentum=0.5)
-    state = memory.state(1, CPU)
-    by_hand(memory, state, torch.tensor([4.0]), [])
-    memory.rescale(state, 0.25)
-    assert by_hand(memory, state, torch.tensor([4.0]), []) == [1.0 + 0.5 + 4.0]
+def test_under_another_rate_an_entry_that_waits_is_worth_what_plain_momentum_did() -> None:
+    """Steps of rate times velocity, where the velocity is that of torch.optim.SGD."""
+    parameter = torch.nn.Parameter(torch.zeros(50))
+    optimiser = torch.optim.SGD([parameter], lr=0.5, momentum=0.9)
+    memory = MomentumCorrection(momentum=0.9)
+    state = memory.state(50, CPU)
+    for seed in range(10):
+        if seed == 5:
+            optimiser.param_groups[0]["lr"] = 0.125
+            memory.rescale(state, 0.5 / 0.125)
+        parameter.grad = normal(50, seed)
+        optimiser.step()
+        by_hand(memory, state, normal(50, seed), [])
+    torch.testing.assert_close(-0.125 * state["residual"], parameter.detach())
 
 
 @pytest.mark.parametrize("memory", ["momentum", "momentum:clip=1.0"])

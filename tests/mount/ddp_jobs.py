@@ -136,12 +136,12 @@ def unused_job(spec: str) -> tuple[bool, Tensor]:
     return none, weights(model)
 
 
-def subgroup_job(spec: str) -> Tensor:
+def subgroup_job(spec: str, exchange: str = "auto") -> Tensor:
     """Ranks 0,1 and ranks 2,3 train two models that know nothing of each other."""
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     group = pairs[dist.get_rank() // 2]
     model = DDP(mlp(), process_group=group, bucket_cap_mb=0.01)
-    link = laconic.attach(model, spec)
+    link = laconic.attach(model, spec, exchange=exchange)
     train(model, 3)
     link.detach()
     return weights(model)
@@ -158,6 +158,48 @@ def switch_job(first: str, second: str) -> tuple[Tensor, float, float, str]:
     name = link.stats()["spec"]
     link.detach()
     return weights(model), before, after, name
+
+
+def switch_exchange_job() -> tuple[Tensor, list[int]]:
+    """Flat, in nodes of two, in one of four, and flat again: what had stayed inside by then."""
+    model = DDP(mlp(), bucket_cap_mb=0.01)
+    link = laconic.attach(model, "efsign")
+    inside = []
+    ways = ["gather", "hierarchical:node=2", "hierarchical:node=4", "gather"]
+    for number, way in enumerate(ways):
+        link.switch("efsign", exchange=way)
+        train(model, 2, first=2 * number)
+        inside.append(link.stats()["inside_bytes"])
+    link.detach()
+    return weights(model), inside
+
+
+def groups_job() -> list[int]:
+    """How many process groups there are after each of three times in nodes."""
+    model = DDP(mlp())
+    found = []
+    for _ in range(3):
+        laconic.attach(model, "efsign", exchange="hierarchical:node=2").detach()
+        found.append(len(dist.distributed_c10d._world.pg_map))
+    return found
+
+
+def rate_job() -> tuple[Tensor, float, float, str]:
+    """What waits before and after the learning rate has become a tenth; and a rate that is none."""
+    model = DDP(mlp(), bucket_cap_mb=0.01)
+    link = laconic.attach(model, "topk:ratio=0.01", exchange="sharded")
+    train(model, 3)
+    before = link.stats()["residual_norm"]
+    link.learning_rate_changed(0.1, 0.01)
+    after = link.stats()["residual_norm"]
+    train(model, 3, first=3)
+    try:
+        link.learning_rate_changed(0.1, 0.0)
+        message = ""
+    except laconic.ConfigError as error:
+        message = str(error)
+    link.detach()
+    return weights(model), before, after, message
 
 
 def detach_job() -> tuple[Tensor, Tensor, str]:

@@ -171,6 +171,36 @@ def drift_job(flip: bool) -> str:
     return text
 
 
+def checksum_job(spec: str, way: str) -> tuple[bool, int]:
+    """Whether a run with checksums is the same as one without, and what they cost in bytes."""
+    weights, sent = [], []
+    for checksum in (False, True):
+        model = _model()
+        link = laconic.attach(model, spec, exchange=way, checksum=checksum)
+        jobs.train(model, 3)
+        weights.append(jobs.weights(model))
+        sent.append(link.stats()["sent_bytes"])
+        link.detach()
+    return torch.equal(*weights), sent[1] - sent[0]  # type: ignore[operator]
+
+
+def flipped_on_the_wire_job() -> str:
+    """Rank 1 hears a message of rank 2 with one bit flipped."""
+    model = _model()
+    link = laconic.attach(model, "topk:ratio=0.1", exchange="gather", checksum=True)
+    jobs.train(model, 2)
+    honest = link._comm._carry
+
+    def flipping(call: Any) -> list[Tensor]:
+        answers = honest(call)
+        if dist.get_rank() == 1:
+            answers[2][answers[2].numel() // 2] ^= 16
+        return answers
+
+    link._comm._carry = flipping  # type: ignore[method-assign]
+    return jobs.failure_of(lambda: jobs.train(model, 1, first=2))
+
+
 def _residuals(link: laconic.Link) -> Tensor:
     [state] = link.state_dict().values()
     lanes: Any = state["lanes"]  # type: ignore[index]

@@ -19,6 +19,8 @@ CASES = [
     ("efsign", "gather"),
     ("efsign", "sharded"),
     ("qsgd:bits=4", "sharded"),
+    ("efsign", "hierarchical:node=2"),
+    ("qsgd:bits=4", "hierarchical:node=2,between=sharded"),
 ]
 
 

@@ -22,7 +22,10 @@ def test_parameters_stay_equal_over_several_buckets(four_ranks: Ranks, spec: str
     assert_equal(four_ranks.run(jobs.trained, spec, 5, {"bucket_cap_mb": 0.01}, {}))
 
 
-@pytest.mark.parametrize("exchange", ["gather", "sharded"])
+EXCHANGES = ["gather", "sharded", "hierarchical:node=2", "hierarchical:node=2,between=sharded"]
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
 def test_exchanges_work_on_real_ranks(four_ranks: Ranks, exchange: str) -> None:
     options = {"exchange": exchange}
     assert_equal(four_ranks.run(jobs.trained, "efsign", 5, {"bucket_cap_mb": 0.01}, options))
@@ -50,7 +53,8 @@ def test_half_precision_parameters(four_ranks: Ranks, spec: str, dtype: torch.dt
     assert all(same_type for _, same_type in results)
 
 
-@pytest.mark.parametrize("exchange", ["gather", "sharded"])
+# Nodes of two: a sum of two numbers is the same in any order, on the wire as in simulation.
+@pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("spec", ["topk:ratio=0.1", "qsgd:bits=4", "efsign"])
 def test_real_ranks_do_what_simulated_ranks_do(four_ranks: Ranks, spec: str, exchange: str) -> None:
     results = four_ranks.run(jobs.seen_by_simulation, spec, {"exchange": exchange})
@@ -96,6 +100,31 @@ def test_groups_that_are_not_the_world(four_ranks: Ranks) -> None:
     assert not torch.equal(weights[0], weights[2])
 
 
+@pytest.mark.parametrize("spec", ["powersgd:rank=2", "randomk:ratio=0.1", "threshold:value=0.001"])
+@pytest.mark.parametrize("node", [1, 2, 4])
+def test_nodes_of_real_ranks(four_ranks: Ranks, spec: str, node: int) -> None:
+    options = {"exchange": f"hierarchical:node={node}"}
+    assert_equal(four_ranks.run(jobs.trained, spec, 3, {"bucket_cap_mb": 0.01}, options))
+
+
+def test_nodes_in_groups_that_are_not_the_world(four_ranks: Ranks) -> None:
+    weights = four_ranks.run(jobs.subgroup_job, "topk:ratio=0.1", "hierarchical:node=1")
+    flat = four_ranks.run(jobs.subgroup_job, "topk:ratio=0.1", "gather")
+    assert all(torch.equal(w, f) for w, f in zip(weights, flat, strict=True))
+
+
+def test_switch_to_nodes_and_back(four_ranks: Ranks) -> None:
+    results = four_ranks.run(jobs.switch_exchange_job)
+    assert_equal([weights for weights, _ in results])
+    for _, [flat, nodes, larger, again] in results:
+        assert flat == 0 < nodes < larger == again
+
+
+def test_groups_of_nodes_are_made_once(four_ranks: Ranks) -> None:
+    for first, *later in four_ranks.run(jobs.groups_job):
+        assert later == [first, first]
+
+
 def test_buckets_are_rebuilt(four_ranks: Ranks) -> None:
     assert_equal([weights for _, weights in four_ranks.run(jobs.rebuilt_job)])
 
@@ -106,6 +135,15 @@ def test_switch_keeps_residuals(four_ranks: Ranks) -> None:
     for _, before, after, name in results:
         assert before == after > 0
         assert name == "efsign"
+
+
+def test_another_learning_rate_rescales_what_waits(four_ranks: Ranks) -> None:
+    results = four_ranks.run(jobs.rate_job)
+    assert_equal([weights for weights, *_ in results])
+    for _, before, after, message in results:
+        assert after == pytest.approx(10 * before, rel=1e-5)
+        assert before > 0
+        assert message == "learning rates must be positive, got 0.1 and 0.0"
 
 
 def test_detach_goes_back_to_plain_ddp(four_ranks: Ranks) -> None:

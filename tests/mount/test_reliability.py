@@ -70,6 +70,20 @@ def test_a_flipped_bit_is_found(four_ranks: Ranks, flip: bool) -> None:
     assert four_ranks.run(jobs.drift_job, flip) == [expected] * 4
 
 
+@pytest.mark.parametrize("way", ["gather", "sharded", "leader", "hierarchical:node=2"])
+def test_checksums_change_nothing_but_bytes(four_ranks: Ranks, way: str) -> None:
+    for same, more in four_ranks.run(jobs.checksum_job, "topk:ratio=0.1", way):
+        assert same
+        assert more >= 0
+    assert sum(more for _, more in four_ranks.run(jobs.checksum_job, "topk:ratio=0.1", way)) > 0
+
+
+def test_a_bit_that_flips_on_the_wire_is_a_wire_error(four_ranks: Ranks) -> None:
+    texts = four_ranks.run(jobs.flipped_on_the_wire_job)
+    expected = "WireError: the message of rank 2 was changed on the way: its CRC does not fit"
+    assert texts[1] == expected
+
+
 @pytest.mark.parametrize("residuals", ["fold", "redistribute", "drop"])
 def test_fewer_ranks_go_on(four_ranks: Ranks, residuals: str) -> None:
     results = four_ranks.run(jobs.resized_job, residuals)

@@ -23,6 +23,7 @@ class Laconic(Case):
     memory: str = "auto"
     exchange: str = "auto"
     nan_policy: NanPolicy = "propagate"
+    checksum: bool = False
 
     def __post_init__(self) -> None:
         make_plan(self.spec, self._memory(), self.exchange, (), 2)
@@ -34,6 +35,7 @@ class Laconic(Case):
             memory=self._memory(),
             exchange=self.exchange,
             nan_policy=self.nan_policy,
+            checksum=self.checksum,
             seed=seed,
         )
         return _LaconicAtWork(optimizer, link)

@@ -1,5 +1,6 @@
 """The results as a grid of cells, text for people and a key to sort by: one grid, two renderers."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -82,17 +83,34 @@ def kernel_grid(records: Sequence[KernelRecord]) -> Grid:
         "encode": [_us(r.encode_us) for r in records],
         "decode": [_us(r.decode_us) for r in records],
         "decode 8": [_us(r.decode8_us) for r in records],
+        "decode 8 / floor": [_over(r.decode8_us, r.decode8_floor_us) for r in records],
         "step": [_us(r.ef_step_us) for r in records],
+        "by calls": [_us(r.ef_step_eager_us) for r in records],
         "floor": [_us(r.floor_us) for r in records],
-        "step / floor": [Cell(f"{r.ratio_to_floor:.1f}", r.ratio_to_floor) for r in records],
+        "step / floor": [_factor(r.ratio_to_floor) for r in records],
+        "step / add": [_factor(r.ratio_to_add) for r in records],
         "bits": [Cell(human.digits(r.bits_per_element), r.bits_per_element) for r in records],
         "status": [Cell(r.status, r.status) for r in records],
     }
+    if all(r.ef_step_by == "eager" for r in records):
+        del columns["by calls"]
+    for name in ("decode 8 / floor", "step / add"):
+        if all(cell.key is None for cell in columns[name]):
+            del columns[name]
     return _grid(columns, records)
 
 
 def share(value: float | None) -> Cell:
     return Cell(human.NOTHING if value is None else f"{value:.0%}", value)
+
+
+def _over(time_us: float | None, floor_us: float | None) -> Cell:
+    return _factor(time_us / floor_us if time_us and floor_us else None)
+
+
+def _factor(value: float | None) -> Cell:
+    known = value is not None and math.isfinite(value)
+    return Cell(f"{value:.1f}" if known else human.NOTHING, value if known else None)
 
 
 def _us(time_us: float | None) -> Cell:

@@ -1,29 +1,25 @@
-"""What encoding and decoding cost on one device, beside the least that memory traffic allows.
+"""What encoding and decoding cost on one device, beside the least that memory traffic allows."""
 
-The floor of a step with error feedback is reading gradient and residual and writing the residual,
-12 bytes an element, and writing the message, at the speed of a copy measured in the same run.
-"""
-
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from rich.console import Console
-from torch import Tensor
 
 from laconic import kernels
+from laconic.bench.measure import Ground, ground_at, measure
+from laconic.bench.plots import plots
 from laconic.bench.records import KernelRecord, append, machine_facts
+from laconic.bench.setting import group, kernel_setting
 from laconic.bench.stopwatch import Stopwatch, stopwatch
 from laconic.bench.summary import kernel_summary
+from laconic.bench.svg import check_name, write_svg
 from laconic.bench.tables import kernel_tables
-from laconic.contract import Compressor, ManyRounds, OneRound, take
+from laconic.contract import Compressor
 from laconic.errors import ConfigError
 from laconic.spec import compressor_classes, format_spec, name_of, parse
-from laconic.types import Gather, Given, Mean, State, Turn
 
-MESSAGES = 8
-"""How many gathered messages are decoded and added at once."""
+NAN = float("nan")
 
 
 def usual_specs() -> list[str]:
@@ -41,92 +37,74 @@ class KernelBench:
     threads: int
     json_path: Path | None
     command: str
+    plot_path: Path | None = None
+    commit: str | None = None
 
     def run(self, console: Console) -> None:
         """Measures, shows the table, and adds the records to the file as they come."""
         device = _device(self.device)
+        if self.plot_path is not None:
+            check_name(self.plot_path)
+        compressors = [parse(spec) for spec in self.specs]
         torch.set_num_threads(self.threads)
         watch = stopwatch(device)
         records: list[KernelRecord] = []
         for numel in self.sizes:
-            copy_bytes_per_us = _copy_speed(numel, device, watch)
-            for spec in self.specs:
+            ground = ground_at(numel, device, watch)
+            for compressor in compressors:
+                spec = format_spec(compressor)
                 console.print(f"{spec}, {numel:,} elements", markup=False, highlight=False)
-                record = self._measure(parse(spec), numel, device, watch, copy_bytes_per_us)
-                records.append(record)
+                records.append(self._record(compressor, numel, device, watch, ground))
                 if self.json_path is not None:
-                    append(self.json_path, record)
+                    append(self.json_path, records[-1])
+        self._show(records, console)
+
+    def _show(self, records: list[KernelRecord], console: Console) -> None:
         for table in kernel_tables(records):
             console.print(table)
         console.print(kernel_summary(records), markup=False, highlight=False)
+        if self.plot_path is not None:
+            groups = group(records, kernel_setting)
+            write_svg(
+                self.plot_path,
+                [(s.words(), plot) for s, rows in groups.items() for plot in plots(rows)],
+            )
 
-    def _measure(
+    def _record(
         self,
         compressor: Compressor,
         numel: int,
         device: torch.device,
         watch: Stopwatch,
-        copy_bytes_per_us: float,
+        ground: Ground,
     ) -> KernelRecord:
+        """What was measured, or why it could not be: one method must not end the whole run."""
         rows = max(1, int(numel**0.5))
-        x = torch.randn(rows, numel // rows, device=device) * 1e-3
-        turn = Turn(tuple(x.shape), size=MESSAGES)
-        payload = compressor.encode(x, turn)
-        out = torch.zeros(x.numel(), device=device)
-        decode8_us = None
-        if isinstance(compressor, OneRound):
-            said = [payload.parts] * MESSAGES
-            decode8_us = watch.median_us(lambda: compressor.add_to(out, said, 0.125, turn))
-        ef_step_us = watch.median_us(_ef_step(compressor, x, turn))
-        floor_us = (12 * x.numel() + payload.nbytes) / copy_bytes_per_us
-        return KernelRecord(
+        machine = machine_facts()
+        blank = KernelRecord(
             method=name_of(compressor),
             spec=format_spec(compressor),
             device=_device_name(device),
             backend=kernels.chosen(device),
-            numel=x.numel(),
-            encode_us=watch.median_us(lambda: compressor.encode(x, turn)),
-            decode_us=watch.median_us(lambda: compressor.decode(payload)),
-            decode8_us=decode8_us,
-            ef_step_us=ef_step_us,
-            payload_bytes=payload.nbytes,
-            bits_per_element=8 * payload.nbytes / x.numel(),
-            floor_us=floor_us,
-            ratio_to_floor=ef_step_us / floor_us,
+            numel=rows * (numel // rows),
+            encode_us=NAN,
+            decode_us=NAN,
+            decode8_us=None,
+            ef_step_us=NAN,
+            payload_bytes=0,
+            bits_per_element=NAN,
+            floor_us=NAN,
+            ratio_to_floor=NAN,
             command=self.command,
-            machine=machine_facts(),
+            machine=machine | ({"commit": self.commit} if self.commit else {}),
+            contraction=compressor.traits().contraction,
         )
-
-
-def _ef_step(compressor: Compressor, x: Tensor, turn: Turn) -> Callable[[], object]:
-    """Gradient and residual in, message and new residual out; without one where it is illegal."""
-    grad = x.view(-1)
-    residual = torch.zeros_like(grad) if compressor.traits().contraction else None
-    given = Given(grad, residual, residual)
-    if isinstance(compressor, OneRound):
-        return lambda: take(compressor, given, turn)
-    assert isinstance(compressor, ManyRounds)
-    state = compressor.state(turn._replace(size=1), x.device)
-    return lambda: _alone(compressor, given, state, turn._replace(size=1))
-
-
-def _alone(method: ManyRounds, given: Given, state: State, turn: Turn) -> None:
-    """A conversation in a world of one, where every answer is what was said."""
-    talk = method.rounds(given, state, turn)
-    try:
-        request = next(talk)
-        while True:
-            assert isinstance(request, Mean | Gather)
-            request = talk.send([request.parts])
-    except StopIteration:
-        return
-
-
-def _copy_speed(numel: int, device: torch.device, watch: Stopwatch) -> float:
-    """Bytes read and written per microsecond by a copy of so many float32."""
-    source = torch.zeros(numel, device=device)
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / watch.median_us(lambda: target.copy_(source))
+        try:
+            x = torch.randn(rows, numel // rows, device=device) * 1e-3
+            return measure(compressor, x, watch, ground, blank)
+        except RuntimeError as error:
+            # Such as too little memory for this method at this size.
+            return replace(blank, status="failed", error=str(error).splitlines()[0])
 
 
 def _device(name: str) -> torch.device:

@@ -143,7 +143,11 @@ class KernelRecord:
     """What one method costs at one size.
 
     `ef_step` takes a gradient and a residual and gives a message and the new residual; `floor` is
-    the least that memory traffic allows for that.
+    the least that memory traffic allows for that. Where the card can do it without the host,
+    `ef_step_us` is the time of a CUDA graph, and `ef_step_eager_us` has what the calls cost; else
+    both are that, and `graph_error` says why. So for `decode8`, which adds up eight messages.
+    `add_us`, on a CPU, is `torch.add(g, r, out=r)`. A method that is no `contraction` may keep no
+    residual in training, and is measured with one all the same.
     """
 
     kind: Literal["kernel"] = "kernel"
@@ -161,6 +165,14 @@ class KernelRecord:
     bits_per_element: float
     floor_us: float
     ratio_to_floor: float
+    ef_step_by: Literal["graph", "eager"] = "eager"
+    ef_step_eager_us: float | None = None
+    graph_error: str | None = None
+    decode8_eager_us: float | None = None
+    decode8_floor_us: float | None = None
+    add_us: float | None = None
+    ratio_to_add: float | None = None
+    contraction: bool | None = None
     status: Status = "done"
     error: str | None = None
     command: str

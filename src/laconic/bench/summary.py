@@ -123,8 +123,13 @@ def _most_on_top(records: Sequence[RunRecord]) -> float | None:
 
 def kernel_summary(records: Sequence[KernelRecord]) -> str:
     """Which method is nearest to the speed of memory."""
-    best = min(records, key=lambda record: record.ratio_to_floor)
+    done = [record for record in records if record.status == "done"]
+    if not done:
+        return "No method could be measured."
+    best = min(done, key=lambda record: record.ratio_to_floor)
+    failed = dict.fromkeys(record.spec for record in records if record.status != "done")
     return (
         f"{best.spec} is nearest to the speed of memory: a step with error feedback takes "
         f"{best.ratio_to_floor:.1f} times its floor of {human.duration_ms(best.floor_us / 1e3)}."
+        + (f" Not measured: {', '.join(failed)}." if failed else "")
     )

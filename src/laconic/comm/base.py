@@ -14,6 +14,23 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
+class Ring:
+    """Who talks to whom where `node` consecutive ranks are a node.
+
+    The ranks of each node among themselves; or, across, those at the same place in their nodes.
+    """
+
+    node: int
+    across: bool
+
+    def groups(self, size: int) -> list[list[int]]:
+        """The ranks of every ring, in order; a rank's number in a call is its place there."""
+        if self.across:
+            return [list(range(place, size, self.node)) for place in range(self.node)]
+        return [list(range(first, first + self.node)) for first in range(0, size, self.node)]
+
+
+@dataclass(frozen=True)
 class Call:
     """One collective. `buffers` are flat and contiguous, and may be overwritten.
 
@@ -27,6 +44,8 @@ class Call:
     sizes: list[int] | None = None
     """Bytes to expect from each rank; None when they must be told first."""
     root: int = 0
+    ring: Ring | None = None
+    """Which ranks take part: all of them, or those of each ring among themselves."""
 
 
 Conversation: TypeAlias = Generator[Call, list[Tensor], T]

@@ -34,11 +34,33 @@ class Simulated:
                     results[rank] = end.value
             if not calls:
                 return [results[rank] for rank in range(self.size)]
-            if results or len({_form(call) for call in calls}) > 1:
+            if results or len({(call.kind, call.ring) for call in calls}) > 1:
                 raise PeerError("simulated ranks are out of step: they make different calls")
             answers = list(self._answer(calls))
 
     def _answer(self, calls: list[Call]) -> list[list[Tensor]]:
+        """Each rank's answer, given by the ranks of its ring."""
+        ring = calls[0].ring
+        answers: dict[int, list[Tensor]] = {}
+        for ranks in [list(range(self.size))] if ring is None else ring.groups(self.size):
+            inside = ring is not None and not ring.across
+            peers = _Peers([self.meters[rank] for rank in ranks], inside)
+            answered = peers.answer([calls[rank] for rank in ranks])
+            answers |= zip(ranks, answered, strict=True)
+        return [answers[rank] for rank in range(self.size)]
+
+
+class _Peers:
+    """Ranks that make a call together."""
+
+    def __init__(self, meters: list[Meter], inside: bool) -> None:
+        self.size = len(meters)
+        self.meters = meters
+        self.inside = inside
+
+    def answer(self, calls: list[Call]) -> list[list[Tensor]]:
+        if len({_form(call) for call in calls}) > 1:
+            raise PeerError("simulated ranks are out of step: they make different calls")
         kind = calls[0].kind
         if kind == "mean":
             return self._mean([call.buffers[0] for call in calls])
@@ -53,15 +75,15 @@ class Simulated:
         for buffer in buffers[1:]:
             total += buffer / self.size
         for meter in self.meters:
-            meter.mean(total.nbytes, self.size)
+            meter.mean(total.nbytes, self.size, inside=self.inside)
         return [[buffer.copy_(total)] for buffer in buffers]
 
     def _gather(self, buffers: list[Tensor], sizes: list[int] | None) -> list[list[Tensor]]:
         longest = max(buffer.numel() for buffer in buffers)
         for meter in self.meters:
             if sizes is None and self.size > 1:
-                meter.gather(torch.int64.itemsize, self.size)
-            meter.gather(longest, self.size)
+                meter.gather(torch.int64.itemsize, self.size, inside=self.inside)
+            meter.gather(longest, self.size, inside=self.inside)
         return [list(buffers) for _ in buffers]
 
     def _scatter(self, buffers: list[list[Tensor]], sizes: list[int] | None) -> list[list[Tensor]]:
@@ -69,17 +91,17 @@ class Simulated:
         for rank, meter in enumerate(self.meters):
             if sizes is None and self.size > 1:
                 others = (self.size - 1) * torch.int64.itemsize
-                meter.scatter(others, others)
+                meter.scatter(others, others, inside=self.inside)
             sent = sum(b.numel() for to, b in enumerate(buffers[rank]) if to != rank)
             received = sum(b.numel() for by, b in enumerate(answers[rank]) if by != rank)
-            meter.scatter(sent, received)
+            meter.scatter(sent, received, inside=self.inside)
         return answers
 
     def _broadcast(self, calls: list[Call]) -> list[list[Tensor]]:
         root = calls[0].root
         buffer = calls[root].buffers[0]
         for rank, meter in enumerate(self.meters):
-            meter.broadcast(buffer.numel(), rank == root)
+            meter.broadcast(buffer.numel(), rank == root, inside=self.inside)
         return [[buffer] for _ in calls]
 
 

@@ -1,12 +1,16 @@
 """Ranks that are the members of a torch process group."""
 
+from dataclasses import replace
+from weakref import WeakKeyDictionary
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from laconic.comm.base import Call, Comm
+from laconic.comm.base import Call, Comm, Ring
+from laconic.comm.checksum import opened, sealed
 from laconic.comm.meter import Meter
-from laconic.errors import PeerError
+from laconic.errors import ConfigError, PeerError
 
 # torch 2.13 renamed the function and warns at the old name.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -15,26 +19,61 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 SPLIT_BYTES = 4 << 20
 """From here on two rings at once keep gloo's links busier than one (6 % at 100 Mbit/s)."""
 
+# Groups cannot be had back from torch one by one, and who attaches again must not pile them up.
+_rings: WeakKeyDictionary[dist.ProcessGroup, dict[Ring, dist.ProcessGroup]] = WeakKeyDictionary()
+
 
 class TorchComm(Comm):
     """Carries calls over a process group, and stages GPU buffers through the host for gloo."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        meter: Meter | None = None,
+        inside: bool = False,
+        checksum: bool = False,
+    ) -> None:
         self.group = group
         self.rank = group.rank()
         self.size = group.size()
-        self.meter = Meter()
+        self.meter = Meter() if meter is None else meter
+        self.inside = inside
+        self.checksum = checksum
         self.on_device = dist.get_backend(group) == "nccl"
+        if checksum and self.on_device:
+            raise ConfigError(
+                "checksum: messages over NCCL never pass through the host, which would have to "
+                "compute it; use gloo, or leave it to the links' own"
+            )
+        self._among: dict[Ring, TorchComm] = {}
+
+    def prepare(self, node: int | None) -> None:
+        """Makes the groups inside and across nodes of so many ranks; called on all ranks alike.
+
+        Not left to the first call: that may come from another thread, while the user makes groups.
+        """
+        if node is None:
+            return
+        for ring in (Ring(node, across=False), Ring(node, across=True)):
+            if ring not in self._among:
+                group = _ring_group(self.group, ring)
+                self._among[ring] = TorchComm(group, self.meter, not ring.across, self.checksum)
 
     def answer(self, call: Call) -> list[Tensor]:
+        if call.ring is not None:
+            return self._among[call.ring].answer(replace(call, ring=None))
         device = call.buffers[0].device
         staged = device.type != "cpu" and not self.on_device
         if staged:
-            call = Call(call.kind, [_to_host(b) for b in call.buffers], call.sizes, call.root)
+            call = replace(call, buffers=[_to_host(b) for b in call.buffers])
+        if self.checksum:
+            call = sealed(call)
         try:
             answers = self._carry(call)
         except RuntimeError as error:
             raise PeerError(f"{call.kind} among {self.size} ranks failed: {error}") from error
+        if self.checksum:
+            answers = opened(call, answers)
         return [a.to(device, non_blocking=True) for a in answers] if staged else answers
 
     def _carry(self, call: Call) -> list[Tensor]:
@@ -47,7 +86,7 @@ class TorchComm(Comm):
         return [self._broadcast(call)]
 
     def _mean(self, buffer: Tensor) -> Tensor:
-        self.meter.mean(buffer.nbytes, self.size)
+        self.meter.mean(buffer.nbytes, self.size, inside=self.inside)
         if self.size > 1:
             # Dividing first keeps a sum of 16-bit floats in range.
             buffer.div_(self.size)
@@ -62,13 +101,13 @@ class TorchComm(Comm):
 
     def _gather(self, buffer: Tensor, sizes: list[int] | None) -> list[Tensor]:
         if self.size == 1:
-            self.meter.gather(buffer.numel(), 1)
+            self.meter.gather(buffer.numel(), 1, inside=self.inside)
             return [buffer]
         sizes = sizes if sizes is not None else self._tell_sizes(buffer)
         longest = max(sizes)
         if buffer.numel() < longest:
             buffer = torch.cat([buffer, buffer.new_zeros(longest - buffer.numel())])
-        self.meter.gather(longest, self.size)
+        self.meter.gather(longest, self.size, inside=self.inside)
         heard = buffer.new_empty(self.size * longest)
         _all_gather(heard, buffer, group=self.group)
         return [row[:n] for row, n in zip(heard.view(self.size, longest), sizes, strict=True)]
@@ -77,13 +116,13 @@ class TorchComm(Comm):
         own = torch.tensor([buffer.numel()], device=buffer.device)
         all_ = own.new_empty(self.size)
         _all_gather(all_, own, group=self.group)
-        self.meter.gather(own.nbytes, self.size)
+        self.meter.gather(own.nbytes, self.size, inside=self.inside)
         sizes: list[int] = all_.tolist()
         return sizes
 
     def _scatter(self, buffers: list[Tensor], sizes: list[int] | None) -> list[Tensor]:
         if self.size == 1:
-            self.meter.scatter(0, 0)
+            self.meter.scatter(0, 0, inside=self.inside)
             return buffers
         lengths = [b.numel() for b in buffers]
         if sizes is None:
@@ -91,17 +130,17 @@ class TorchComm(Comm):
             heard_sizes = torch.empty_like(told)
             dist.all_to_all_single(heard_sizes, told, group=self.group)
             others = (self.size - 1) * told.itemsize
-            self.meter.scatter(others, others)
+            self.meter.scatter(others, others, inside=self.inside)
             sizes = heard_sizes.tolist()
         sent, received = sum(lengths) - lengths[self.rank], sum(sizes) - sizes[self.rank]
-        self.meter.scatter(sent, received)
+        self.meter.scatter(sent, received, inside=self.inside)
         heard = buffers[0].new_empty(sum(sizes))
         dist.all_to_all_single(heard, torch.cat(buffers), sizes, lengths, group=self.group)
         return list(heard.split(sizes))
 
     def _broadcast(self, call: Call) -> Tensor:
         buffer = call.buffers[0]
-        self.meter.broadcast(buffer.numel(), self.rank == call.root)
+        self.meter.broadcast(buffer.numel(), self.rank == call.root, inside=self.inside)
         if self.size > 1:
             dist.broadcast(buffer, group=self.group, group_src=call.root)
         return buffer
@@ -113,10 +152,29 @@ def private_group(group: dist.ProcessGroup, device: torch.device) -> dist.Proces
     What we send from another thread must not mix with what the user or SyncBatchNorm sends.
     """
     _count_alike(group, device)
+    return _new_group(group, dist.get_process_group_ranks(group), device)
+
+
+def _ring_group(group: dist.ProcessGroup, ring: Ring) -> dist.ProcessGroup:
+    """The members of a group that share a ring with this rank, for us alone; made once."""
+    made = _rings.setdefault(group, {})
+    if ring not in made:
+        world = dist.get_process_group_ranks(group)
+        [mine] = [ranks for ranks in ring.groups(group.size()) if group.rank() in ranks]
+        device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
+        _count_alike(group, device)
+        made[ring] = _new_group(group, [world[rank] for rank in mine], device)
+    return made[ring]
+
+
+def _new_group(
+    like: dist.ProcessGroup, ranks: list[int], device: torch.device
+) -> dist.ProcessGroup:
+    """A group of these ranks of the world, with the timeout and backend of another."""
     made: dist.ProcessGroup = dist.new_group(
-        dist.get_process_group_ranks(group),
-        timeout=group._get_backend(device).options._timeout,
-        backend="nccl" if dist.get_backend(group) == "nccl" else "gloo",
+        ranks,
+        timeout=like._get_backend(device).options._timeout,
+        backend="nccl" if dist.get_backend(like) == "nccl" else "gloo",
         use_local_synchronization=True,
         group_desc="laconic",
     )

@@ -7,10 +7,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from laconic import kernels
 from laconic.checks import check_whole
-from laconic.contract import ManyRounds, Traits
-from laconic.matrix import matrix_shape, orthonormal
-from laconic.types import Given, Mean, Payload, Rounds, State, Turn, mix
+from laconic.contract import ManyRounds, Traits, flat32
+from laconic.kernels.reference.random import random_bits
+from laconic.matrix import give_out, matrix_shape, renewed, starts, take_in
+from laconic.types import Given, Mean, Payload, Rounds, State, Turn
+
+ANEW = 100
+"""After so many steps a column of the subspace is drawn anew. Even, for the shorter side."""
 
 
 @dataclass(frozen=True)
@@ -19,10 +24,12 @@ class AcpSGD(ManyRounds):
 
     On an even step Q of the step before is made orthonormal and P is the mean of M Q; on an odd one
     the parts are swapped. Each worker has then said the projection of its M on a subspace that all
-    know: half of PowerSGD's bytes, in one round. It never adds error; from a random start it leaves
-    1 - rank/n of the squared norm on average, n the shorter side. A gradient of that rank which
-    stays the same is all said with every second step. P has the longer side, so that the first step
-    projects on the shorter. NaN and infinity show in the result, and do not stay in the factors.
+    know: half of PowerSGD's bytes, in one round. A projection never adds error, and from a random
+    start it says rank/n of the squared norm on average, n the shorter side; but of what is at right
+    angles to the subspace it says nothing. So every 100th step draws one column anew and says 1/n
+    on average, whatever came before: a contraction over 100 steps. A gradient of that rank which
+    stays the same is all said with every second step. NaN and infinity show in the result, and do
+    not stay in the factors.
     """
 
     rank: int = 1
@@ -39,37 +46,31 @@ class AcpSGD(ManyRounds):
         return Traits(summable=True, contraction=True)
 
     def state(self, turn: Turn, device: torch.device) -> State:
-        rows, cols = matrix_shape(turn.shape)
-        rank = min(self.rank, rows, cols)
-        # The same start on every rank. P has one too: a lane may begin on an odd step.
-        generator = torch.Generator().manual_seed(mix(turn.seed, turn.lane) >> 1)
-        p = torch.randn(max(rows, cols), rank, generator=generator)
-        q = torch.randn(min(rows, cols), rank, generator=generator)
-        return {"p": p.to(device), "q": q.to(device)}
+        sides = sorted(matrix_shape(turn.shape), reverse=True)
+        # P has a start too, since a lane may begin on an odd step; and the longer side, so that the
+        # first step projects on the shorter.
+        p, q = starts(sides, self.rank, turn, device)
+        return {"p": p, "q": q}
 
     def rounds(self, given: Given, state: State, turn: Turn) -> Rounds:
         new, old = _factors(turn)
-        m = _turned(given.total().view(matrix_shape(turn.shape)), turn)
-        base = orthonormal(state[old])
-        own = m @ base
+        base = _base(state[old], turn)
+        m, own = take_in(given, turn, base, _turned(turn))
         if given.left is not None:
-            m.addmm_(own, base.T, alpha=-1)
+            kernels.at(m).lessen(m, *_sides(own, base, turn))
         [(mean,)] = yield Mean((own,))
-        # A column that is zero, or no number, would stay so for ever: it keeps what it was.
-        size = mean.norm(dim=0, dtype=torch.float64)
-        state[new] = torch.where((size > 0) & size.isfinite(), mean, state[new])
-        return _turned(mean @ base.T, turn).reshape(-1)
+        state[new] = renewed(state[new], mean)
+        return give_out(given, turn, *_sides(mean, base, turn))
 
     def encode(self, x: Tensor, turn: Turn | None = None) -> Payload:
         turn = turn or Turn(tuple(x.shape))
-        m = _turned(x.detach().to(torch.float32).reshape(matrix_shape(turn.shape)), turn)
-        own = m @ self._start(turn, x.device)
+        _, own = take_in(Given(flat32(x)), turn, self._start(turn, x.device), _turned(turn))
         return Payload((own,), turn, own.nbytes)
 
     def decode(self, payload: Payload) -> Tensor:
         [own] = payload.parts
-        said = own @ self._start(payload.turn, own.device).T
-        return _turned(said, payload.turn).reshape(payload.turn.shape)
+        p, q = _sides(own, self._start(payload.turn, own.device), payload.turn)
+        return (p @ q.T).view(payload.turn.shape)
 
     def nbytes(self, shape: Sequence[int]) -> int:
         """The larger factor, which even steps say."""
@@ -77,7 +78,7 @@ class AcpSGD(ManyRounds):
         return 4 * min(self.rank, rows, cols) * max(rows, cols)
 
     def _start(self, turn: Turn, device: torch.device) -> Tensor:
-        return orthonormal(self.state(turn, device)[_factors(turn)[1]])
+        return _base(self.state(turn, device)[_factors(turn)[1]], turn)
 
 
 def _factors(turn: Turn) -> tuple[str, str]:
@@ -85,7 +86,21 @@ def _factors(turn: Turn) -> tuple[str, str]:
     return ("p", "q") if turn.step % 2 == 0 else ("q", "p")
 
 
-def _turned(m: Tensor, turn: Turn) -> Tensor:
-    """The matrix with the side of this step's factor first, or back again."""
+def _base(factor: Tensor, turn: Turn) -> Tensor:
+    """Orthonormal columns of the subspace; now and then with a random one for the last."""
+    if turn.step and turn.step % ANEW == 0:
+        coins = random_bits(turn.shared_key(), factor.shape[0], factor.device) & 1
+        drawn = (1 - 2 * coins).to(factor.dtype).unsqueeze(1)
+        factor = torch.cat([factor[:, :-1], drawn[:, : factor.shape[1]]], dim=1)
+    return kernels.at(factor).orthonormal(factor)
+
+
+def _turned(turn: Turn) -> bool:
+    """Whether this step says a factor with the side of the columns."""
     rows, cols = matrix_shape(turn.shape)
-    return m.T if (rows < cols) != (turn.step % 2 == 1) else m
+    return (rows < cols) != (turn.step % 2 == 1)
+
+
+def _sides(said: Tensor, base: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
+    """The factor with the side of the rows, and the one with that of the columns."""
+    return (base, said) if _turned(turn) else (said, base)

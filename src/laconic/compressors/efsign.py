@@ -18,7 +18,8 @@ class EFSign(Fused):
     """Sends the signs, and the mean magnitude as their scale.
 
     The squared error is |x|² - |x|₁²/n: a contraction, and a good one where magnitudes are alike.
-    Zero counts as positive; the residual takes that back.
+    Zero counts as positive; the residual takes that back. Zeros alone are said as zeros; NaN or
+    infinity anywhere makes all not finite. (In a pipeline `sign` has the choice of other scales.)
     """
 
     examples: ClassVar = ({},)

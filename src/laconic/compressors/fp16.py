@@ -18,7 +18,8 @@ class Fp16(Cast):
     """Rounds to float16; finite entries beyond its range become its largest number.
 
     Relative error at most 2^-11 between 6e-5 and 65504. Ranks divide before they add up, so a mean
-    that float16 can hold does not overflow on the way. NaN and infinity stay what they are.
+    up to 61440 does not overflow on the way; beyond, rounding can make it infinite. NaN and
+    infinity stay what they are.
     """
 
     dtype: ClassVar = torch.float16

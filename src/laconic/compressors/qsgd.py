@@ -22,15 +22,23 @@ class QSGD(Fused):
 
     Levels are multiples of scale/s with s = 2^(bits-1) - 1, where the scale of a bucket is its
     largest magnitude (`norm=max`) or its Euclidean norm (`norm=l2`, as in the paper). The variance
-    is at most min(d/4s², √d/s) of the squared norm for buckets of d. Only where that is below 1 is
-    it a contraction too, and may go with a residual.
+    is at most b = min(d/4s², √d/s) of the squared norm for buckets of d. Only where b is below 1 is
+    it a contraction too, and may go with a residual. `scaled` divides all that is said by 1 + b:
+    then it is one for any b, by 1/(1 + b), and no longer unbiased. NaN or infinity spoils its
+    bucket; a bucket of zeros is said as zeros.
     """
 
     bits: int = 4
     bucket: int = 128
     norm: Literal["max", "l2"] = "max"
+    scaled: bool = False
 
-    examples: ClassVar = ({"bits": 4}, {"bits": 2}, {"bits": 8, "bucket": 512, "norm": "l2"})
+    examples: ClassVar = (
+        {"bits": 4},
+        {"bits": 2},
+        {"bits": 8, "bucket": 512, "norm": "l2"},
+        {"bits": 2, "scaled": True},
+    )
     family: ClassVar = "quantisation"
     paper: ClassVar = "Alistarh et al. 2017, arXiv:1610.02132"
 
@@ -48,10 +56,10 @@ class QSGD(Fused):
     def traits(self) -> Traits:
         variance = self.variance()
         return Traits(
-            unbiased=True,
-            contraction=variance < 1,
+            unbiased=not self.scaled,
+            contraction=self.scaled or variance < 1,
             why_not=f"its variance bound with bits={self.bits}, bucket={self.bucket} is "
-            f"{variance:.3g}, not below 1 (use more bits or a smaller bucket)",
+            f"{variance:.3g}, not below 1 (use more bits, a smaller bucket, or scaled=true)",
         )
 
     def layout(self, numel: int) -> Layout:
@@ -60,11 +68,17 @@ class QSGD(Fused):
 
     def compress(self, x: Tensor, turn: Turn) -> Parts:
         l2 = self.norm == "l2"
-        return kernels.at(x).round_pack(x, self.bits, self.bucket, l2, turn.own_key())
+        codes, scales = kernels.at(x).round_pack(x, self.bits, self.bucket, l2, turn.own_key())
+        return codes, scales / (1 + self.variance()) if self.scaled else scales
 
     def take(self, given: Given, turn: Turn) -> Parts:
         x, residual, left, decay = given
         assert residual is not None and left is not None  # noqa: PT018
+        if self.scaled:
+            # The kernel would leave what the codes say before they are scaled.
+            parts = self.compress(given.total(), turn)
+            self.add_to(left, [parts], -1.0, turn)
+            return parts
         setting = self.bits, self.bucket, self.norm == "l2", turn.own_key()
         return kernels.at(x).round_pack_sum(x, residual, decay, left, *setting)
 

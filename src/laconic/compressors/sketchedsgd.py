@@ -31,7 +31,9 @@ class SketchedSGD(ManyRounds):
     under a random sign, to a random column, the same on all ranks: the mean of sketches is the
     sketch of the mean. An entry is about the median over rows of its columns, so the entries that
     stand out are found without a position on the wire. Their values come in a second round, exact:
-    a contraction like top-k of the mean, as far as the sketch can tell the largest. NaN or infinity
+    like top-k of the mean, as far as the sketch can tell the largest. What is said is exact, so it
+    never adds error; and one entry more is drawn blindly, alike on all ranks, so that 1/n of the
+    squared norm is said on average whatever the sketch mistakes: a contraction. NaN or infinity
     anywhere makes all entries that are said NaN.
     """
 
@@ -60,7 +62,7 @@ class SketchedSGD(ManyRounds):
     def rounds(self, given: Given, state: State, turn: Turn) -> Rounds:
         x, hashes = given.total(), self._hashes(turn, given.x.device)
         [(table,)] = yield Mean((self._sketch(x, hashes),))
-        index = self._found(table, hashes)
+        index = self._found(table, hashes, turn)
         own = x[index]
         if given.left is not None:
             given.left.index_fill_(0, index, 0.0)
@@ -71,18 +73,19 @@ class SketchedSGD(ManyRounds):
         turn, x = turn or Turn(tuple(x.shape)), flat32(x)
         hashes = self._hashes(turn, x.device)
         table = self._sketch(x, hashes)
-        return Payload((table, x[self._found(table, hashes)]), turn, self.nbytes(turn.shape))
+        return Payload((table, x[self._found(table, hashes, turn)]), turn, self.nbytes(turn.shape))
 
     def decode(self, payload: Payload) -> Tensor:
         table, values = payload.parts
         out = torch.zeros(payload.turn.numel, device=table.device)
-        index = self._found(table, self._hashes(payload.turn, table.device))
+        index = self._found(table, self._hashes(payload.turn, table.device), payload.turn)
         out.index_copy_(0, index, values + _spoiled(table))
         return out.view(payload.turn.shape)
 
     def nbytes(self, shape: Sequence[int]) -> int:
-        count = count_of(self.ratio, torch.Size(shape).numel())
-        return 4 * (self.rows * self.width * count + count)
+        numel = torch.Size(shape).numel()
+        count = count_of(self.ratio, numel)
+        return 4 * (self.rows * self.width * count + min(numel, count + 1))
 
     def _hashes(self, turn: Turn, device: torch.device) -> list[Hash]:
         columns = self.width * count_of(self.ratio, turn.numel)
@@ -97,11 +100,16 @@ class SketchedSGD(ManyRounds):
             line.index_add_(0, column, x * sign)
         return table
 
-    def _found(self, table: Tensor, hashes: Sequence[Hash]) -> Tensor:
-        """The positions of the entries that the sketch holds for the largest, ascending."""
+    def _found(self, table: Tensor, hashes: Sequence[Hash], turn: Turn) -> Tensor:
+        """Where the entries are that the sketch holds for the largest, and a random one: ascending.
+
+        As the largest guess of all, the random one is certain to be among them, and once only.
+        """
         pairs = zip(table, hashes, strict=True)
         guess = median([line[column] * sign for line, (column, sign) in pairs])
-        return kernels.at(guess).largest(guess, count_of(self.ratio, guess.numel()))
+        guess[mix(turn.shared_key(), self.rows) % max(1, turn.numel) :][:1] = torch.inf
+        count = count_of(self.ratio, turn.numel)
+        return kernels.at(guess).largest(guess, min(turn.numel, count + 1))
 
 
 def median(rows: Sequence[Tensor]) -> Tensor:

@@ -23,6 +23,7 @@ class ShardedExchange(Exchange):
 
     units: ClassVar = ("server",)
     shards: ClassVar = ("server",)
+    owed: ClassVar = ("server",)
 
     @classmethod
     def refuses(cls, codec: Compressor) -> str | None:

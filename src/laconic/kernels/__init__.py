@@ -38,6 +38,13 @@ class Kernels(Protocol):
     def largest_sum(
         self, x: Tensor, residual: Tensor, decay: float, left: Tensor, count: int
     ) -> Tensor: ...
+    def factor(self, m: Tensor, base: Tensor, turned: bool) -> Tensor: ...
+    def factor_sum(
+        self, x: Tensor, residual: Tensor, decay: float, left: Tensor, base: Tensor, turned: bool
+    ) -> Tensor: ...
+    def lessen(self, m: Tensor, p: Tensor, q: Tensor) -> None: ...
+    def outer(self, out: Tensor, p: Tensor, q: Tensor) -> None: ...
+    def orthonormal(self, p: Tensor) -> Tensor: ...
     def strata(self, key: int, numel: int, count: int, device: torch.device) -> Tensor: ...
     def sign_pack(self, x: Tensor) -> tuple[Tensor, Tensor]: ...
     def sign_pack_sum(
@@ -89,10 +96,13 @@ def chosen(device: torch.device) -> str:
 
 def at(x: Tensor) -> Kernels:
     """The kernels for the device where `x` is."""
-    return cast(Kernels, _module(chosen(x.device)))
+    return cast(Kernels, _module(chosen(x.device), x.device))
 
 
 @cache
-def _module(backend: str) -> ModuleType:
+def _module(backend: str, device: torch.device) -> ModuleType:
+    """The kernels of a backend; raises ConfigError where they cannot be compiled."""
+    if backend == "triton":
+        import_module("laconic.kernels.cuda.door").open_for(device)
     folders = {"numba": "cpu", "triton": "cuda", "reference": "reference"}
     return import_module(f"laconic.kernels.{folders[backend]}")

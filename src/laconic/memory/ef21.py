@@ -25,6 +25,8 @@ class EF21(Memory):
     examples: ClassVar = ({},)
     needs_contraction: ClassVar = True
     units: ClassVar = ("own", "mean")
+    keeps_apart: ClassVar = False
+    owes: ClassVar = False
 
     def state(self, numel: int, device: torch.device) -> State:
         return start(numel, device)

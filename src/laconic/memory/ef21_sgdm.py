@@ -29,9 +29,11 @@ class EF21SGDM(Memory):
     examples: ClassVar = ({}, {"eta": 0.5})
     needs_contraction: ClassVar = True
     units: ClassVar = ("momentum", "own", "mean")
+    keeps_apart: ClassVar = False
+    owes: ClassVar = False
 
     def __post_init__(self) -> None:
-        check_fraction("ef21_sgdm", "eta", self.eta)
+        check_fraction("ef21-sgdm", "eta", self.eta)
 
     def state(self, numel: int, device: torch.device) -> State:
         return {"momentum": torch.zeros(numel, device=device), **start(numel, device)}

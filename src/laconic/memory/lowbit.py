@@ -28,6 +28,8 @@ class LowBit(Memory):
     examples: ClassVar = ({},)
     needs_contraction: ClassVar = True
     units: ClassVar = ("scales",)
+    keeps_apart: ClassVar = True
+    owes: ClassVar = True
 
     def state(self, numel: int, device: torch.device) -> State:
         return {

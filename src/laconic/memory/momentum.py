@@ -31,6 +31,8 @@ class MomentumCorrection(Memory):
     examples: ClassVar = ({}, {"nesterov": True, "clip": 100.0})
     needs_contraction: ClassVar = True
     units: ClassVar = ("momentum", "residual")
+    keeps_apart: ClassVar = False
+    owes: ClassVar = True
 
     def __post_init__(self) -> None:
         numbers = all(isinstance(n, int | float) for n in (self.momentum, self.clip))
@@ -72,5 +74,5 @@ class MomentumCorrection(Memory):
         return state["residual"]
 
     def rescale(self, state: State, factor: float) -> None:
-        for kept in state.values():
-            kept.mul_(factor)
+        # Momentum is no step that waits: optimisers take it on under another rate as it is, too.
+        state["residual"].mul_(factor)

@@ -18,6 +18,8 @@ class NoMemory(Memory):
     examples: ClassVar = ({},)
     needs_contraction: ClassVar = False
     units: ClassVar = ()
+    keeps_apart: ClassVar = False
+    owes: ClassVar = True
 
     def state(self, numel: int, device: torch.device) -> State:
         return {}

@@ -24,6 +24,8 @@ class Residual(Memory):
     examples: ClassVar = ({}, {"decay": 0.9})
     needs_contraction: ClassVar = True
     units: ClassVar = ("residual",)
+    keeps_apart: ClassVar = True
+    owes: ClassVar = True
 
     def __post_init__(self) -> None:
         check_fraction("residual", "decay", self.decay)

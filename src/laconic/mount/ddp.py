@@ -67,14 +67,16 @@ class Link:
         seed: int,
         nan_policy: NanPolicy,
         check_every: int,
+        checksum: bool,
     ) -> None:
         self._slot = slot
         self._names = names
-        self._comm = TorchComm(slot.group)
+        self._comm = TorchComm(slot.group, checksum=checksum)
         tensors: dict[str, Tensor] = {name: p for p, name in names.items()}
         self._lanes = Lanes(plan, tensors, self._comm.rank, self._comm.size, seed, nan_policy)
         guards = {"nan_policy": nan_policy, "check_every": check_every}
         agree(self._comm, slot.device, {**_settings(plan, tensors, seed), **guards})
+        self._comm.prepare(plan.node())
         self._settling = False
         self._courier = (OnStream if self._comm.on_device else OnThread)(slot.device)
         self._buckets = Buckets()
@@ -97,6 +99,7 @@ class Link:
         tensors = self._lanes.tensors
         plan = make_plan(compressor, memory, exchange, tensors.values(), self._comm.size)
         agree(self._comm, self._slot.device, plan.describe())
+        self._comm.prepare(plan.node())
         self._lanes.switch(plan)
 
     def learning_rate_changed(self, before: float, after: float) -> None:
@@ -217,20 +220,22 @@ def attach(
     nan_policy: NanPolicy = "propagate",
     scaler: torch.amp.GradScaler | None = None,
     check_every: int = 0,
+    checksum: bool = False,
 ) -> Link:
     """Compresses the gradients of a DDP model from the next backward pass on.
 
     Called on all ranks of the model's group, which check that they agree. Memory None means the
     residual where the method needs it; exchange "auto" means the cheapest that can carry it. A
     `scaler` is asked for its loss scale before every forward pass, and residuals follow it. Every
-    `check_every` backward passes ranks compare their parameters, unless it is 0.
+    `check_every` backward passes ranks compare their parameters, unless it is 0. With `checksum` a
+    CRC goes behind every message that is not summed up on the way.
     """
     check_whole("attach", "check_every", check_every, 0)
     names = _names(model)
     group = process_group or model.process_group
     plan = make_plan(compressor, memory, exchange, names, group.size())
     slot = _take_slot(model, group)
-    slot.link = Link(slot, plan, names, seed, nan_policy, check_every)
+    slot.link = Link(slot, plan, names, seed, nan_policy, check_every, checksum)
     if scaler is not None:
         slot.link._follow(model, scaler)
     log.info("attached: %s, kernels: %s", plan.describe(), slot.link.stats()["backend"])

@@ -2,9 +2,13 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
+from numba.core import event
+
+from laconic.errors import ConfigError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -12,17 +16,51 @@ R = TypeVar("R")
 log = logging.getLogger("laconic.kernels")
 
 
-def compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """Compiles on first use; the log says so, since that takes about a second."""
-    fast: Any = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
+class _Announcer(event.Listener):
+    """Says what is being compiled; what comes from the disk is quick, and passes in silence."""
+
+    def on_start(self, event: Any) -> None:
+        # A warning, since that is what users see without setting up a log.
+        name = event.data["dispatcher"].py_func.__name__
+        log.warning("laconic: compiling %s for this CPU, kept on disk for the next run", name)
+
+    def on_end(self, event: Any) -> None:
+        pass
+
+
+def _cached(function: Callable[P, R], **options: Any) -> Any:
+    """Numba's function, not compiled yet; its cache must have a folder that can be written."""
+    try:
+        return numba.njit(nogil=True, cache=True, error_model="numpy", **options)(function)
+    except RuntimeError as error:
+        raise ConfigError(
+            "kernels: Numba finds no folder to keep compiled code in, neither beside the package "
+            "nor in the user's cache: set NUMBA_CACHE_DIR to one that can be written, or call "
+            f"laconic.kernels.use('reference') ({error})"
+        ) from error
+
+
+def _compiled(function: Callable[P, R], **options: Any) -> Callable[P, R]:
+    fast = _cached(function, **options)
 
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not fast.signatures:
-            log.info("compiling %s for this CPU (cached for the next run)", function.__name__)
-        return cast(R, fast(*args, **kwargs))
+        if fast.signatures:
+            return cast(R, fast(*args, **kwargs))
+        with event.install_listener("numba:compile", _Announcer()):
+            return cast(R, fast(*args, **kwargs))
 
     return call
 
 
+def compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """Compiles on first use; the log says so, since that takes about a second."""
+    return _compiled(function)
+
+
+def compiled_sum(function: Callable[P, R]) -> Callable[P, R]:
+    """The same for loops whose sums may be taken in any order: many at once, always alike."""
+    return _compiled(function, fastmath={"reassoc"})
+
+
 # Loops that call each other must see the compiled function itself.
-inlined = numba.njit(nogil=True, cache=True, error_model="numpy", inline="always")
+inlined = partial(_cached, inline="always")

@@ -1,0 +1,62 @@
+"""One step with error feedback, of any method, as a call that can be timed again and again."""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from laconic.contract import Compressor, ManyRounds, OneRound, take
+from laconic.types import Gather, Given, Mean, State, Turn
+
+Call: TypeAlias = Callable[[], object]
+
+WARM_UPS = 3
+
+
+def ef_step(compressor: Compressor, x: Tensor, turn: Turn) -> Call:
+    """Gradient and residual in, message and new residual out.
+
+    The residual is renewed in place, as a lane does. Where it would grow for ever, under a method
+    that is no contraction, the new one goes elsewhere: as many bytes, and numbers stay numbers.
+    """
+    grad = x.view(-1)
+    residual = torch.zeros_like(grad)
+    left = residual if compressor.traits().contraction else torch.empty_like(grad)
+    if isinstance(compressor, OneRound):
+        return lambda: take(compressor, Given(grad, residual, left), turn)
+    assert isinstance(compressor, ManyRounds)
+    alone = turn._replace(size=1)
+    state = compressor.state(alone, x.device)
+    # The mean goes to the memory of the gradient, which must be there for the next call.
+    given = Given(grad.clone(), residual, left)
+    return lambda: _alone(compressor, given, state, alone)
+
+
+def replay_of(call: Call) -> Call:
+    """The call as a CUDA graph: the work of the card, without the host's part in it.
+
+    Raises RuntimeError where the host takes part in the work itself.
+    """
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    side.wait_stream(here)
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UPS):
+            call()
+    here.wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def _alone(method: ManyRounds, given: Given, state: State, turn: Turn) -> None:
+    """A conversation in a world of one, where every answer is what was said."""
+    talk = method.rounds(given, state, turn)
+    try:
+        request = next(talk)
+        while True:
+            assert isinstance(request, Mean | Gather)
+            request = talk.send([request.parts])
+    except StopIteration:
+        return

@@ -1,0 +1,116 @@
+"""A matrix and its thin factors (the meaning: kernels/reference/lowrank.py).
+
+torch multiplies by one column, or by many, at the speed of memory, but by a few at a tenth of it.
+These loops take them a stretch of columns at a time, so that the factor's part stays in the cache.
+Adding the residual first, by torch, costs no more than doing so on the way.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from laconic.kernels import reference
+from laconic.kernels.cpu.jit import compiled_sum
+from laconic.kernels.reference import orthonormal
+
+__all__ = ["factor", "factor_sum", "lessen", "orthonormal", "outer"]
+
+FEW = range(2, 9)
+STRETCH = 1024
+
+
+# Slices below, since only loops from 0 on are known to have no negative index.
+@compiled_sum
+def _along(m: NDArray[np.float32], base: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+    """Adds m @ baseᵀ to `out`."""
+    rows, cols = m.shape
+    for start in range(0, cols, STRETCH):
+        stop = min(cols, start + STRETCH)
+        for i in range(rows):
+            row = m[i, start:stop]
+            for k in range(base.shape[0]):
+                weight = base[k, start:stop]
+                part = np.float32(0)
+                for j in range(row.size):
+                    part += row[j] * weight[j]
+                out[i, k] += part
+
+
+@compiled_sum
+def _across(m: NDArray[np.float32], base: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+    """Adds baseᵀ @ m to `out`, two rows for one reading of it."""
+    rows, cols = m.shape
+    for start in range(0, cols, STRETCH):
+        stop = min(cols, start + STRETCH)
+        for i in range(0, rows - 1, 2):
+            above, below = m[i, start:stop], m[i + 1, start:stop]
+            for k in range(base.shape[1]):
+                sums = out[k, start:stop]
+                first, second = base[i, k], base[i + 1, k]
+                for j in range(sums.size):
+                    sums[j] += first * above[j] + second * below[j]
+        if rows % 2:
+            last = m[rows - 1, start:stop]
+            for k in range(base.shape[1]):
+                sums = out[k, start:stop]
+                for j in range(sums.size):
+                    sums[j] += base[rows - 1, k] * last[j]
+
+
+@compiled_sum
+def _spread(
+    out: NDArray[np.float32], p: NDArray[np.float32], q: NDArray[np.float32], less: bool
+) -> None:
+    """Writes p @ q to `out`, or takes it away from there."""
+    rows, cols = out.shape
+    sign = np.float32(-1 if less else 1)
+    for start in range(0, cols, STRETCH):
+        stop = min(cols, start + STRETCH)
+        for i in range(rows):
+            row = out[i, start:stop]
+            if not less:
+                for j in range(row.size):
+                    row[j] = 0
+            for k in range(q.shape[0]):
+                weight = sign * p[i, k]
+                column = q[k, start:stop]
+                for j in range(row.size):
+                    row[j] += weight * column[j]
+
+
+def _turned(base: Tensor) -> NDArray[np.float32]:
+    return base.T.contiguous().numpy()
+
+
+def factor(m: Tensor, base: Tensor, turned: bool) -> Tensor:
+    rank = base.shape[1]
+    if rank not in FEW:
+        return reference.factor(m, base, turned)
+    if turned:
+        sums = torch.zeros(rank, m.shape[1])
+        _across(m.numpy(), base.contiguous().numpy(), sums.numpy())
+        return sums.T.contiguous()
+    out = torch.zeros(m.shape[0], rank)
+    _along(m.numpy(), _turned(base), out.numpy())
+    return out
+
+
+def factor_sum(
+    x: Tensor, residual: Tensor, decay: float, left: Tensor, base: Tensor, turned: bool
+) -> Tensor:
+    return factor(torch.add(x, residual, alpha=decay, out=left), base, turned)
+
+
+def lessen(m: Tensor, p: Tensor, q: Tensor) -> None:
+    if p.shape[1] in FEW:
+        _spread(m.numpy(), p.contiguous().numpy(), _turned(q), True)
+    else:
+        reference.lessen(m, p, q)
+
+
+def outer(out: Tensor, p: Tensor, q: Tensor) -> None:
+    if p.shape[1] in FEW:
+        _spread(out.numpy(), p.contiguous().numpy(), _turned(q), False)
+    else:
+        reference.outer(out, p, q)

@@ -1,0 +1,46 @@
+"""What must be there before a kernel of the card is compiled."""
+
+import logging
+from hashlib import sha256
+
+import torch
+from triton.runtime.cache import get_cache_manager
+
+from laconic.errors import ConfigError
+
+OLDEST = (7, 0)
+INSTEAD = "or call laconic.kernels.use('reference')"
+
+log = logging.getLogger("laconic.kernels")
+
+
+def open_for(device: torch.device) -> None:
+    """Raises ConfigError if Triton cannot compile for this card, or cannot keep what it compiles.
+
+    The first time on a machine the log says that compiling takes its time: as a warning, since
+    that is what users see without setting up a log.
+    """
+    has = torch.cuda.get_device_capability(device)
+    if has < OLDEST:
+        name = torch.cuda.get_device_name(device)
+        raise ConfigError(
+            f"kernels: Triton needs compute capability {OLDEST[0]}.{OLDEST[1]}, but {device} "
+            f"({name}) has {has[0]}.{has[1]}: take another card, {INSTEAD}"
+        )
+    if _is_new():
+        log.warning("laconic: compiling kernels for this GPU on first use, about a second each")
+
+
+def _is_new() -> bool:
+    """Whether nothing of ours is in Triton's cache yet; leaves a note there that it was."""
+    try:
+        notes = get_cache_manager(sha256(b"laconic kernels").hexdigest())
+        if notes.get_file("laconic.txt") is not None:
+            return False
+        notes.put("compiled here before\n", "laconic.txt", binary=False)
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(
+            "kernels: Triton has no folder to keep compiled kernels in: set TRITON_CACHE_DIR to "
+            f"one that can be written, {INSTEAD} ({error})"
+        ) from error
+    return True

@@ -1,0 +1,35 @@
+import pytest
+import torch
+
+from laconic.comm.base import Call
+from laconic.comm.checksum import CRC_BYTES, opened, sealed
+from laconic.errors import WireError
+
+
+def message(nbytes: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(nbytes)
+    return torch.randint(0, 256, (nbytes,), dtype=torch.uint8, generator=generator)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 7, 1000])
+@pytest.mark.parametrize("kind", ["gather", "scatter", "broadcast"])
+def test_what_is_sealed_can_be_opened(kind: str, nbytes: int) -> None:
+    call = sealed(Call(kind, [message(nbytes)], [nbytes]))  # type: ignore[arg-type]
+    assert call.sizes == [nbytes + CRC_BYTES]
+    assert call.buffers[0].numel() == nbytes + CRC_BYTES
+    assert torch.equal(opened(call, call.buffers)[0], message(nbytes))
+
+
+def test_every_single_bit_counts() -> None:
+    call = sealed(Call("gather", [message(50)]))
+    for bit in range(8 * (50 + CRC_BYTES)):
+        changed = call.buffers[0].clone()
+        changed[bit // 8] ^= 1 << (bit % 8)
+        with pytest.raises(WireError, match="rank 1 was changed"):
+            opened(call, [call.buffers[0], changed])
+
+
+def test_sums_go_as_they_are() -> None:
+    call = Call("mean", [torch.ones(3)])
+    assert sealed(call) is call
+    assert opened(call, call.buffers) is call.buffers

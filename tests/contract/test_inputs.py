@@ -1,0 +1,92 @@
+"""Inputs of all sorts: every method has a defined answer to each, and none stops a run."""
+
+import pytest
+import torch
+from catalogue import RANKS, Case, every_usual_case, run_step
+from torch import Tensor
+
+from laconic.contract import Compressor
+from laconic.sparse import Pipeline, Sparsifier
+from laconic.spec import compressor_classes
+from laconic.step import Lane
+
+SHAPE = (30, 20)
+MANY = 1_000_003
+"""Odd, and no multiple of any bucket, block or chunk."""
+
+
+def blind(compressor: Compressor) -> bool:
+    """Whether it chooses entries without looking at them."""
+    first = compressor.sparsifier if isinstance(compressor, Pipeline) else compressor
+    return isinstance(first, Sparsifier) and not first.told
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def waits(lanes: list[Lane], place: int) -> bool:
+    """Whether a rank keeps what is no finite number there, to say it later."""
+    kept = [lane.memory.waiting(lane.kept) for lane in lanes]
+    return any(w is not None and not bool(w[place].isfinite()) for w in kept)
+
+
+@pytest.mark.parametrize("cls", compressor_classes().values(), ids=lambda cls: cls.__name__)
+def test_a_million_entries_and_three(cls: type[Compressor]) -> None:
+    compressor = cls(**cls.examples[0])
+    x = normal(MANY)
+    payload = compressor.encode(x)
+    said = compressor.decode(payload)
+    assert said.shape == x.shape
+    assert said.isfinite().all()
+    assert said.count_nonzero() > 0
+    if not compressor.traits().varies:
+        assert payload.nbytes == compressor.nbytes((MANY,))
+    if compressor.traits().contraction:
+        assert (said - x).norm() < x.norm()
+
+
+@every_usual_case()
+def test_constant(case: Case) -> None:
+    """Heard of within three steps, unless it is below what a method cares for."""
+    for value in (-0.7, 3e-39):
+        lanes = case.lanes(torch.zeros(SHAPE))
+        heard = 0
+        for _ in range(3):
+            outs, _ = run_step(lanes, [torch.full(SHAPE, value)] * RANKS)
+            assert all(torch.equal(out, outs[0]) for out in outs)
+            assert outs[0].isfinite().all()
+            heard += int(outs[0].count_nonzero())
+        assert heard or value == 3e-39
+
+
+@every_usual_case()
+def test_one_huge_entry(case: Case) -> None:
+    """All stays finite, on every rank alike."""
+    lanes = case.lanes(torch.zeros(SHAPE))
+    grads = [normal(*SHAPE) for _ in range(RANKS)]
+    grads[1].view(-1)[-1] = -1e30
+    for _ in range(3):
+        outs, _ = run_step(lanes, grads)
+        assert all(torch.equal(out, outs[0]) for out in outs)
+        assert outs[0].isfinite().all()
+        grads = [normal(*SHAPE) for _ in range(RANKS)]
+
+
+@every_usual_case()
+def test_a_bad_number_shows_or_waits_or_has_no_vote(case: Case) -> None:
+    """And all ranks see the same. Only a blind choice without a memory may pass it by."""
+    for bad, place in ((torch.nan, 0), (torch.inf, 311), (-torch.inf, 599)):
+        lanes = case.lanes(torch.zeros(SHAPE))
+        grads = [normal(*SHAPE) for _ in range(RANKS)]
+        grads[1].view(-1)[place] = bad
+        outs, _ = run_step(lanes, grads)
+        assert all(torch.equal(out.nan_to_num(7.0), outs[0].nan_to_num(7.0)) for out in outs)
+        shows = not bool(outs[0].isfinite().all())
+        if case.compressor().traits().votes:
+            assert not shows
+            assert outs[0].count_nonzero() > 0
+        elif not blind(case.compressor()):
+            assert shows
+        elif case.memory == "residual":
+            assert shows or waits(lanes, place)

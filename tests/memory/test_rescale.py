@@ -1,0 +1,132 @@
+"""Another learning rate: what waits does to the parameters what it would have done before."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import laconic
+from laconic.contract import Memory
+from laconic.simulate import Simulation
+from laconic.spec import format_spec, memory_classes
+
+SHAPE = (48, 40)
+WORKERS = 3
+RATES = [0.5] * 6 + [0.05] * 6
+
+
+def gradients(step: int) -> list[dict[str, Tensor]]:
+    dice = torch.Generator().manual_seed(step)
+    return [{"w": torch.randn(SHAPE, generator=dice)} for _ in range(WORKERS)]
+
+
+def waiting(sim: Simulation) -> Tensor:
+    """The mean of what all workers still have to say, and what averaging workers have."""
+    lanes = [worker.lanes["w"] for worker in sim.workers]
+    total = torch.zeros(SHAPE).view(-1)
+    for lane in lanes:
+        kept = lane.memory.waiting(lane.kept)
+        if kept is not None:
+            total += kept / WORKERS
+    if "server" in lanes[0].talk:
+        total += torch.cat([lane.talk["server"] for lane in lanes])
+    return total.view(SHAPE)
+
+
+def trained(memory: Memory | str | None, spec: str, exchange: str) -> tuple[Tensor, Tensor]:
+    """Where the parameter is with all that waits applied, and where dense training takes it."""
+    sim = laconic.simulate(
+        {"w": torch.zeros(SHAPE)}, spec, workers=WORKERS, memory=memory, exchange=exchange
+    )
+    here = dense = torch.zeros(SHAPE)
+    for step, rate in enumerate(RATES):
+        if step and rate != RATES[step - 1]:
+            for worker in sim.workers:
+                worker.rescale(RATES[step - 1] / rate)
+        grads = gradients(step)
+        here = here - rate * sim.step(grads)["w"]
+        dense = dense - rate * torch.stack([g["w"] for g in grads]).mean(dim=0)
+    return here - RATES[-1] * waiting(sim), dense
+
+
+@pytest.mark.parametrize("exchange", ["gather", "sharded", "leader"])
+def test_nothing_is_lost_and_nothing_counts_twice(exchange: str) -> None:
+    here, dense = trained("residual", "topk:ratio=0.05,values=fp32", exchange)
+    torch.testing.assert_close(here, dense, rtol=1e-4, atol=1e-5)
+
+
+def test_what_averaging_ranks_keep_is_rescaled_without_a_memory_too() -> None:
+    """Every rank says all, so that only the second encoding loses anything."""
+    sim = laconic.simulate(
+        {"w": torch.zeros(SHAPE)}, "efsign", workers=2, memory="none", exchange="sharded"
+    )
+    sim.step(gradients(0)[:2])
+    lanes = [worker.lanes["w"] for worker in sim.workers]
+    before = [lane.talk["server"].clone() for lane in lanes]
+    assert before[0].count_nonzero() > 0
+    for worker in sim.workers:
+        worker.rescale(4.0)
+    for lane, server in zip(lanes, before, strict=True):
+        assert torch.equal(lane.talk["server"], 4 * server)
+
+
+def test_a_residual_in_few_bits_loses_its_rounding_only() -> None:
+    here, dense = trained("lowbit", "topk:ratio=0.05,values=fp32", "gather")
+    exact, _ = trained("residual", "topk:ratio=0.05,values=fp32", "gather")
+    assert (here - dense).norm() < 0.02 * exact.norm()
+
+
+def test_a_variance_is_rescaled_with_what_it_is_compared_with() -> None:
+    """Else a lower rate would make all that waits look certain, and send it at once."""
+    here, dense = trained(None, "variance", "auto")
+    torch.testing.assert_close(here, dense, rtol=1e-3, atol=1e-3)
+    sims = [
+        laconic.simulate({"w": torch.zeros(SHAPE)}, "variance", workers=WORKERS) for _ in range(2)
+    ]
+    for step in range(5):
+        for sim in sims:
+            sim.step(gradients(step))
+    for worker in sims[1].workers:
+        worker.rescale(10.0)
+    still = [{"w": torch.zeros(SHAPE)}] * WORKERS
+    plain, rescaled = (sim.step(still)["w"] for sim in sims)
+    assert torch.equal(plain != 0, rescaled != 0)
+
+
+def owing(owes: bool) -> list[Memory]:
+    found = [cls(**example) for cls in memory_classes().values() for example in cls.examples]
+    return [memory for memory in found if memory.owes == owes]
+
+
+@pytest.mark.parametrize("memory", owing(True), ids=format_spec)
+def test_what_waits_is_multiplied(memory: Memory) -> None:
+    state = memory.state(300, torch.device("cpu"))
+    grad = torch.randn(300, generator=torch.Generator().manual_seed(0))
+    given = memory.before(grad, state, state)
+    if given.left is not None:
+        given.left.copy_(given.x if given.residual is None else given.x + given.residual)
+    memory.after(given, torch.zeros(300), state, state)
+    before = memory.waiting(state)
+    before = None if before is None else before.clone()
+    memory.rescale(state, 0.25)
+    after = memory.waiting(state)
+    if before is None:
+        assert after is None
+        return
+    assert before.count_nonzero() > 290
+    torch.testing.assert_close(after, 0.25 * before)
+
+
+@pytest.mark.parametrize("memory", owing(False), ids=format_spec)
+@pytest.mark.parametrize("exchange", ["gather", "sharded"])
+def test_differences_to_a_known_gradient_stay(memory: Memory, exchange: str) -> None:
+    """The result is a gradient whatever the rate is, so nothing may change."""
+    tensors = {"w": torch.zeros(SHAPE)}
+    sims = [
+        laconic.simulate(tensors, "topk:ratio=0.1", workers=2, memory=memory, exchange=exchange)
+        for _ in range(2)
+    ]
+    for step in range(6):
+        outs = [sim.step(gradients(step)[:2])["w"] for sim in sims]
+        assert torch.equal(outs[0], outs[1])
+        for worker in sims[1].workers:
+            worker.rescale(10.0)
