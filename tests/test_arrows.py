@@ -41,7 +41,7 @@ ALONE = {
 GUESTS = {
     "triton": ("kernels/cuda/",),
     "numba": ("kernels/cpu/",),
-    "matplotlib": ("bench/plots/",),
+    "matplotlib": ("bench/figures.py",),
     "pyroute2": ("network/",),
     "typer": ("cli.py",),
     "rich": ("cli.py", "bench/"),

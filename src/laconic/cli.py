@@ -35,6 +35,15 @@ Json = Annotated[
     Path | None, typer.Option("--json", help="Adds the records to this file, as JSON lines.")
 ]
 
+WorkloadText = Annotated[
+    str, typer.Option("--workload", help="NAME[:key=value,...] of `laconic bench workloads`.")
+]
+Data = Annotated[Path | None, typer.Option(help="The folder of its data set.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda; workers may share one GPU.")]
+Commit = Annotated[
+    str | None, typer.Option(help="The commit for the records, where there is no checkout.")
+]
+
 
 def run() -> None:
     """Runs the command line; an error that is the user's to mend is one line, not a traceback."""
@@ -127,16 +136,91 @@ def bench_step(
     ] = None,
     steps: Annotated[int, typer.Option(help="Timed steps of each case, in three blocks.")] = 30,
     warmup: Annotated[int, typer.Option(help="Untimed steps before each block.")] = 3,
-    batch: Annotated[int, typer.Option(help="Examples per worker.")] = 32,
+    batch: Annotated[
+        int | None, typer.Option(help="Examples per worker; else the workload's own number.")
+    ] = None,
+    workload: WorkloadText = "mlp",
+    data: Data = None,
+    device: Device = "cpu",
     json: Json = None,
+    commit: Commit = None,
 ) -> None:
-    """Measures the step time and the bytes of methods on an MLP of 5.8 million parameters."""
+    """Measures step times and bytes of methods, by default on an MLP of 5.8 million parameters."""
     from laconic.bench import step_bench
     from laconic.bench.cases import split_cases
 
     cases = split_cases(case or step_bench.CASES)
     measure = step_bench.StepBench(
-        cases, workers, _rate(rate), steps, warmup, batch, json, _command()
+        cases,
+        workers,
+        _rate(rate),
+        steps,
+        warmup,
+        batch,
+        json,
+        _command(),
+        workload,
+        data,
+        device,
+        commit,
+    )
+    _exit(finished=measure.run(_console()))
+
+
+@bench.command("train")
+def bench_train(
+    workload: WorkloadText = "charlm",
+    data: Data = None,
+    device: Device = "cpu",
+    workers: Workers = 4,
+    rate: Rate = "1gbit",
+    case: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--case", "--cases", help="Specs or baselines; repeat, or separate by commas."
+        ),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of each run.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Instead: passes over the data.")] = None,
+    seeds: Annotated[str, typer.Option(help="Numbers, separated by commas.")] = "0",
+    warmup: Annotated[int, typer.Option(help="Steps before each run, with another model.")] = 3,
+    evaluate_every: Annotated[
+        int | None, typer.Option(help="Steps between two evaluations; else there are 20.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="What a run should reach: accuracy=0.9, loss=2.5 or so.")
+    ] = None,
+    again: Annotated[bool, typer.Option(help="Repeats runs that the file has already.")] = False,
+    json: Json = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A report page.")] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Writes runs as they go, for TensorBoard.")
+    ] = None,
+    commit: Commit = None,
+) -> None:
+    """Trains a workload with every case and seed; goes on where an earlier call was interrupted."""
+    from laconic.bench import train_bench
+    from laconic.bench.cases import split_cases
+
+    measure = train_bench.TrainBench(
+        workload=workload,
+        data=data,
+        device=device,
+        workers=workers,
+        rate=_rate(rate),
+        cases=split_cases(case or train_bench.CASES),
+        steps=steps,
+        epochs=epochs,
+        seeds=_seeds(seeds),
+        warmup=warmup,
+        evaluate_every=evaluate_every,
+        target=target,
+        again=again,
+        json_path=json,
+        output=output,
+        tensorboard=tensorboard,
+        command=_command(),
+        commit=commit,
     )
     _exit(finished=measure.run(_console()))
 
@@ -184,13 +268,22 @@ def bench_workloads(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Files of records, as --json writes them.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
+    plots: Annotated[
+        Path | None, typer.Option(help="Also draws every plot there, as PNG and SVG.")
+    ] = None,
 ) -> None:
     """Writes one self-contained page about any number of runs."""
     from laconic.bench.records import read
     from laconic.bench.report import write_report
 
-    write_report(read(runs), output)
+    records = read(runs)
+    write_report(records, output)
     print(output)
+    if plots is not None:
+        from laconic.bench.figures import write_figures
+
+        for path in write_figures(records, plots):
+            print(path)
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -201,6 +294,13 @@ def _sizes(text: str) -> tuple[int, ...]:
     if any(size < 1 for size in sizes):
         raise ConfigError(f"sizes: must be at least 1, got {text!r}")
     return sizes
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise ConfigError(f"seeds: expected numbers such as 0,1,2, got {text!r}") from None
 
 
 def _rate(text: str) -> str | None:

@@ -20,6 +20,7 @@ class ScriptedCluster:
     shaped: bool = False
     note: str | None = "scripted"
     jobs: list[Job] = field(default_factory=list)
+    error_lines: list[str] = field(default_factory=lambda: ["and warn"])
 
     def launch(
         self,
@@ -32,7 +33,8 @@ class ScriptedCluster:
         job = read_job(Path(command[-1]))
         self.jobs.append(job)
         on_line(0, "workers also print other things")
-        on_error_line(0, "and warn")
+        for line in self.error_lines:
+            on_error_line(0, line)
         for message in self.scripts.pop(0)(job):
             on_line(0, TAG + json.dumps(to_row(message)))
         return 1 if self.scripts else 0

@@ -108,3 +108,25 @@ def steps() -> list[StepRecord]:
         step("topk:ratio=0.01", 128, 25),
         step("sign", 173, 16),
     ]
+
+
+def scaled() -> list[TrainRecord]:
+    """The race with 2 and 8 workers, with all that newer records hold."""
+    runs = [(workers, run) for workers in (2, 8) for run in race()]
+    return [
+        replace(
+            run,
+            workers=workers,
+            steps=240,
+            batch=32,
+            metric=0.97 - 0.3 / (run.step_ms or 1),
+            metric_better="higher",
+            backend="numba",
+            compute_ms=100.0,
+            scaling_efficiency=100 / (workers * (run.step_ms or 1)),
+            step_ms=workers * (run.step_ms or 1),
+            interface_bytes=1.02 * (run.sent_bytes or 0),
+            points=tuple(replace(p, metric=1 - 1 / (1 + p.step)) for p in run.points),
+        )
+        for workers, run in runs
+    ]

@@ -1,7 +1,8 @@
 import pytest
 
-from laconic.bench import demo, step_bench
-from laconic.bench.cases import DdpFp32, Laconic, TorchPowerSgd, parse_case, split_cases
+from laconic.bench import demo, step_bench, train_bench
+from laconic.bench.baselines import DdpFp32, TorchPowerSgd
+from laconic.bench.cases import Laconic, parse_case, split_cases
 from laconic.errors import ConfigError
 
 
@@ -14,6 +15,11 @@ def test_a_case_is_a_baseline_or_a_spec() -> None:
 def test_only_torchs_powersgd_needs_one_bucket() -> None:
     names = ("ddp-fp32", "torch-fp16", "torch-powersgd:rank=1", "powersgd:rank=1")
     assert [parse_case(name).one_bucket for name in names] == [False, False, True, False]
+
+
+def test_all_but_those_who_do_not_talk_learn() -> None:
+    names = ("compute-only", "ddp-fp32", "torch-bf16", "efsign")
+    assert [parse_case(name).learns for name in names] == [False, True, True, True]
 
 
 @pytest.mark.parametrize(
@@ -38,13 +44,14 @@ def test_commas_separate_cases_but_not_settings(
 def test_what_the_commands_run_by_themselves_exists() -> None:
     assert split_cases(demo.CASES) == demo.CASES
     assert split_cases(step_bench.CASES) == step_bench.CASES
+    assert split_cases(train_bench.CASES) == train_bench.CASES
 
 
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
         (["top_k:ratio=0.01"], "no compressor named 'top_k'; did you mean 'topk'?"),
-        (["torch-bf16"], "no baseline named 'torch-bf16'; there are ddp-fp32, torch-fp16, "),
+        (["torch-int8"], "no baseline named 'torch-int8'; there are ddp-fp32, torch-fp16, "),
         (["torch-powersgd"], "torch-powersgd: missing parameter ['rank']"),
         (["torch-powersgd:rank=0"], "torch-powersgd: rank must be at least 1, got 0"),
         (["none,none"], "cases: ['none'] given more than once"),

@@ -1,28 +1,35 @@
 import io
 import math
+import os
+import signal
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 from scripted_cluster import Script, ScriptedCluster, finished, look
 
+from laconic import kernels
 from laconic.bench import race
 from laconic.bench.job import Job
 from laconic.bench.messages import Failed, Message, Started, Tick
 from laconic.bench.race import Place, Race, Results
 from laconic.bench.records import Point, StepRecord, TrainRecord, read
 from laconic.bench.step_records import StepCollector
-from laconic.bench.train_records import TrainCollector, time_to_target
+from laconic.bench.target import Target, parse_target, time_to_target
+from laconic.bench.train_records import TrainCollector
+from laconic.bench.workload import parse_workload
 from laconic.errors import PeerError
 from laconic.network.cluster import LoopbackCluster
 
 TRAIN = Job(
     workload="charlm:hidden=64,batch_size=16",
-    turns=("ddp-fp32", "torch-fp16", "topk:ratio=0.1"),
+    turns=("compute-only", "ddp-fp32", "torch-bf16", "topk:ratio=0.1"),
     steps=4,
     warmup=1,
     evaluate_every=2,
@@ -46,7 +53,9 @@ def loopback(workers: int, rate: str | None) -> Iterator[LoopbackCluster]:
 
 
 def trained(job: Job, path: Path | None, console: Console) -> Results:
-    collect = partial(TrainCollector, title="tiny", seed=0, target_loss=2.0)
+    workload = parse_workload(job.workload)
+    target = Target("loss", 2.0, "lower")
+    collect = partial(TrainCollector, job=job, workload=workload, target=target)
     return Race(job, 2, "100mbit", "laconic demo", path).run(collect, console)
 
 
@@ -64,16 +73,26 @@ def test_training_on_loopback_gives_complete_records(
     assert not interrupted
     assert [record.spec for record in records] == list(TRAIN.turns)
     assert read([path]) == records
-    for record in records:
-        assert isinstance(record, TrainRecord)
+    alone, dense, half, ours = (r for r in records if isinstance(r, TrainRecord))
+    for record in (alone, dense, half, ours):
         assert (record.status, record.error, record.shaped) == ("done", None, False)
-        assert [point.step for point in record.points] == [0, 2, 4]
         assert record.step_ms is not None
+        # The loopback is everybody's: its counters say nothing of one worker.
+        assert record.interface_bytes is None
+        assert record.compute_ms == alone.step_ms
+        assert record.scaling_efficiency == (alone.step_ms or 0) / record.step_ms
+    assert (alone.points, alone.losses, alone.sent_bytes) == ((), (), 0)
+    assert (alone.metric, alone.target_loss, alone.time_to_target_s) == (None, None, None)
+    for record in (dense, half, ours):
+        assert [point.step for point in record.points] == [0, 2, 4]
         assert record.final_loss is not None
         assert math.isfinite(record.final_loss)
-    # Models and data are equal, so the first look is too.
-    assert len({record.points[0].loss for record in records if record.kind == "train"}) == 1
-    dense, half, ours = records
+        assert len(record.losses) == 4
+        assert record.points[-1].metric == record.metric
+    # Models and data are equal, so the first look and the first loss are too.
+    assert len({(r.points[0].loss, r.losses[0]) for r in (dense, half, ours)}) == 1
+    assert dense.losses[-1] != half.losses[-1]
+    assert (dense.backend, ours.backend) == (None, kernels.chosen(torch.device("cpu")))
     assert dense.sent_bytes == 2 * (half.sent_bytes or 0)
     assert 0 < (ours.sent_bytes or 0) < (half.sent_bytes or 0)
     assert dense.encode_ms is None
@@ -138,15 +157,16 @@ def use(monkeypatch: pytest.MonkeyPatch, *scripts: Script) -> ScriptedCluster:
 
 
 def test_after_a_failure_new_workers_take_the_other_cases(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = use(monkeypatch, fails_in("torch-fp16"), all_well)
+    cluster = use(monkeypatch, fails_in("torch-bf16"), all_well)
     records, _ = trained(TRAIN, None, quiet())
     assert [(r.spec, r.status) for r in records] == [
+        ("compute-only", "done"),
         ("ddp-fp32", "done"),
-        ("torch-fp16", "failed"),
+        ("torch-bf16", "failed"),
         ("topk:ratio=0.1", "done"),
     ]
-    assert records[1].error == "rank 0: ValueError: no"
-    assert [job.turns for job in cluster.jobs] == [TRAIN.turns, ("topk:ratio=0.1",)]
+    assert records[2].error == "rank 0: ValueError: no\nand warn"
+    assert [job.turns for job in cluster.jobs] == [TRAIN.turns, TRAIN.turns[3:]]
 
 
 def test_a_failed_case_loses_its_later_turns_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,13 +177,14 @@ def test_a_failed_case_loses_its_later_turns_only(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_interrupt_leaves_what_there_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    use(monkeypatch, interrupted_in("torch-fp16"))
+    use(monkeypatch, interrupted_in("torch-bf16"))
     path = tmp_path / "runs.jsonl"
     records, interrupted = trained(TRAIN, path, quiet())
     assert interrupted
     assert [(r.spec, r.status) for r in records] == [
+        ("compute-only", "done"),
         ("ddp-fp32", "done"),
-        ("torch-fp16", "interrupted"),
+        ("torch-bf16", "interrupted"),
     ]
     assert read([path]) == records
 
@@ -193,7 +214,61 @@ def test_the_target_is_crossed_between_two_looks() -> None:
     points = [
         Point(step=i, time_s=float(i), loss=loss, sent_bytes=0.0) for i, loss in enumerate(losses)
     ]
-    assert time_to_target(points, 2.0) == 2.5
-    assert time_to_target(points, 3.5) == 0.0
-    assert time_to_target(points, 0.5) is None
+    assert time_to_target(points, Target("loss", 2.0, "lower")) == 2.5
+    assert time_to_target(points, Target("loss", 3.5, "lower")) == 0.0
+    assert time_to_target(points, Target("loss", 0.5, "lower")) is None
     assert time_to_target(points, None) is None
+    # Without a metric nobody can say that it was reached.
+    assert time_to_target(points, Target("accuracy", 0.0, "higher")) is None
+
+
+def test_a_target_may_be_a_metric_that_should_rise() -> None:
+    points = [
+        Point(step=i, time_s=10.0 * i, loss=1.0, sent_bytes=0.0, metric=metric)
+        for i, metric in enumerate((0.1, 0.3, 0.5))
+    ]
+    assert time_to_target(points, parse_target("0.4", "accuracy", "higher")) == pytest.approx(15)
+    assert parse_target("loss=2.5", "accuracy", "higher") == Target("loss", 2.5, "lower")
+    assert parse_target("perplexity = 90", "perplexity", "lower").words() == "perplexity 90"
+
+
+def test_a_port_in_use_costs_a_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = use(monkeypatch, silent, all_well)
+    cluster.error_lines = ["DistNetworkError: code: -98, name: EADDRINUSE"]
+    records, _ = trained(TRAIN, None, quiet())
+    assert [record.status for record in records] == ["done"] * len(TRAIN.turns)
+    cluster = use(monkeypatch, silent, silent, silent)
+    cluster.error_lines = ["DistNetworkError: code: -98, name: EADDRINUSE"]
+    with pytest.raises(PeerError, match=r"the port where workers meet was in use, 3 times: rank 0"):
+        trained(TRAIN, None, quiet())
+
+
+def kill_a_worker(message: Message) -> None:
+    """Ends a child of this process that is one of its workers, once a step was taken."""
+    if not isinstance(message, Tick):
+        return
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            words = (stat.parent / "cmdline").read_bytes().split(b"\0")
+            environment = (stat.parent / "environ").read_bytes().split(b"\0")
+            own = parent == os.getpid() and b"laconic.bench.worker" in words
+            if own and b"RANK=1" in environment:
+                os.kill(int(stat.parent.name), signal.SIGKILL)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds workers in /proc")
+def test_a_worker_that_dies_ends_its_case_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(race, "open_cluster", loopback)
+    job = replace(TRAIN, turns=("topk:ratio=0.1",), steps=10_000, evaluate_every=10_000)
+    collect = partial(TrainCollector, job=job, workload=parse_workload(job.workload), target=None)
+    path = tmp_path / "runs.jsonl"
+    run = Race(job, 2, None, "test", path, watch=kill_a_worker)
+    records, interrupted = run.run(collect, quiet())
+    assert not interrupted
+    assert read([path]) == records
+    [record] = records
+    assert record.status == "failed"
+    assert "ended by SIGKILL" in (record.error or "")

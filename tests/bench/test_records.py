@@ -1,12 +1,23 @@
+import errno
 import json
+import logging
 import math
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from synthetic_runs import race, step, train
 
-from laconic.bench.records import VERSION, Record, append, machine_facts, read
+from laconic.bench.records import (
+    VERSION,
+    Record,
+    TrainRecord,
+    append,
+    check_writable,
+    machine_facts,
+    read,
+)
 from laconic.errors import ConfigError
 
 
@@ -42,7 +53,9 @@ def test_a_loss_that_is_not_a_number_survives(tmp_path: Path) -> None:
     assert math.isnan(back.points[0].loss)
 
 
-def test_append_keeps_what_a_killed_run_left(tmp_path: Path) -> None:
+def test_what_a_killed_run_left_does_not_cost_the_other_records(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "runs.jsonl"
     append(path, train("sign", 356, 32))
     with path.open("a") as file:
@@ -51,8 +64,61 @@ def test_append_keeps_what_a_killed_run_left(tmp_path: Path) -> None:
     first, torn, last = path.read_text().splitlines()
     assert torn == '{"kind": "tra'
     assert [json.loads(line)["spec"] for line in (first, last)] == ["sign", "topk:ratio=0.01"]
-    with pytest.raises(ConfigError, match=r"runs.jsonl line 2: not JSON"):
+    with caplog.at_level(logging.WARNING):
+        assert [record.spec for record in read([path])] == ["sign", "topk:ratio=0.01"]
+    assert "runs.jsonl line 2: left out, since it is cut off" in caplog.text
+    with path.open("a") as file:
+        file.write("pasted by mistake\n")
+    with pytest.raises(ConfigError, match=r"runs.jsonl line 4: not JSON"):
         read([path])
+
+
+def test_a_full_disk_costs_no_earlier_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "runs.jsonl"
+    append(path, train("sign", 356, 32))
+    before, write = path.read_bytes(), os.write
+
+    def write_a_little(descriptor: int, content: bytes) -> int:
+        if len(content) < 20_000:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, content[:100])
+
+    assert len(before) < 20_000
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", write_a_little)
+        with pytest.raises(ConfigError, match=r"cannot write records to .*: No space left on dev"):
+            append(path, replace(train("topk:ratio=0.01", 286, 25), command="x" * 20_000))
+    assert path.read_bytes() == before
+    append(path, train("none", 356, 32))
+    assert [record.spec for record in read([path])] == ["sign", "none"]
+
+
+def test_a_place_that_cannot_be_written_is_found_before_a_run(tmp_path: Path) -> None:
+    check_writable(tmp_path / "new" / "runs.jsonl")
+    assert read([tmp_path / "new" / "runs.jsonl"]) == []
+    for place in (tmp_path, Path("/dev/full")):
+        with pytest.raises(ConfigError, match=r"cannot write records to .*: not a regular file"):
+            check_writable(place)
+
+
+def test_records_from_before_a_field_was_thought_of_are_read(tmp_path: Path) -> None:
+    run = train("sign", 356, 32)
+    row = asdict(run)
+    for name in ("losses", "interface_bytes", "workload_spec", "device", "scaling_efficiency"):
+        del row[name]
+    row["points"] = [{key: p[key] for key in p if key != "metric"} for p in row["points"]]
+    (tmp_path / "old.jsonl").write_text(json.dumps(row))
+    [back] = read([tmp_path / "old.jsonl"])
+    assert isinstance(back, TrainRecord)
+    assert back == run
+
+
+def test_the_results_in_the_repository_are_readable() -> None:
+    files = sorted((Path(__file__).parents[2] / "results").glob("*.jsonl"))
+    assert len(files) >= 2
+    assert len(read(files)) > 40
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

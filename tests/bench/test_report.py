@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from synthetic_runs import failed, race, steps, train
+from synthetic_runs import failed, race, scaled, steps, train
 
+from laconic.bench.plotdata import Bars, Dots
 from laconic.bench.plots import plots
 from laconic.bench.records import Record
 from laconic.bench.report import render, write_report
@@ -60,6 +61,8 @@ def test_the_page_loads_nothing() -> None:
 def test_the_data_is_json_with_every_plot() -> None:
     data = page_data(render([*race(), *steps()]))
     assert [plot["title"] for plot in data["plots"]] == [
+        "Where runs end: accuracy and time",
+        "Where runs end: accuracy and bytes",
         "Loss against time",
         "Loss against bytes sent",
         "Where a step’s time goes",  # noqa: RUF001
@@ -137,6 +140,92 @@ def test_parts_of_a_step_add_up() -> None:
     assert breakdown.kind == "bars"
     for bar in breakdown.traces:
         assert sum(part.value for part in bar.segments) == pytest.approx(bar.total)
+
+
+def test_the_frontier_joins_those_that_nobody_beats() -> None:
+    runs = scaled()[:7]
+    by_time, by_bytes = (plot for plot in plots(runs) if isinstance(plot, Dots))
+    # In order of cost, each better than all before it; the best of all is among them.
+    for plot in (by_time, by_bytes):
+        assert [dot.x for dot in plot.traces] == sorted(dot.x for dot in plot.traces)
+        best = [dot.y for dot in plot.traces if dot.best]
+        assert best == sorted(best)
+        assert best[-1] == max(run.metric or 0 for run in runs)
+    assert [dot.spec for dot in by_bytes.traces if dot.best] == [
+        "torch-powersgd:rank=1",
+        "powersgd:rank=4",
+        "topk:ratio=0.01 | qsgd:bits=4",
+        "sign",
+        "torch-fp16",
+        "ddp-fp32",
+    ]
+
+
+def test_less_is_better_for_some_metrics() -> None:
+    words = {"metric_name": "perplexity", "metric_better": "lower"}
+    runs = [
+        replace(train("ddp-fp32", 300, 1), metric=90.0, **words),
+        replace(train("sign", 100, 32), metric=95.0, **words),
+        replace(train("none", 200, 1), metric=99.0, **words),
+    ]
+    dots = plots(runs)[0]
+    assert isinstance(dots, Dots)
+    assert {dot.spec: dot.best for dot in dots.traces} == {
+        "sign": True,
+        "none": False,
+        "ddp-fp32": True,
+    }
+
+
+def test_seeds_of_a_method_are_one_dot_with_a_range() -> None:
+    second = [replace(r, seed=1, metric=0.95) for r in race()]
+    dots = plots([*race(), *second])[0]
+    assert isinstance(dots, Dots)
+    assert {(dot.low, dot.y, dot.high) for dot in dots.traces} == {(0.95, 0.96, 0.97)}
+
+
+def test_who_does_not_talk_is_no_rival() -> None:
+    alone = replace(failed(train("compute-only", 50, 1), ""), status="done", error=None)
+    alone = replace(alone, step_ms=50.0, target_loss=None, metric_name=None)
+    assert train_summary([*race(), alone]) == train_summary(race())
+    no_target = [replace(r, target_loss=None) for r in (*race(), alone)]
+    assert train_summary(no_target).startswith("torch-powersgd:rank=1 has the shortest step")
+    first = plots([*race(), alone])[0]
+    assert "compute-only" not in {trace.spec for trace in first.traces}
+    assert "compute-only" in render([*race(), alone])
+
+
+def test_a_metric_can_be_the_target() -> None:
+    goal = {"target_loss": None, "target_metric": 0.9, "metric_better": "higher"}
+    runs = [replace(record, **goal) for record in race()]
+    assert "reached accuracy 0.9 first" in train_summary(runs)
+    [table] = train_tables(runs)
+    assert any(str(column.header) == "time to\naccuracy 0.9" for column in table.columns)
+
+
+def test_scaling_is_shown_where_there_are_several_numbers_of_workers() -> None:
+    page = render(scaled()).replace("\N{NO-BREAK SPACE}", " ")
+    assert "mlp on synthetic digits from 2 to 8 workers, links shaped to 100 Mbit/s" in page
+    assert "With 8 workers torch-powersgd:rank=1 gets most done, 6% of 8 times one worker." in page
+    titles = [plot["title"] for plot in page_data(page)["plots"]]
+    assert titles[-2:] == ["Scaling efficiency", "Throughput"]
+    alone = [plot["title"] for plot in page_data(render(scaled()[:7]))["plots"]]
+    assert "Scaling efficiency" not in alone
+
+
+def test_the_step_without_communication_is_part_of_the_breakdown() -> None:
+    breakdown = plots(scaled()[:7])[-1]
+    assert isinstance(breakdown, Bars)
+    dense, ours = (next(b for b in breakdown.traces if b.spec == s) for s in ("ddp-fp32", "sign"))
+    assert [part.name for part in dense.segments] == ["compute", "not split"]
+    assert [part.name for part in ours.segments] == ["compute", "encode", "wire", "decode", "rest"]
+    assert "The rest is waiting" in breakdown.caption
+
+
+def test_what_the_interfaces_counted_is_said() -> None:
+    said = "The interfaces counted at most 2.0% more bytes than stated."
+    assert said in train_summary(scaled()[:7])
+    assert "interfaces" not in train_summary(race())
 
 
 def test_tables_fit_a_narrow_terminal() -> None:

@@ -8,17 +8,18 @@ from rich.console import Console
 
 from laconic.bench.cases import split_cases
 from laconic.bench.job import Job
-from laconic.bench.race import Place, Race
+from laconic.bench.race import Race
 from laconic.bench.records import BASELINE, TrainRecord
 from laconic.bench.report import write_report
 from laconic.bench.summary import train_summary
 from laconic.bench.tables import train_tables
+from laconic.bench.target import LOSS, Target
 from laconic.bench.train_records import TrainCollector
 from laconic.bench.workloads.charlm import CharLm
 
 CASES = (BASELINE, "torch-fp16", "qsgd:bits=4", "topk:ratio=0.01", "powersgd:rank=4", "efsign")
 # Dense training is there in less than half of the steps, sparse training in time.
-TARGET_LOSS = 2.45
+TARGET = Target(LOSS, 2.45, "lower")
 _WARMUP = 3
 _EVALUATE_EVERY = 5
 CLOCK = (
@@ -39,7 +40,6 @@ class Demo:
 
     def run(self, console: Console) -> bool:
         """Races, shows the table and writes the page; False if it was interrupted."""
-        workload = CharLm()
         job = Job(
             workload="charlm",
             turns=split_cases(CASES),
@@ -49,7 +49,7 @@ class Demo:
             seed=self.seed,
         )
         race = Race(job, self.workers, self.rate, self.command, self.json_path)
-        collect = partial(_collector, title=workload.title, seed=self.seed)
+        collect = partial(TrainCollector, job=job, workload=CharLm(), target=TARGET)
         results = race.run(collect, console)
         records = [record for record in results.records if isinstance(record, TrainRecord)]
         if records:
@@ -63,7 +63,3 @@ class Demo:
             console.print(line, markup=False, highlight=False)
         write_report(records, self.output)
         console.print(f"Report: {self.output}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _collector(place: Place, title: str, seed: int) -> TrainCollector:
-    return TrainCollector(place, title, seed, TARGET_LOSS)

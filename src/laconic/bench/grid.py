@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from laconic.bench import human
 from laconic.bench.records import KernelRecord, Record, StepRecord, TrainRecord
-from laconic.bench.speed import common_target, speed_up
+from laconic.bench.speed import speed_up
+from laconic.bench.target import common_target, target_of
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,17 @@ def train_grid(records: Sequence[TrainRecord]) -> Grid:
         _metric_name(records): [Cell(human.digits(r.metric), r.metric) for r in records],
         _target_name(records): [_time_to_target(r) for r in records],
         _speed_name(records): [_speed(r, records) for r in records],
+        "efficiency": [share(r.scaling_efficiency) for r in records],
         "status": [Cell(r.status, r.status) for r in records],
     }
     if len({r.seed for r in records}) == 1:
         del columns["seed"]
-    if all(r.target_loss is None for r in records):
+    if all(target_of(r) is None for r in records):
         del columns[_target_name(records)]
     if all(r.metric is None for r in records):
         del columns[_metric_name(records)]
+    if all(r.scaling_efficiency is None for r in records):
+        del columns["efficiency"]
     return _grid(columns, records)
 
 
@@ -64,8 +68,11 @@ def step_grid(records: Sequence[StepRecord]) -> Grid:
         "wire": [Cell(human.duration_ms(r.wire_ms), r.wire_ms) for r in records],
         "decode": [Cell(human.duration_ms(r.decode_ms), r.decode_ms) for r in records],
         "speed-up": [_step_speed(r) for r in records],
+        "efficiency": [share(r.scaling_efficiency) for r in records],
         "status": [Cell(r.status, r.status) for r in records],
     }
+    if all(r.scaling_efficiency is None for r in records):
+        del columns["efficiency"]
     return _grid(columns, records)
 
 
@@ -91,6 +98,10 @@ def kernel_grid(records: Sequence[KernelRecord]) -> Grid:
         if all(cell.key is None for cell in columns[name]):
             del columns[name]
     return _grid(columns, records)
+
+
+def share(value: float | None) -> Cell:
+    return Cell(human.NOTHING if value is None else f"{value:.0%}", value)
 
 
 def _over(time_us: float | None, floor_us: float | None) -> Cell:
@@ -122,7 +133,7 @@ def _metric_name(records: Sequence[TrainRecord]) -> str:
 
 def _target_name(records: Sequence[TrainRecord]) -> str:
     target = common_target(records)
-    return "time to target" if target is None else f"time to loss {human.goal(target)}"
+    return "time to target" if target is None else f"time to {target.words()}"
 
 
 def _speed_name(records: Sequence[TrainRecord]) -> str:
@@ -130,7 +141,7 @@ def _speed_name(records: Sequence[TrainRecord]) -> str:
 
 
 def _time_to_target(record: TrainRecord) -> Cell:
-    missed = record.target_loss is not None and record.time_to_target_s is None
+    missed = target_of(record) is not None and record.time_to_target_s is None
     text = "not reached" if missed else human.duration_s(record.time_to_target_s)
     return Cell(text, record.time_to_target_s)
 

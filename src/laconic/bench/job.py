@@ -28,8 +28,14 @@ class Job:
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ConfigError(f"bench: steps must be at least 1, got {self.steps}")
+        if self.seed < 0:
+            raise ConfigError(f"bench: seeds must not be negative, got {self.seed}")
         if self.warmup < 0:
             raise ConfigError(f"bench: warmup must not be negative, got {self.warmup}")
+        if self.evaluate_every is not None and self.evaluate_every < 1:
+            raise ConfigError(
+                f"bench: evaluate_every must be at least 1, got {self.evaluate_every}"
+            )
 
 
 def write_job(path: Path, job: Job) -> None:

@@ -37,6 +37,8 @@ class Look:
     loss: float
     metric_name: str
     metric: float
+    losses: tuple[float, ...] = ()
+    """Of the steps since the look before, on rank 0's own batches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,8 @@ class Finished:
     encode_ms: float | None
     wire_ms: float | None
     decode_ms: float | None
+    interface_bytes: float | None = None
+    backend: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,6 +51,9 @@ class PictureWorkload(Workload):
             nesterov=True,
         )
 
+    def examples(self) -> int:
+        return len(self._pictures().training.classes)
+
     def batch(self, step: int, rank: int, workers: int, seed: int) -> Batch:
         images = self._pictures().training
         count = len(images.classes)

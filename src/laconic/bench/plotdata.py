@@ -14,12 +14,16 @@ MOST_POINTS = 600
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """`log` is how the axis starts; the reader may change it by the axis's short `name`."""
+    """`log` is how the axis starts; the reader may change it by the axis's short `name`.
+
+    Where it `rises` higher is better, and nothing that goes up is a run that went wrong.
+    """
 
     name: str
     label: str
     unit: Unit = ""
     log: bool = False
+    rises: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +91,32 @@ class Bars:
     cut: float | None = None
 
 
-Plot: TypeAlias = Curves | Bars
+@dataclass(frozen=True)
+class Dot:
+    """A method's place; `best` if none that costs as little is better."""
+
+    spec: str
+    x: float
+    y: float
+    low: float
+    high: float
+    best: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dots:
+    """Methods as dots, and a line through the best of them."""
+
+    kind: Literal["dots"] = field(default="dots", init=False)
+    place: int
+    title: str
+    caption: str
+    x: Axis
+    y: Axis
+    traces: tuple[Dot, ...]
+
+
+Plot: TypeAlias = Curves | Bars | Dots
 
 
 def thin(points: Sequence[T]) -> list[T]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
+from laconic.bench.device import device_facts
 from laconic.bench.job import Job
 from laconic.bench.live import Live
 from laconic.bench.machine import machine_facts
@@ -47,13 +48,18 @@ class Results(NamedTuple):
 
 @dataclass(frozen=True)
 class Race:
-    """A job on `workers` hosts with links of `rate`; records go to `json_path` one by one."""
+    """A job on `workers` hosts with links of `rate`; records go to `json_path` one by one.
+
+    `commit` is that of the records where there is no checkout to ask; `watch` hears every message.
+    """
 
     job: Job
     workers: int
     rate: str | None
     command: str
     json_path: Path | None
+    commit: str | None = None
+    watch: Callable[[Message], None] | None = None
 
     def run(self, collect: Callable[[Place], Collector], console: Console) -> Results:
         """All records; when interrupted, those there are, the last of them unfinished."""
@@ -61,7 +67,8 @@ class Race:
         with open_cluster(self.workers, self.rate) as cluster:
             if cluster.note is not None:
                 console.print(f"Note: {cluster.note}", markup=False, highlight=False)
-            place = Place(self.workers, self.rate, cluster.shaped, self.command, machine_facts())
+            facts = self._facts()
+            place = Place(self.workers, self.rate, cluster.shaped, self.command, facts)
             collector = collect(place)
             cases = list(dict.fromkeys(self.job.turns))
             rounds = len(self.job.turns) // len(cases)
@@ -70,6 +77,8 @@ class Race:
 
                     def listen(message: Message) -> None:
                         live.show(message)
+                        if self.watch is not None:
+                            self.watch(message)
                         record = collector.hear(message)
                         if record is not None:
                             self._keep(records, record)
@@ -80,6 +89,10 @@ class Race:
                     self._keep(records, record)
                 return Results(records, interrupted=True)
         return Results(records, interrupted=False)
+
+    def _facts(self) -> dict[str, str]:
+        facts = {**machine_facts(), **device_facts(self.job.device)}
+        return facts if self.commit is None else {**facts, "commit": self.commit}
 
     def _keep(self, records: list[Record], record: Record) -> None:
         records.append(record)

@@ -1,11 +1,13 @@
 """What one benchmark run measured: frozen records, kept as JSON lines."""
 
 import json
+import logging
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import BinaryIO, Literal, TypeAlias, cast
 
 from laconic.bench.jsonl import RowError, from_row, to_row
 from laconic.bench.machine import machine_facts
@@ -13,6 +15,7 @@ from laconic.errors import ConfigError
 
 __all__ = [
     "BASELINE",
+    "COMPUTE",
     "VERSION",
     "KernelRecord",
     "Point",
@@ -22,14 +25,19 @@ __all__ = [
     "StepRecord",
     "TrainRecord",
     "append",
+    "check_writable",
     "machine_facts",
     "read",
 ]
 
 VERSION = 1
 BASELINE = "ddp-fp32"
+COMPUTE = "compute-only"
+
+log = logging.getLogger("laconic")
 
 Status = Literal["done", "failed", "diverged", "interrupted"]
+Direction = Literal["higher", "lower"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,14 +48,18 @@ class Point:
     time_s: float
     loss: float
     sent_bytes: float
+    metric: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRecord:
     """One training run with one method; what was not measured is None.
 
-    Bytes are per worker. `rate` is the links' rate as given ("100mbit"), and counts only where
-    `shaped` says that the links really were limited to it.
+    Bytes are per worker and step. `rate` is the links' rate as given ("100mbit"), and counts only
+    where `shaped` says that the links really were limited to it. `interface_bytes` is what the
+    operating system saw where `sent_bytes` is what the method says. `compute_ms` is the step
+    without communication in the same setting, and `scaling_efficiency` its share of the step: what
+    N workers get done over N times what one would. `losses` are of rank 0's batches, every step.
     """
 
     kind: Literal["train"] = "train"
@@ -75,11 +87,28 @@ class TrainRecord:
     encode_ms: float | None = None
     wire_ms: float | None = None
     decode_ms: float | None = None
+    workload_spec: str | None = None
+    data: str | None = None
+    device: str = "cpu"
+    backend: str | None = None
+    steps: int | None = None
+    evaluate_every: int | None = None
+    batch: int | None = None
+    parameters: int | None = None
+    metric_better: Direction | None = None
+    target_metric: float | None = None
+    interface_bytes: float | None = None
+    compute_ms: float | None = None
+    scaling_efficiency: float | None = None
+    losses: tuple[float, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepRecord:
-    """The step time of one method; `ratio_to_dense` is relative to ddp-fp32 in the same run."""
+    """The step time of one method; `ratio_to_dense` is relative to ddp-fp32 in the same run.
+
+    What is optional means the same as in a training record.
+    """
 
     kind: Literal["step"] = "step"
     version: int = VERSION
@@ -101,6 +130,12 @@ class StepRecord:
     encode_ms: float | None = None
     wire_ms: float | None = None
     decode_ms: float | None = None
+    workload: str | None = None
+    device: str = "cpu"
+    backend: str | None = None
+    interface_bytes: float | None = None
+    compute_ms: float | None = None
+    scaling_efficiency: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,16 +193,43 @@ KINDS: dict[str, type[TrainRecord] | type[StepRecord] | type[KernelRecord]] = {
 def append(path: Path, record: Record) -> None:
     """Adds one line to `path` and waits until it is on disk; earlier lines stay as they are."""
     line = json.dumps(to_row(record), allow_nan=False) + "\n"
+    with _open(path) as file:
+        size = file.tell()
+        # A killed run may have left half a line; without a newline this record is lost too.
+        torn = size > 0 and file.seek(-1, os.SEEK_END) >= 0 and file.read() != b"\n"
+        try:
+            _write(file.fileno(), ("\n" * torn + line).encode())
+        except OSError as error:
+            # Half a record is of no use to anybody.
+            with suppress(OSError):
+                os.ftruncate(file.fileno(), size)
+            raise _unwritable(path, error) from error
+
+
+def check_writable(path: Path) -> None:
+    """Raises before hours of work whose records could not be kept."""
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"cannot write records to {path}: not a regular file")
+    _open(path).close()
+
+
+def _open(path: Path) -> BinaryIO:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab+") as file:
-            # A killed run may have left half a line; without a newline this record is lost too.
-            torn = file.tell() > 0 and file.seek(-1, os.SEEK_END) >= 0 and file.read() != b"\n"
-            file.write(("\n" * torn + line).encode())
-            file.flush()
-            os.fsync(file.fileno())
+        return cast(BinaryIO, path.open("ab+", buffering=0))
     except OSError as error:
-        raise ConfigError(f"cannot write records to {path}: {error.strerror}") from error
+        raise _unwritable(path, error) from error
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    """All of it, to the disk itself; what a disk has room for may be less than was asked."""
+    while content:
+        content = content[os.write(descriptor, content) :]
+    os.fsync(descriptor)
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"cannot write records to {path}: {error.strerror}")
 
 
 def read(paths: Iterable[Path]) -> list[Record]:
@@ -186,13 +248,18 @@ def _read_file(path: Path) -> list[Record]:
         raise ConfigError(f"cannot read records from {path}: {error.strerror}") from error
     # Not splitlines(): a JSON string may hold the line breaks that only Unicode knows.
     lines = enumerate(text.split("\n"), start=1)
-    return [_parse(line, f"{path} line {number}") for number, line in lines if line.strip()]
+    parsed = [_parse(line, f"{path} line {number}") for number, line in lines if line.strip()]
+    return [record for record in parsed if record is not None]
 
 
-def _parse(line: str, where: str) -> Record:
+def _parse(line: str, where: str) -> Record | None:
+    """The record of a line; None, with a warning, for the half of one that a killed run left."""
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
+        if line.startswith('{"kind": "'):
+            log.warning("%s: left out, since it is cut off: %s", where, error.msg)
+            return None
         raise ConfigError(f"{where}: not JSON: {error.msg} at column {error.colno}") from None
     if not isinstance(row, dict):
         raise ConfigError(f"{where}: not a record, expected a JSON object, got {line[:40]!r}")

@@ -12,11 +12,12 @@ from laconic.bench.grid import Grid, kernel_grid, step_grid, train_grid
 from laconic.bench.plotdata import Plot
 from laconic.bench.plots import plots
 from laconic.bench.records import KernelRecord, Record, StepRecord, TrainRecord
+from laconic.bench.scaling import scalings
 from laconic.bench.setting import group, kernel_setting, step_setting, train_setting
 from laconic.bench.summary import kernel_summary, step_summary, train_summary
 from laconic.errors import ConfigError
 
-SCRIPTS = ("format.js", "scale.js", "draw.js", "curves.js", "bars.js", "main.js")
+SCRIPTS = ("format.js", "scale.js", "draw.js", "curves.js", "bars.js", "dots.js", "main.js")
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def write_report(records: Sequence[Record], path: Path) -> None:
 def render(records: Sequence[Record]) -> str:
     if not records:
         raise ConfigError("nothing to report: the files hold no records")
-    sections = _sections(records)
+    sections = sections_of(records)
     values = {
         "title": escape(f"Laconic report: {sections[0].heading}"),
         "heading": markup.prose(sections[0].heading if len(sections) == 1 else "Benchmark report"),
@@ -57,7 +58,8 @@ def render(records: Sequence[Record]) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], _asset("page.html"))
 
 
-def _sections(records: Sequence[Record]) -> list[Section]:
+def sections_of(records: Sequence[Record]) -> list[Section]:
+    """One for each setting, and one for what was done with several numbers of workers."""
     train = group((r for r in records if isinstance(r, TrainRecord)), train_setting)
     step = group((r for r in records if isinstance(r, StepRecord)), step_setting)
     kernel = group((r for r in records if isinstance(r, KernelRecord)), kernel_setting)
@@ -74,6 +76,7 @@ def _sections(records: Sequence[Record]) -> list[Section]:
             Section(setting.words(), kernel_summary(rows), kernel_grid(rows), tuple(plots(rows)))
             for setting, rows in kernel.items()
         ]
+        + [Section(*scaling) for scaling in scalings([r for rs in train.values() for r in rs])]
     )
 
 

@@ -76,11 +76,14 @@ class SentenceWorkload(Workload):
     def learning_rate_at(self, progress: float) -> float:
         return self.learning_rate * schedules.plateau(progress, end=0.4)
 
+    def examples(self) -> int:
+        # Without the last word, which nothing follows, and one window for the shift.
+        return (len(self.text().training) - 1) // self.words - 1
+
     def batch(self, step: int, rank: int, workers: int, seed: int) -> Batch:
         """Windows side by side, which begin elsewhere in every epoch."""
         text = self.text().training
-        # Without the last word, which nothing follows, and one window for the shift.
-        count = (len(text) - 1) // self.words - 1
+        count = self.examples()
         epoch, start, stop = deal(count, self.batch_size, step, rank, workers)
         starts = _window_starts(count, self.words, seed, epoch, self.device)[start:stop]
         place = torch.arange(self.words + 1, device=self.device)

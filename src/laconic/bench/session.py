@@ -7,9 +7,13 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from laconic.bench.cases import Traffic, dense_bytes, parse_case
+from laconic.bench.baselines import dense_bytes
+from laconic.bench.case import Traffic
+from laconic.bench.cases import parse_case
+from laconic.bench.device import wait_for
 from laconic.bench.job import Job
 from laconic.bench.workload import Evaluation, parameter_count, parse_workload, update
 from laconic.types import mix
@@ -35,27 +39,43 @@ class Session:
         model = self.workload.build().to(job.device)
         # Dropout need not be the same everywhere, and is better if it is not.
         torch.manual_seed(mix(job.seed, self.rank))
-        self.parameters = parameter_count(model)
+        self.device, self.parameters = torch.device(job.device), parameter_count(model)
         parsed = parse_case(case)
         # An explicit cap also holds for the first bucket, which is 1 MB otherwise.
         cap_mb = 4 * self.parameters / 2**20 + 1 if parsed.one_bucket else None
         self.ddp = DDP(model, bucket_cap_mb=cap_mb, **_own_buffers())
-        self.optimiser = self.workload.optimiser(model)
-        self.mounted = parsed.mount(self.ddp, job.seed)
+        self.learns = parsed.learns
+        self.mounted = parsed.mount(self.ddp, self.workload.optimiser(model), job.seed)
+        self.losses: list[Tensor] = []
         self.dense_bytes = dense_bytes(self.ddp)
         self.steps, self.planned = 0, job.steps
 
     def step(self) -> float:
-        """Takes one step and returns its seconds; the exchange keeps the ranks together."""
+        """Takes one step and returns its seconds, up to when the device is done with it.
+
+        The exchange keeps the ranks together.
+        """
         start_s = time.perf_counter()
         inputs, targets = self.workload.batch(self.steps, self.rank, self.workers, self.seed)
-        self.optimiser.zero_grad()
-        self.workload.loss(self.ddp(inputs), targets).backward()
+        optimizer = self.mounted.optimizer
+        optimizer.zero_grad()
+        loss = self.workload.loss(self.ddp(inputs), targets)
+        loss.backward()
         # Blocks of steps go on with one model, each through the whole schedule.
         step = self.steps % self.planned
-        update(self.workload, self.ddp.module, self.optimiser, step, self.planned)
+        update(self.workload, self.ddp.module, optimizer, step, self.planned)
+        wait_for(self.device)
+        taken_s = time.perf_counter() - start_s
         self.steps += 1
-        return time.perf_counter() - start_s
+        self.losses.append(loss.detach())
+        return taken_s
+
+    def take_losses(self) -> tuple[float, ...]:
+        """The losses of the steps since this was last asked."""
+        # As many digits as a float32 has: more would only make long records.
+        losses = tuple(float(f"{float(loss):.7g}") for loss in self.losses)
+        self.losses = []
+        return losses
 
     def traffic(self) -> Traffic:
         return self.mounted.traffic(self.steps)

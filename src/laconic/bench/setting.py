@@ -19,27 +19,39 @@ class Links(NamedTuple):
 
     def words(self) -> str:
         workers = f"{self.workers} worker{'s' if self.workers != 1 else ''}"
-        if not self.shaped:
-            return f"{workers}, links not shaped"
-        return f"{workers}, links shaped to {human.rate(self.rate or 'an unnamed rate')}"
+        return f"{workers}, {links_words(self)}"
+
+
+def links_words(links: Links) -> str:
+    """Their rate, whoever they join."""
+    if not links.shaped:
+        return "links not shaped"
+    return f"links shaped to {human.rate(links.rate or 'an unnamed rate')}"
 
 
 class TrainSetting(NamedTuple):
     workload: str
     links: Links
+    steps: int | None
+    device: str
 
     def words(self) -> str:
-        return f"{self.workload}, {self.links.words()}"
+        steps = "" if self.steps is None else f", {self.steps:,} steps"
+        return f"{self.workload}{steps}, {_on(self.device)}{self.links.words()}"
 
 
 class StepSetting(NamedTuple):
     parameters: int
     batch: int
     links: Links
+    workload: str | None
+    device: str
 
     def words(self) -> str:
+        name = "" if self.workload is None else f"{self.workload}, "
         millions = human.digits(self.parameters / 1e6)
-        return f"{millions} M parameters, batch {self.batch}, {self.links.words()}"
+        size = f"{millions} M parameters, batch {self.batch}"
+        return f"{name}{size}, {_on(self.device)}{self.links.words()}"
 
 
 class KernelSetting(NamedTuple):
@@ -56,11 +68,16 @@ def kernel_setting(record: KernelRecord) -> KernelSetting:
 
 
 def train_setting(record: TrainRecord) -> TrainSetting:
-    return TrainSetting(record.workload, _links(record))
+    return TrainSetting(record.workload, _links(record), record.steps, record.device)
 
 
 def step_setting(record: StepRecord) -> StepSetting:
-    return StepSetting(record.parameters, record.batch, _links(record))
+    links = _links(record)
+    return StepSetting(record.parameters, record.batch, links, record.workload, record.device)
+
+
+def _on(device: str) -> str:
+    return "" if device == "cpu" else f"{device}, "
 
 
 def group(records: Iterable[R], key: Callable[[R], K]) -> dict[K, list[R]]:

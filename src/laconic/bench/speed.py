@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from laconic.bench.records import BASELINE, TrainRecord
 from laconic.bench.setting import group
+from laconic.bench.target import common_target
 
 
 class Standing(NamedTuple):
@@ -19,12 +20,6 @@ def middle(values: Iterable[float | None]) -> float | None:
     """The median of what was measured."""
     known = [value for value in values if value is not None]
     return median(known) if known else None
-
-
-def common_target(records: Iterable[TrainRecord]) -> float | None:
-    """The one target loss of all runs that had one; None if they had none or several."""
-    targets = {record.target_loss for record in records} - {None}
-    return targets.pop() if len(targets) == 1 else None
 
 
 def standings(records: Sequence[TrainRecord]) -> list[Standing]:
@@ -50,6 +45,11 @@ def speed_up(record: TrainRecord, records: Sequence[TrainRecord]) -> float | Non
     if common_target(records) is None:
         return _over(middle(run.step_ms for run in dense), record.step_ms)
     return _over(middle(run.time_to_target_s for run in dense), record.time_to_target_s)
+
+
+def efficiency(compute_ms: float | None, step_ms: float | None) -> float | None:
+    """What N workers get done in a step's time, over N times what one would that need not talk."""
+    return compute_ms / step_ms if compute_ms is not None and step_ms else None
 
 
 def _over(dense: float | None, own: float | None) -> float | None:

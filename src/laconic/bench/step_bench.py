@@ -6,14 +6,15 @@ from pathlib import Path
 
 from rich.console import Console
 
+from laconic.bench.device import check_device
 from laconic.bench.job import Job
-from laconic.bench.race import Place, Race
+from laconic.bench.race import Race
 from laconic.bench.records import BASELINE, StepRecord
 from laconic.bench.step_records import StepCollector
 from laconic.bench.summary import step_summary
 from laconic.bench.tables import step_tables
-from laconic.bench.workload import parameter_count
-from laconic.bench.workloads.mlp import Mlp
+from laconic.bench.train_bench import baselines_first
+from laconic.bench.workload import parameter_count, parse_workload
 
 CASES = (
     BASELINE,
@@ -39,24 +40,36 @@ class StepBench:
     rate: str | None
     steps: int
     warmup: int
-    batch: int
+    batch: int | None
     json_path: Path | None
     command: str
+    workload: str = "mlp"
+    data: Path | None = None
+    device: str = "cpu"
+    commit: str | None = None
 
     def run(self, console: Console) -> bool:
         """Measures and shows the table; False if it was interrupted."""
-        workload = Mlp(self.batch)
-        # Dense comes first in every round, so that it is known when the others are compared to it.
-        cases = sorted(self.cases, key=lambda case: case != BASELINE)
+        check_device(self.device)
+        workload = parse_workload(self._workload_spec(), self.data)
         job = Job(
-            workload=f"mlp:batch_size={self.batch}",
-            turns=tuple(cases) * ROUNDS,
+            workload=self._workload_spec(),
+            turns=baselines_first(self.cases) * ROUNDS,
             steps=-(-self.steps // ROUNDS),
             warmup=self.warmup,
+            data=None if self.data is None else str(self.data),
+            device=self.device,
         )
-        race = Race(job, self.workers, self.rate, self.command, self.json_path)
+        # Data that is missing is missed here, and not on every host.
+        workload.examples()
+        race = Race(job, self.workers, self.rate, self.command, self.json_path, self.commit)
         collect = partial(
-            _collector, batch=self.batch, parameters=parameter_count(workload.build())
+            StepCollector,
+            batch=workload.batch_size,
+            parameters=parameter_count(workload.build()),
+            rounds=ROUNDS,
+            workload=workload.heading,
+            device=self.device,
         )
         results = race.run(collect, console)
         records = [record for record in results.records if isinstance(record, StepRecord)]
@@ -64,9 +77,10 @@ class StepBench:
             _show(records, console)
         return not results.interrupted
 
-
-def _collector(place: Place, batch: int, parameters: int) -> StepCollector:
-    return StepCollector(place, batch, parameters, ROUNDS)
+    def _workload_spec(self) -> str:
+        if self.batch is None:
+            return self.workload
+        return f"{self.workload}{',' if ':' in self.workload else ':'}batch_size={self.batch}"
 
 
 def _show(records: list[StepRecord], console: Console) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 
 from laconic.bench.messages import Failed, Finished, Message
 from laconic.bench.race import Collector, Place
-from laconic.bench.records import BASELINE, Record, Status, StepRecord
-from laconic.bench.speed import middle
+from laconic.bench.records import BASELINE, COMPUTE, Record, Status, StepRecord
+from laconic.bench.speed import efficiency, middle
 
 
 @dataclass
@@ -21,6 +21,8 @@ class StepCollector(Collector):
     batch: int
     parameters: int
     rounds: int
+    workload: str | None = None
+    device: str = "cpu"
     blocks: dict[str, list[Finished]] = field(default_factory=lambda: defaultdict(list))
     recorded: set[str] = field(default_factory=set)
 
@@ -41,6 +43,7 @@ class StepCollector(Collector):
         self.recorded.add(case)
         blocks = self.blocks[case]
         steps_ms = _all_steps(blocks)
+        step_ms, compute_ms = middle(steps_ms), middle(_all_steps(self.blocks.get(COMPUTE, [])))
         return StepRecord(
             spec=case,
             workers=self.place.workers,
@@ -53,7 +56,13 @@ class StepCollector(Collector):
             error=error,
             command=self.place.command,
             machine=self.place.machine,
-            step_ms=middle(steps_ms),
+            workload=self.workload,
+            device=self.device,
+            step_ms=step_ms,
+            compute_ms=compute_ms,
+            scaling_efficiency=efficiency(compute_ms, step_ms),
+            interface_bytes=middle(block.interface_bytes for block in blocks),
+            backend=blocks[-1].backend if blocks else None,
             step_ms_quantiles=_quantiles(steps_ms),
             sent_bytes=middle(block.sent_bytes for block in blocks),
             ratio_to_dense=self._ratio_to_dense(steps_ms),

@@ -3,9 +3,17 @@
 from collections.abc import Sequence
 
 from laconic.bench import human
-from laconic.bench.records import BASELINE, KernelRecord, RunRecord, StepRecord, TrainRecord
+from laconic.bench.records import (
+    BASELINE,
+    COMPUTE,
+    KernelRecord,
+    RunRecord,
+    StepRecord,
+    TrainRecord,
+)
 from laconic.bench.setting import group
-from laconic.bench.speed import Standing, common_target, middle, standings
+from laconic.bench.speed import Standing, middle, standings
+from laconic.bench.target import Target, common_target
 
 # Closer than this, two times are the same time.
 CLEAR = 1.05
@@ -24,8 +32,8 @@ def step_summary(records: Sequence[StepRecord]) -> str:
     return _with_limits(_step_verdict(records), records)
 
 
-def _race(records: Sequence[TrainRecord], target: float) -> str:
-    goal, reached = f"loss {human.goal(target)}", standings(records)
+def _race(records: Sequence[TrainRecord], target: Target) -> str:
+    goal, reached = target.words(), standings(records)
     if not reached:
         return f"No method reached {goal}."
     dense = next((entry for entry in reached if entry.spec == BASELINE), None)
@@ -73,6 +81,8 @@ def _step_verdict(records: Sequence[RunRecord]) -> str:
         for spec, runs in group(records, lambda record: record.spec).items()
         if (time_ms := middle(run.step_ms for run in runs)) is not None
     }
+    # No step can be shorter than one without communication, which is no way to train.
+    step_ms.pop(COMPUTE, None)
     dense_ms = step_ms.pop(BASELINE, None)
     if not step_ms:
         return "No method but dense was measured." if dense_ms else "No step time was measured."
@@ -98,9 +108,17 @@ def _with_limits(verdict: str, records: Sequence[RunRecord]) -> str:
         sentences.append(NOT_SHAPED)
     if stopped := [f"{r.spec} {r.status}" for r in records if r.status != "done"]:
         sentences.append(f"Not finished: {', '.join(dict.fromkeys(stopped))}.")
+    if (most := _most_on_top(records)) is not None:
+        sentences.append(f"The interfaces counted at most {most:.1%} more bytes than stated.")
     if len({(r.machine.get("cpu"), r.machine.get("cores")) for r in records}) > 1:
         sentences.append("The runs come from different machines: compare their times with care.")
     return " ".join(sentences)
+
+
+def _most_on_top(records: Sequence[RunRecord]) -> float | None:
+    """How much more the operating system saw leave a worker than its method says."""
+    pairs = [(r.interface_bytes, r.sent_bytes) for r in records]
+    return max((seen / said - 1 for seen, said in pairs if seen and said), default=None)
 
 
 def kernel_summary(records: Sequence[KernelRecord]) -> str:

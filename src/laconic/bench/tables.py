@@ -29,8 +29,10 @@ def kernel_tables(records: Sequence[KernelRecord]) -> list[Table]:
 
 def _table(title: str, grid: Grid) -> Table:
     # Text, not str: a spec such as "x[bits=4]" would be taken for markup.
+    # A title longer than its table is still one line.
+    heading = Text(title, no_wrap=True, overflow="ignore")
     table = Table(
-        title=Text(title), title_justify="left", pad_edge=False, collapse_padding=True, box=None
+        title=heading, title_justify="left", pad_edge=False, collapse_padding=True, box=None
     )
     first, *others = grid.columns
     # In a narrow terminal the method gives way; a number cut short would be a wrong number.

@@ -1,13 +1,15 @@
-"""Training records from what the workers say, with the time to a target loss."""
+"""Training records from what the workers say, with the time to a target."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from laconic.bench.job import Job
 from laconic.bench.messages import Failed, Finished, Look, Message, Started, Tick
 from laconic.bench.race import Collector, Place
-from laconic.bench.records import Point, Record, Status, TrainRecord
-from laconic.bench.speed import middle
+from laconic.bench.records import COMPUTE, Point, Record, Status, TrainRecord
+from laconic.bench.speed import efficiency, middle
+from laconic.bench.target import LOSS, Target, time_to_target
+from laconic.bench.workload import Workload
 
 
 @dataclass
@@ -15,9 +17,11 @@ class TrainCollector(Collector):
     """One record a case; `looks` are those of the case that is running."""
 
     place: Place
-    title: str
-    seed: int
-    target_loss: float | None
+    job: Job
+    workload: Workload
+    target: Target | None
+    compute_ms: float | None = None
+    """The step without communication, once it is known."""
     running: str | None = None
     looks: list[Look] = field(default_factory=list)
 
@@ -29,6 +33,8 @@ class TrainCollector(Collector):
                 self.looks.append(message)
             case Finished():
                 self.running = None
+                if message.case == COMPUTE:
+                    self.compute_ms = middle(message.steps_ms)
                 return self._record(message.case, self._status(), None, message)
             case Failed(case=case, error=error):
                 self.running = None
@@ -43,55 +49,62 @@ class TrainCollector(Collector):
         return [self._record(self.running, "interrupted", None, None)]
 
     def _status(self) -> Status:
-        return "done" if math.isfinite(self.looks[-1].loss) else "diverged"
+        return "diverged" if self.looks and not math.isfinite(self.looks[-1].loss) else "done"
 
     def _record(
         self, case: str, status: Status, error: str | None, end: Finished | None
     ) -> TrainRecord:
-        points = tuple(
-            Point(step=look.step, time_s=look.time_s, loss=look.loss, sent_bytes=look.sent_bytes)
-            for look in self.looks
-        )
+        points = tuple(map(_point, self.looks))
         last = self.looks[-1] if self.looks else None
+        # Workers that do not talk train no model of all, so there is nothing for them to reach.
+        target = None if case == COMPUTE else self.target
+        step_ms = middle(end.steps_ms) if end else None
         return TrainRecord(
             spec=case,
-            workload=self.title,
+            workload=self.workload.heading,
+            workload_spec=self.job.workload,
+            data=self.job.data,
+            device=self.job.device,
+            steps=self.job.steps,
+            evaluate_every=self.job.evaluate_every,
+            batch=self.workload.batch_size,
             workers=self.place.workers,
             rate=self.place.rate,
             shaped=self.place.shaped,
-            seed=self.seed,
+            seed=self.job.seed,
             status=status,
             error=error,
             command=self.place.command,
             machine=self.place.machine,
             points=points,
-            step_ms=middle(end.steps_ms) if end else None,
-            sent_bytes=end.sent_bytes if end else None,
-            dense_bytes=end.dense_bytes if end else None,
-            ratio=end.dense_bytes / end.sent_bytes if end and end.sent_bytes else None,
+            losses=tuple(loss for look in self.looks for loss in look.losses),
             final_loss=last.loss if last else None,
             metric=last.metric if last else None,
             metric_name=last.metric_name if last else None,
-            target_loss=self.target_loss,
-            time_to_target_s=time_to_target(points, self.target_loss),
+            metric_better=self.workload.metric.better,
+            target_loss=target.value if target and target.name == LOSS else None,
+            target_metric=target.value if target and target.name != LOSS else None,
+            time_to_target_s=time_to_target(points, target),
+            step_ms=step_ms,
+            compute_ms=self.compute_ms,
+            scaling_efficiency=efficiency(self.compute_ms, step_ms),
+            parameters=end.parameters if end else None,
+            sent_bytes=end.sent_bytes if end else None,
+            interface_bytes=end.interface_bytes if end else None,
+            dense_bytes=end.dense_bytes if end else None,
+            ratio=end.dense_bytes / end.sent_bytes if end and end.sent_bytes else None,
             encode_ms=end.encode_ms if end else None,
             wire_ms=end.wire_ms if end else None,
             decode_ms=end.decode_ms if end else None,
+            backend=end.backend if end else None,
         )
 
 
-def time_to_target(points: Sequence[Point], target: float | None) -> float | None:
-    """When the loss first came down to `target`, on a straight line between two looks."""
-    if target is None:
-        return None
-    before: Point | None = None
-    for point in points:
-        if point.loss <= target:
-            return point.time_s if before is None else _crossing(before, point, target)
-        before = point if math.isfinite(point.loss) else None
-    return None
-
-
-def _crossing(above: Point, below: Point, target: float) -> float:
-    share = (above.loss - target) / (above.loss - below.loss)
-    return above.time_s + share * (below.time_s - above.time_s)
+def _point(look: Look) -> Point:
+    return Point(
+        step=look.step,
+        time_s=look.time_s,
+        loss=look.loss,
+        sent_bytes=look.sent_bytes,
+        metric=look.metric,
+    )

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
-from laconic.bench.cases import Traffic
+from laconic.bench.case import Traffic
 from laconic.bench.job import Job
 from laconic.bench.messages import Finished, Look, Message, Tick
 from laconic.bench.session import Session, cost
@@ -13,9 +13,11 @@ from laconic.bench.session import Session, cost
 _TICK_S = 0.2
 
 Tell = Callable[[Message], None]
+Count = Callable[[], int | None]
+"""What this host's interface has sent so far, where it is this worker's alone."""
 
 
-def train(job: Job, case: str, tell: Tell) -> None:
+def train(job: Job, case: str, tell: Tell, count: Count) -> None:
     """Trains a new model and looks at it from time to time.
 
     The warm-up has a model of its own: what it compiles and connects is no part of the run. The
@@ -28,27 +30,32 @@ def train(job: Job, case: str, tell: Tell) -> None:
     steps_ms: list[float] = []
     tick = _ticker(case, tell)
     _look(session, case, 0.0, tell)
+    # Nobody counts while others still start.
+    dist.barrier()
+    before, counted = session.traffic(), count()
     for step in range(1, job.steps + 1):
         steps_ms.append(session.step() * 1e3)
         tick(step, steps_ms[-1])
         if step % job.evaluate_every == 0 or step == job.steps:
             _look(session, case, sum(steps_ms) / 1e3, tell)
-    tell(_finished(session, case, Traffic(0.0, 0.0, 0.0, 0.0), steps_ms))
+    tell(_finished(session, case, before, steps_ms, _since(counted, count(), job.steps)))
     session.close()
 
 
-def block(job: Job, session: Session, case: str, tell: Tell) -> None:
+def block(job: Job, session: Session, case: str, tell: Tell, count: Count) -> None:
     """Takes some steps more; the first few, which find cold caches, are not counted."""
     for _ in range(job.warmup):
         session.step()
     before = session.traffic()
     dist.barrier()
+    counted = count()
     tick = _ticker(case, tell)
     steps_ms: list[float] = []
     for step in range(1, job.steps + 1):
         steps_ms.append(session.step() * 1e3)
         tick(step, steps_ms[-1])
-    tell(_finished(session, case, before, steps_ms))
+    tell(_finished(session, case, before, steps_ms, _since(counted, count(), job.steps)))
+    session.take_losses()
 
 
 def _warm_up(job: Job, case: str) -> None:
@@ -59,6 +66,9 @@ def _warm_up(job: Job, case: str) -> None:
 
 
 def _look(session: Session, case: str, time_s: float, tell: Tell) -> None:
+    if not session.learns:
+        return
+    losses = session.take_losses()
     if session.rank == 0:
         loss, metric_name, metric = session.evaluate()
         tell(
@@ -70,6 +80,7 @@ def _look(session: Session, case: str, time_s: float, tell: Tell) -> None:
                 loss=loss,
                 metric_name=metric_name,
                 metric=metric,
+                losses=losses,
             )
         )
     dist.barrier()
@@ -88,8 +99,19 @@ def _ticker(case: str, tell: Tell) -> Callable[[int, float], None]:
     return tick
 
 
-def _finished(session: Session, case: str, before: Traffic, steps_ms: list[float]) -> Finished:
-    spent = cost(before, session.traffic(), len(steps_ms))
+def _since(before: int | None, after: int | None, steps: int) -> float | None:
+    return None if before is None or after is None else (after - before) / steps
+
+
+def _finished(
+    session: Session,
+    case: str,
+    before: Traffic,
+    steps_ms: list[float],
+    interface_bytes: float | None,
+) -> Finished:
+    after = session.traffic()
+    spent = cost(before, after, len(steps_ms))
     return Finished(
         case=case,
         parameters=session.parameters,
@@ -99,4 +121,6 @@ def _finished(session: Session, case: str, before: Traffic, steps_ms: list[float
         encode_ms=spent.encode_ms,
         wire_ms=spent.wire_ms,
         decode_ms=spent.decode_ms,
+        interface_bytes=interface_bytes,
+        backend=after.backend,
     )

@@ -6,6 +6,7 @@ failure the ranks may be out of step, so the worker ends and the launcher starts
 
 import argparse
 import os
+import traceback
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from laconic.bench.job import Job, read_job
 from laconic.bench.messages import Failed, Message, Started, say
 from laconic.bench.session import Session
 from laconic.bench.turn import Tell, block, train
+from laconic.network.counters import sent_bytes
 
 # A rank that waits longer than this for another one waits in vain.
 _PATIENCE = timedelta(minutes=5)
@@ -34,6 +36,7 @@ def main() -> None:
         try:
             _take_turn(job, case, sessions, tell)
         except Exception as error:
+            traceback.print_exc()
             say(Failed(case=case, error=f"{type(error).__name__}: {error}"))
             # A normal exit would wait for threads and groups that no longer answer.
             os._exit(1)
@@ -46,11 +49,17 @@ def main() -> None:
 def _take_turn(job: Job, case: str, sessions: dict[str, Session], tell: Tell) -> None:
     dist.barrier()
     if job.evaluate_every is not None:
-        train(job, case, tell)
+        train(job, case, tell, _counted)
         return
     if case not in sessions:
         sessions[case] = Session(job, case)
-    block(job, sessions[case], case, tell)
+    block(job, sessions[case], case, tell, _counted)
+
+
+def _counted() -> int | None:
+    """What has left this host; the loopback, which all workers share, is nobody's in particular."""
+    interface = os.environ["GLOO_SOCKET_IFNAME"]
+    return None if interface == "lo" else sent_bytes(interface)
 
 
 def _say_nothing(message: Message) -> None:

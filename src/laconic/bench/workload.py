@@ -84,6 +84,11 @@ class Workload(ABC):
     def title(self) -> str:
         """What the reports call it."""
 
+    @property
+    def heading(self) -> str:
+        """The same, with a word where the data is made up in place of what the title names."""
+        return f"{self.title} (synthetic)" if self.synthetic else self.title
+
     @abstractmethod
     def build(self) -> nn.Module:
         """A new model on the CPU, from torch's global generator; needs no data."""
@@ -94,6 +99,10 @@ class Workload(ABC):
     @abstractmethod
     def learning_rate_at(self, progress: float) -> float:
         """The learning rate when the share `progress` of all steps is done."""
+
+    @abstractmethod
+    def examples(self) -> int:
+        """How many an epoch has, of which a batch has `batch_size`; reads the data."""
 
     @abstractmethod
     def batch(self, step: int, rank: int, workers: int, seed: int) -> Batch:

@@ -19,10 +19,10 @@ function curvePoints(trace, state) {
 }
 
 // A diverging curve may leave the chart at the top; it must not flatten the others.
-function yRange(curves, levels, log) {
+function yRange(curves, levels, log, rises) {
   const ys = curves.flatMap(({ points }) => points.map((p) => p.y));
   const start = Math.max(...curves.map(({ points }) => points[0].y));
-  const high = Math.min(Math.max(...ys), 1.5 * start), low = Math.min(...ys, ...levels.map((level) => level.y));
+  const high = Math.min(Math.max(...ys), rises ? Infinity : 1.5 * start), low = Math.min(...ys, ...levels.map((level) => level.y));
   if (log) return [low / 1.12, high * 1.12];
   const pad = (high - low || Math.abs(high) || 1) * 0.06;
   return [low >= 0 ? Math.max(0, low - pad) : low - pad, high + pad];
@@ -54,10 +54,10 @@ function drawCurves(canvas, plot, state, methods, hidden) {
   hoverCurves(svg, plot, curves, frame);
 }
 
-function drawPlane(svg, plot, state, curves, levels, width, height) {
+function drawPlane(svg, plot, state, curves, levels, width, height, range = yRange(curves, levels, state.logY, plot.y.rises)) {
   const top = 24, bottom = height - 42, right = width - 10;
   const yOf = state.logY ? logScale : linearScale, xOf = state.logX ? logScale : linearScale;
-  const y = yOf(...yRange(curves, levels, state.logY), bottom, top, plot.y, 5);
+  const y = yOf(...range, bottom, top, plot.y, 5);
   const left = 12 + LABEL_PX * Math.max(...y.ticks.map((tick) => tick.text.length));
   const x = xOf(...xRange(curves, state.logX), left, right, plot.x, Math.max(3, Math.floor(width / 85)));
   for (const tick of y.ticks) {

@@ -3,7 +3,7 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const methods = new Map(data.methods.map((method) => [method.spec, method]));
 const hidden = new Set(), charts = [];
 // A later kind of plot brings its renderer and a line here.
-const RENDERERS = { curves: drawCurves, bars: drawBars };
+const RENDERERS = { curves: drawCurves, bars: drawBars, dots: drawDots };
 
 function toggle(parent, className, text, pressed, act) {
   const button = element(parent, "button", className, text);
@@ -44,10 +44,10 @@ function buildTools(figure, plot, state, draw) {
     button.setAttribute("aria-pressed", state[name]);
     draw();
   });
-  if (plot.kind === "curves") {
+  if (plot.kind === "curves" || plot.kind === "dots") {
     chip(`log ${plot.x.name}`, "logX");
     chip(`log ${plot.y.name}`, "logY");
-    if (plot.traces.some((trace) => trace.x.length >= FEW)) chip("smooth", "smooth").title = "Bold: running mean. Faint: as measured.";
+    if (plot.kind === "curves" && plot.traces.some((trace) => trace.x.length >= FEW)) chip("smooth", "smooth").title = "Bold: running mean. Faint: as measured.";
   }
   for (const [index, name] of (plot.names || []).entries()) {
     if (!plot.traces.some((bar) => bar.segments.some((part) => part.name === name))) continue;
@@ -60,6 +60,7 @@ function buildTools(figure, plot, state, draw) {
 function buildChart(figure) {
   const plot = data.plots[Number(figure.dataset.plot)], canvas = figure.querySelector(".canvas");
   const state = {};
+  if (plot.kind === "dots") Object.assign(state, { logX: plot.x.log, logY: plot.y.log });
   if (plot.kind === "curves") {
     Object.assign(state, { logX: plot.x.log, logY: plot.y.log, smooth: plot.traces.some((trace) => trace.x.length >= FEW) });
   }

@@ -7,8 +7,9 @@ from laconic.bench.records import KernelRecord, Record, RunRecord
 from laconic.bench.setting import group
 from laconic.bench.speed import middle
 
-NAMES = ("encode", "wire", "decode", "rest", "not split")
-CAPTION = "Median step. The rest is compute and waiting; baselines of others cannot be split."
+NAMES = ("encode", "wire", "decode", "rest", "not split", "compute")
+CAPTION = "Median step. The rest is {rest}; baselines of others cannot be split."
+COMPUTE = " Compute is a step in which nobody talks."
 OVERLAP = (
     " Communication runs beside the backward pass, so parts may add up to more than the step: "
     "the mark is the step itself."
@@ -20,15 +21,19 @@ def plot(records: Sequence[Record]) -> Bars | None:
     steps = [record for record in records if not isinstance(record, KernelRecord)]
     groups = group(steps, lambda record: record.spec)
     bars = [bar for spec, runs in groups.items() if (bar := _bar(spec, runs)) is not None]
-    split = [bar for bar in bars if len(bar.segments) > 1]
+    split = [bar for bar in bars if any(part.name == "wire" for part in bar.segments)]
     if not split:
         return None
+    apart = any(run.compute_ms is not None for run in steps)
+    caption = CAPTION.format(rest="waiting" if apart else "compute and waiting")
     overlap = any(_length(bar) > bar.total for bar in split)
     cut = _cut(max(map(_length, split)), max(map(_length, bars)))
     return Bars(
         place=30,
         title="Where a step’s time goes",  # noqa: RUF001  an apostrophe for readers
-        caption=CAPTION + (OVERLAP if overlap else "") + (CUT if cut else ""),
+        caption="".join(
+            [caption, COMPUTE if apart else "", OVERLAP if overlap else "", CUT if cut else ""]
+        ),
         x=Axis(name="time", label="step time", unit="ms"),
         traces=tuple(bars),
         names=NAMES,
@@ -51,11 +56,13 @@ def _bar(spec: str, runs: Sequence[RunRecord]) -> Bar | None:
     if step_ms is None:
         return None
     parts = {
+        "compute": middle(run.compute_ms for run in runs),
         "encode": middle(run.encode_ms for run in runs),
         "wire": middle(run.wire_ms for run in runs),
         "decode": middle(run.decode_ms for run in runs),
     }
     known = [Segment(name=name, value=ms) for name, ms in parts.items() if ms is not None]
     rest_ms = max(0.0, step_ms - sum(segment.value for segment in known))
-    rest = Segment(name="rest" if known else "not split", value=rest_ms)
+    split = parts["wire"] is not None
+    rest = Segment(name="rest" if split else "not split", value=rest_ms)
     return Bar(spec=spec, label=spec, segments=(*known, rest), total=step_ms)

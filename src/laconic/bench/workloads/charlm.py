@@ -62,6 +62,9 @@ class CharLm(Workload):
     def learning_rate_at(self, progress: float) -> float:
         return self.learning_rate
 
+    def examples(self) -> int:
+        return len(self._text().training) - self.context
+
     def batch(self, step: int, rank: int, workers: int, seed: int) -> Batch:
         text = self._text().training
         dice = torch.Generator().manual_seed((seed * 1_000_003 + step) * workers + rank)

@@ -61,6 +61,9 @@ class Gpt(Workload):
     def learning_rate_at(self, progress: float) -> float:
         return self.learning_rate * schedules.cosine(progress, warm=0.05)
 
+    def examples(self) -> int:
+        return len(self._text().training) // self.context
+
     def batch(self, step: int, rank: int, workers: int, seed: int) -> Batch:
         """Windows from anywhere in the text."""
         text = self._text().training

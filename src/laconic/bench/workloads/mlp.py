@@ -44,6 +44,9 @@ class Mlp(Workload):
     def learning_rate_at(self, progress: float) -> float:
         return _LEARNING_RATE
 
+    def examples(self) -> int:
+        return self.batch_size
+
     def batch(self, step: int, rank: int, workers: int, seed: int) -> Batch:
         """The same examples in every step, others on every rank."""
         return self._examples(self.batch_size, seed * workers + rank)

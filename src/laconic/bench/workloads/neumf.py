@@ -62,10 +62,11 @@ class NeuMf(Workload):
     def learning_rate_at(self, progress: float) -> float:
         return self.learning_rate
 
+    def examples(self) -> int:
+        return len(self.ratings().users) * (1 + self.negatives)
+
     def batch(self, step: int, rank: int, workers: int, seed: int) -> Batch:
-        ratings = self.ratings()
-        count = len(ratings.users) * (1 + self.negatives)
-        epoch, start, stop = deal(count, self.batch_size, step, rank, workers)
+        epoch, start, stop = deal(self.examples(), self.batch_size, step, rank, workers)
         pairs, rated = _epoch(self, seed, epoch)
         return Batch(pairs[start:stop], rated[start:stop].float())
 

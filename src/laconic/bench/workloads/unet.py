@@ -51,6 +51,9 @@ class UNet(Workload):
     def learning_rate_at(self, progress: float) -> float:
         return self.learning_rate * schedules.plateau(progress, end=0.5)
 
+    def examples(self) -> int:
+        return len(self._surfaces().training.pixels)
+
     def batch(self, step: int, rank: int, workers: int, seed: int) -> Batch:
         pixels, masks = self._surfaces().training
         number, start, stop = deal(len(pixels), self.batch_size, step, rank, workers)

@@ -1,0 +1,48 @@
+"""What a case is: a way for gradients to become their mean, mounted on a model and its optimiser.
+
+A method's hook sits on the model. What trains locally and talks now and then stands around the
+optimiser; what changes settings on the way knows both.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim import Optimizer
+
+
+class Traffic(NamedTuple):
+    """What one worker has sent since it mounted the case; seconds are None where nobody counts."""
+
+    sent_bytes: float
+    encode_s: float | None = None
+    wire_s: float | None = None
+    decode_s: float | None = None
+    backend: str | None = None
+    """The kernels that did it."""
+
+
+@dataclass(frozen=True)
+class Mounted(ABC):
+    """A case at work; `optimizer` takes the steps: the one that was given, or one around it."""
+
+    optimizer: Optimizer
+
+    @abstractmethod
+    def traffic(self, steps: int) -> Traffic:
+        """What the `steps` taken so far have cost."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class Case(ABC):
+    """A way for the gradients of a DDP model to become their mean, or its workers to agree."""
+
+    one_bucket: ClassVar[bool] = False
+    learns: ClassVar[bool] = True
+    """Whether all workers train one model, so that it is worth a look."""
+
+    @abstractmethod
+    def mount(self, ddp: DDP, optimizer: Optimizer, seed: int) -> Mounted: ...

@@ -1,0 +1,26 @@
+"""The device that a benchmark computes on: whether it is there, what it is, and when it is done."""
+
+import torch
+
+from laconic.errors import ConfigError
+
+
+def check_device(name: str) -> None:
+    """Raises before anything is started on a device that is not there."""
+    if name not in ("cpu", "cuda"):
+        raise ConfigError(f"bench: device must be cpu or cuda, got {name!r}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("bench: device 'cuda' asked for, but torch sees no GPU here")
+
+
+def device_facts(name: str) -> dict[str, str]:
+    """What a time measured on the device depends on, beside what `machine_facts` says."""
+    if name == "cpu":
+        return {}
+    return {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda or "none"}
+
+
+def wait_for(device: torch.device) -> None:
+    """Returns when the device has done all that it was told; a CPU has always."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
