@@ -38,13 +38,21 @@ def save(lanes: Lanes) -> dict[str, object]:
         }
         for name, lane in lanes.lanes.items()
     }
-    return {"format": FORMAT, "lanes": saved, "loss_scale": lanes.loss_scale, **_identity(lanes)}
+    steered = {} if lanes.helm is None else {"controller": lanes.helm.save()}
+    return {
+        "format": FORMAT,
+        "lanes": saved,
+        "loss_scale": lanes.loss_scale,
+        **_identity(lanes),
+        **steered,
+    }
 
 
 def load(lanes: Lanes, state: Mapping[str, object]) -> None:
     """Takes up exactly where the state was saved; refuses a state of another set-up."""
     lanes.settle()
     saved = _checked(lanes, state, _identity(lanes))
+    _load_helm(lanes, state)
     for name, lane in lanes.lanes.items():
         there = saved[name]
         _load_lane(lane, there["kept"], there["talk"], cast(int, there["step"]))
@@ -61,6 +69,7 @@ def load_resized(
     lanes.settle()
     identity = {**_identity(lanes), "size": len(states)}
     ranks = [_checked(lanes, s, {**identity, "rank": i}) for i, s in enumerate(states)]
+    _load_helm(lanes, states[lanes.rank % len(states)])
     for name, lane in lanes.lanes.items():
         there = [saved[name] for saved in ranks]
         kept = _resized_memory(lane, [cast(State, s["kept"]) for s in there], residuals)
@@ -112,6 +121,16 @@ def _checked(
         odd = sorted(saved.keys() ^ lanes.lanes.keys())
         raise ConfigError(f"state: parameters differ from the model's: {odd}")
     return saved
+
+
+def _load_helm(lanes: Lanes, state: Mapping[str, object]) -> None:
+    """The controller first: what a lane remembers has the form that its orders give it."""
+    there = "controller" in state
+    if there != (lanes.helm is not None):
+        said = "a controller" if there else "no controller"
+        raise ConfigError(f"state: was saved with {said}; go on in the same way")
+    if lanes.helm is not None:
+        lanes.helm.load(cast(Mapping[str, object], state["controller"]))
 
 
 def _load_lane(lane: Lane, kept: object, talk: object, step: int) -> None:

@@ -9,8 +9,12 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.alarm import Alarm, Verdict
+from laconic.census import Census
 from laconic.comm.base import Conversation
 from laconic.comm.meter import Meter, ring_bytes
+from laconic.control.base import Controller
+from laconic.control.clock import Clock
+from laconic.control.helm import Helm
 from laconic.errors import ConfigError, NonFiniteError
 from laconic.plan import Plan
 from laconic.step import Lane, exchange, together
@@ -50,6 +54,11 @@ class Lanes:
         self.skipped = 0
         self.loss_scale = 1.0
         self._step = Verdict()
+        self.helm: Helm | None = None
+
+    def steer(self, controller: Controller, clock: Clock) -> None:
+        """Lets a controller change the method's settings between steps."""
+        self.helm = Helm(controller, self.plan, self.lanes, self.size, clock)
 
     def talk(self, names: Sequence[str], grads: Sequence[Tensor]) -> Conversation[list[Tensor]]:
         """The conversation about some parameters' gradients, which become their mean.
@@ -60,14 +69,27 @@ class Lanes:
         self.dense_bytes += ring_bytes(sum(g.nbytes for g in grads), self.size)
         talks = [exchange(g, self.lanes[name]) for name, g in zip(names, grads, strict=True)]
         guarded = self.nan_policy != "ignore" and self.plan.compressor.family != "dense"
+        if self.helm is not None:
+            return self._steered(names, talks, grads, guarded)
         return self._guarded(talks, grads) if guarded else together(talks)
 
+    def _steered(
+        self, names: Sequence[str], talks: Sequence[Rounds], grads: Sequence[Tensor], guarded: bool
+    ) -> Conversation[list[Tensor]]:
+        """The same with what the pilot has to know."""
+        assert self.helm is not None
+        census = self.helm.census(names, grads)
+        led = self._guarded(talks, grads, census) if guarded else together(talks, census=census)
+        means = yield from led
+        self.helm.collect(names, census)
+        return means
+
     def _guarded(
-        self, talks: Sequence[Rounds], grads: Sequence[Tensor]
+        self, talks: Sequence[Rounds], grads: Sequence[Tensor], census: Census | None = None
     ) -> Conversation[list[Tensor]]:
         """The same with an alarm: gradients that are not finite anywhere are so everywhere."""
         alarm = Alarm(grads)
-        means = yield from together(talks, alarm)
+        means = yield from together(talks, alarm, census)
         if self.plan.counts_votes() and self.loss_scale != 1:
             # A majority is +1 or -1 whatever the scale, and whoever scaled will unscale it.
             torch._foreach_mul_(list(grads), self.loss_scale)
@@ -80,6 +102,8 @@ class Lanes:
 
         Called where the talks ran; `settle` then does it, wherever that suits.
         """
+        if self.helm is not None:
+            self.helm.close()
         self._step.close()
 
     def settle(self, *, wait: bool = True) -> NonFiniteError | None:
@@ -88,13 +112,16 @@ class Lanes:
         Returns what to raise, if raising is asked for. Without `wait` all is put off where the host
         would wait for a GPU to tell.
         """
-        if self._step.late and not wait and self.nan_policy != "raise":
+        late = self._step.late or (self.helm is not None and self.helm.late)
+        if late and not wait and self.nan_policy != "raise":
             return None
         bad = self._step.take()
         if bad is None:
             return None
         for lane in self.lanes.values():
             lane.forget() if bad else lane.keep()
+        if self.helm is not None:
+            self.helm.settle(self.steps(), counts=not bad)
         if not bad:
             return None
         self.skipped += 1
@@ -105,12 +132,16 @@ class Lanes:
     def switch(self, plan: Plan) -> None:
         """Changes the method; what the memory kept is kept where the new one keeps the same."""
         self.settle()
+        if self.helm is not None:
+            self.helm.check(plan)
         old = self.lanes
         self.plan, self.lanes = plan, self._open(plan)
         for name, lane in self.lanes.items():
             lane.turn = lane.turn._replace(step=old[name].turn.step)
             if lane.kept.keys() == old[name].kept.keys():
                 lane.kept = old[name].kept
+        if self.helm is not None:
+            self.helm.take_over(plan, self.lanes, self.helm.pilot)
 
     def _open(self, plan: Plan) -> dict[str, Lane]:
         careful = self.nan_policy != "ignore"
@@ -126,6 +157,20 @@ class Lanes:
             lane.memory.rescale(lane.kept, factor)
             if lane.memory.owes:
                 _multiply(lane.talk, lane.talker.owed, factor)
+
+    def rate_changed(self, before: float, after: float) -> None:
+        """Rescales what waits to a new learning rate, which the controller hears of, too."""
+        self.rescale(before / after)
+        if self.helm is not None:
+            self.helm.pilot.rate_changed(self.steps(), before, after)
+            self.helm.redirect()
+
+    def epoch_ended(self, learning_rate: float | None) -> None:
+        """Tells the controller, if there is one."""
+        self.settle()
+        if self.helm is not None:
+            self.helm.pilot.epoch(self.steps(), learning_rate)
+            self.helm.redirect()
 
     def follow_loss_scale(self, scale: float) -> None:
         """Brings all that is in units of the gradient to a new loss scale."""
@@ -164,6 +209,7 @@ class Lanes:
             "relative_error": float(torch.stack(errors).nanmean()) if errors else 0.0,
             "residual_norm": float(torch.stack(norms).norm()) if norms else 0.0,
             "backend": kernels.chosen(device),
+            **({} if self.helm is None else {"controller": self.helm.stats()}),
         }
 
 

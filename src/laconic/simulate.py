@@ -8,7 +8,11 @@ from torch import Tensor
 from laconic.checkpoint import load, save
 from laconic.comm.simulated import Simulated
 from laconic.contract import Compressor, Memory
+from laconic.control.base import Controller
+from laconic.control.clock import ModelClock
+from laconic.control.find import find_controller
 from laconic.errors import ConfigError
+from laconic.exchange.auto import LinkModel
 from laconic.lanes import Lanes, NanPolicy
 from laconic.plan import make_plan
 
@@ -36,6 +40,24 @@ class Simulation:
         if complaints[0] is not None:
             raise complaints[0]
         return dict(zip(names, means[0], strict=True))
+
+    def switch(
+        self,
+        compressor: Compressor | str,
+        *,
+        memory: Memory | str | None = None,
+        exchange: str = "auto",
+    ) -> None:
+        """Changes the method of all workers between two steps; residuals are kept."""
+        tensors = self.workers[0].tensors.values()
+        plan = make_plan(compressor, memory, exchange, tensors, len(self.workers))
+        for worker in self.workers:
+            worker.switch(plan)
+
+    def epoch_ended(self, learning_rate: float | None = None) -> None:
+        """Tells the controllers, with the learning rate of the next epoch if that matters."""
+        for worker in self.workers:
+            worker.epoch_ended(learning_rate)
 
     def stats(self) -> dict[str, object]:
         """The statistics of worker 0."""
@@ -73,8 +95,15 @@ def simulate(
     exchange: str = "auto",
     seed: int = 0,
     nan_policy: NanPolicy = "propagate",
+    controller: Controller | str | None = None,
+    link: LinkModel | None = None,
+    compute_s: float = 0.01,
 ) -> Simulation:
-    """N simulated workers for a model, or for tensors by name."""
+    """N simulated workers for a model, or for tensors by name.
+
+    A controller is told times as a `link` would have them (by default 1 Gbit/s with 1 ms latency)
+    beside a step of `compute_s`, so that the same run decides the same anywhere.
+    """
     if workers < 1:
         raise ConfigError(f"simulate: workers must be at least 1, got {workers}")
     named: dict[str, Tensor]
@@ -83,6 +112,11 @@ def simulate(
     else:
         named = dict(parameters)
     plan = make_plan(compressor, memory, exchange, named.values(), workers)
-    return Simulation(
+    simulation = Simulation(
         [Lanes(plan, named, rank, workers, seed, nan_policy) for rank in range(workers)]
     )
+    rule = find_controller(controller)
+    if rule is not None:
+        for worker, meter in zip(simulation.workers, simulation.network.meters, strict=True):
+            worker.steer(rule, ModelClock(meter, link or LinkModel(), compute_s))
+    return simulation

@@ -131,14 +131,20 @@ def wrap_in_exchange(spec: str, compressor: Compressor) -> Talker:
     return from_settings(name, cls, texts, codec=compressor)
 
 
-def name_of(item: Compressor | Memory) -> str:
+def build_from(folder: ModuleType, kind: type[T], noun: str, spec: str) -> T:
+    """What a spec string describes, by a class of another folder."""
+    found: Mapping[str, type[T]] = _catalogue(folder, kind)  # type: ignore[arg-type]
+    return _build(noun, found, spec)
+
+
+def name_of(item: object) -> str:
     """The file name of the item's class."""
     if isinstance(item, Pipeline):
         return f"{name_of(item.sparsifier)}|{name_of(item.quantiser)}"
     return _shown(type(item).__module__.rpartition(".")[2])
 
 
-def format_spec(item: Compressor | Memory) -> str:
+def format_spec(item: object) -> str:
     """The spec string of an item, without parameters that have their default; `parse` reads it."""
     if isinstance(item, Pipeline):
         return f"{format_spec(item.sparsifier)} | {format_spec(item.quantiser)}"

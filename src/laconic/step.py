@@ -13,6 +13,7 @@ from torch import Tensor
 
 from laconic.alarm import ALARM, Alarm
 from laconic.carry import carry
+from laconic.census import CENSUS, Census
 from laconic.comm.base import Conversation
 from laconic.contract import Compressor, Memory, Talker
 from laconic.kernels.door import check_floating
@@ -71,8 +72,23 @@ class Lane:
         """The step does not count: all is as it was before it."""
         self._draft = None
 
+    def redirect(self, compressor: Compressor, talker: Talker) -> None:
+        """Goes on with another setting of the method; all that still fits is remembered."""
+        assert self._draft is None, "a lane changes between two steps"
+        self.compressor, self.talker = compressor, talker
+        for key, fresh in talker.state(self.turn, self.device).items():
+            self.talk[key] = _fitted(self.talk.get(key), fresh)
+
     def _room(self) -> State:
         return self.memory.state(self.turn.numel, self.device) if self.careful else self.kept
+
+
+def _fitted(old: Tensor | None, fresh: Tensor) -> Tensor:
+    """The old in the form of the fresh: where only columns were added or dropped, with the rest."""
+    if old is None or old.dim() != fresh.dim() or old.shape[:-1] != fresh.shape[:-1]:
+        return fresh
+    columns = old.shape[-1]
+    return torch.cat([old, fresh[..., columns:]], dim=-1)[..., : fresh.shape[-1]].contiguous()
 
 
 def exchange(grad: Tensor, lane: Lane) -> Rounds:
@@ -91,10 +107,12 @@ def exchange(grad: Tensor, lane: Lane) -> Rounds:
     return mean
 
 
-def together(talks: Sequence[Rounds], alarm: Alarm | None = None) -> Conversation[list[Tensor]]:
+def together(
+    talks: Sequence[Rounds], alarm: Alarm | None = None, census: Census | None = None
+) -> Conversation[list[Tensor]]:
     """Leads all talks at once: what they ask for in one round goes out together.
 
-    An alarm travels along with them.
+    An alarm and a census travel along with them.
     """
     means: dict[int, Tensor] = {}
     answers: dict[int, Answer | None] = dict.fromkeys(range(len(talks)))
@@ -105,11 +123,16 @@ def together(talks: Sequence[Rounds], alarm: Alarm | None = None) -> Conversatio
                 waiting[lane] = next(talks[lane]) if answer is None else talks[lane].send(answer)
             except StopIteration as end:
                 means[lane] = end.value
+        beside = list(waiting.values())
         if alarm is not None:
-            waiting |= alarm.asks(waiting.values())
+            waiting |= alarm.asks(beside)
+        if census is not None:
+            waiting |= census.asks(beside)
         heard = yield from carry(waiting)
         if ALARM in heard and alarm is not None:
             alarm.hears(heard.pop(ALARM))
+        if CENSUS in heard and census is not None:
+            census.hears(heard.pop(CENSUS))
         answers = dict(heard)
     return [means[lane] for lane in range(len(talks))]
 

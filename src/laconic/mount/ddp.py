@@ -20,11 +20,15 @@ from laconic.comm.base import Conversation, drive
 from laconic.comm.drift import check_same
 from laconic.comm.torch import TorchComm, private_group
 from laconic.contract import Compressor, Memory
+from laconic.control.base import Controller
+from laconic.control.clock import WallClock
+from laconic.control.find import find_controller
 from laconic.errors import ConfigError
 from laconic.lanes import Lanes, NanPolicy
 from laconic.mount.buckets import Buckets, Load
 from laconic.mount.courier import OnStream, OnThread
 from laconic.plan import Plan, make_plan
+from laconic.spec import format_spec
 from laconic.version import VERSION
 
 log = logging.getLogger("laconic")
@@ -68,14 +72,18 @@ class Link:
         nan_policy: NanPolicy,
         check_every: int,
         checksum: bool,
+        controller: Controller | None,
     ) -> None:
         self._slot = slot
         self._names = names
         self._comm = TorchComm(slot.group, checksum=checksum)
         tensors: dict[str, Tensor] = {name: p for p, name in names.items()}
         self._lanes = Lanes(plan, tensors, self._comm.rank, self._comm.size, seed, nan_policy)
-        guards = {"nan_policy": nan_policy, "check_every": check_every}
+        rule = "none" if controller is None else format_spec(controller)
+        guards = {"nan_policy": nan_policy, "check_every": check_every, "controller": rule}
         agree(self._comm, slot.device, {**_settings(plan, tensors, seed), **guards})
+        if controller is not None:
+            self._lanes.steer(controller, WallClock())
         self._comm.prepare(plan.node())
         self._settling = False
         self._courier = (OnStream if self._comm.on_device else OnThread)(slot.device)
@@ -110,7 +118,15 @@ class Link:
         """
         if before <= 0 or after <= 0:
             raise ConfigError(f"learning rates must be positive, got {before} and {after}")
-        self._lanes.rescale(before / after)
+        self._lanes.rate_changed(before, after)
+
+    def epoch_ended(self, learning_rate: float | None = None) -> None:
+        """Tells the controller, on all ranks alike, with the learning rate of the next epoch.
+
+        Residuals stay as they are: for those there is `learning_rate_changed`.
+        """
+        self._check_attached()
+        self._lanes.epoch_ended(learning_rate)
 
     def loss_scale_changed(self, scale: float) -> None:
         """Brings what residuals hold to the loss scale of the next backward pass."""
@@ -221,6 +237,7 @@ def attach(
     scaler: torch.amp.GradScaler | None = None,
     check_every: int = 0,
     checksum: bool = False,
+    controller: Controller | str | None = None,
 ) -> Link:
     """Compresses the gradients of a DDP model from the next backward pass on.
 
@@ -228,14 +245,16 @@ def attach(
     residual where the method needs it; exchange "auto" means the cheapest that can carry it. A
     `scaler` is asked for its loss scale before every forward pass, and residuals follow it. Every
     `check_every` backward passes ranks compare their parameters, unless it is 0. With `checksum` a
-    CRC goes behind every message that is not summed up on the way.
+    CRC goes behind every message that is not summed up on the way. A `controller` changes settings
+    of the compressor while it trains ("gravac", "accordion" or "schedule" with their settings).
     """
     check_whole("attach", "check_every", check_every, 0)
     names = _names(model)
     group = process_group or model.process_group
     plan = make_plan(compressor, memory, exchange, names, group.size())
+    rule = find_controller(controller)
     slot = _take_slot(model, group)
-    slot.link = Link(slot, plan, names, seed, nan_policy, check_every, checksum)
+    slot.link = Link(slot, plan, names, seed, nan_policy, check_every, checksum, rule)
     if scaler is not None:
         slot.link._follow(model, scaler)
     log.info("attached: %s, kernels: %s", plan.describe(), slot.link.stats()["backend"])

@@ -1,0 +1,1 @@
+"""Compression that sets itself: one controller a file."""

@@ -1,0 +1,154 @@
+"""A pilot at the helm of a rank's lanes: carries numbers to it, and its orders to the lanes."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from laconic.census import Census
+from laconic.contract import Talker
+from laconic.control.base import Controller, Heard, Order, Pilot
+from laconic.control.clock import Clock
+from laconic.errors import ConfigError
+from laconic.plan import Plan
+from laconic.spec import find_layers, format_spec, wrap_in_exchange
+from laconic.step import Lane
+
+UNKNOWN_S = -1.0
+"""Told in the place of a step's time where nobody knows it."""
+
+
+class Helm:
+    """The lanes that a controller steers: those that the plan compresses."""
+
+    def __init__(
+        self, controller: Controller, plan: Plan, lanes: Mapping[str, Lane], size: int, clock: Clock
+    ) -> None:
+        self.controller, self.size, self.clock = controller, size, clock
+        self.last_s = UNKNOWN_S
+        self._names: list[tuple[Sequence[str], Tensor]] = []
+        self._host: Tensor | None = None
+        self._known: torch.cuda.Event | None = None
+        self.take_over(plan, lanes)
+
+    def take_over(self, plan: Plan, lanes: Mapping[str, Lane], old: Pilot | None = None) -> None:
+        """Steers these lanes from now on, `old` being who steered the same parameters before."""
+        self._plan, self._lanes = plan, lanes
+        self.names = [n for n, lane in lanes.items() if lane.compressor is plan.compressor]
+        self.pilot = self.controller.pilot(plan.compressor, self.names, self.size, old)
+        self._orders: dict[str, Order] = {}
+        self.redirect()
+
+    def check(self, plan: Plan) -> None:
+        """Raises ConfigError unless the controller can steer this method."""
+        self.controller.pilot(plan.compressor, [], self.size)
+
+    @property
+    def late(self) -> bool:
+        """Whether the host would have to wait for the numbers."""
+        return self._known is not None
+
+    def census(self, names: Sequence[str], grads: Sequence[Tensor]) -> Census | None:
+        """Lets the pilot hear of gradients; the census that goes with their messages, if any."""
+        steered = [name for name in names if name in self._orders]
+        for name, grad in zip(names, grads, strict=True):
+            if name in self._orders:
+                self.pilot.listen(name, grad)
+        if not self.pilot.asks or not grads:
+            return None
+
+        def numbers() -> Tensor | None:
+            told = self.pilot.tell(steered)
+            if told is None:
+                return None
+            last = torch.full((), self.last_s, device=grads[0].device)
+            return torch.stack([*told, last])
+
+        return Census(numbers, self.size)
+
+    def collect(self, names: Sequence[str], census: Census | None) -> None:
+        """Takes in what a bucket's census has brought."""
+        if census is not None and census.agreed is not None:
+            self._names.append(([n for n in names if n in self._orders], census.agreed))
+
+    def close(self) -> None:
+        """No more messages in this step; on a GPU the numbers set out for the host."""
+        if not self._names:
+            return
+        agreed = torch.cat([numbers for _, numbers in self._names])
+        self._host = agreed
+        if agreed.is_cuda:
+            self._host = torch.empty(agreed.shape, pin_memory=True)
+            self._host.copy_(agreed, non_blocking=True)
+            self._known = torch.cuda.Event()
+            self._known.record(torch.cuda.current_stream(agreed.device))
+
+    def settle(self, step: int, *, counts: bool) -> None:
+        """The pilot learns of a closed step, and lanes get its orders for the next."""
+        heard = self._heard(step)
+        last_s = self.clock.lap_s()
+        self.last_s = last_s if counts and last_s is not None else UNKNOWN_S
+        if counts:
+            self.pilot.step(heard)
+        else:
+            self.pilot.skip()
+        self.redirect()
+
+    def _heard(self, step: int) -> Heard:
+        if self._known is not None:
+            self._known.synchronize()
+        flat = [] if self._host is None else self._host.tolist()
+        numbers: list[tuple[Sequence[str], Sequence[float]]] = []
+        last_s = UNKNOWN_S
+        for names, agreed in self._names:
+            *own, last_s = flat[: agreed.numel()]
+            numbers.append((names, own))
+            flat = flat[agreed.numel() :]
+        self._names, self._host, self._known = [], None, None
+        return Heard(step, numbers, last_s if last_s > 0 else None)
+
+    def redirect(self) -> None:
+        """Brings lanes to the pilot's orders, where these have changed."""
+        for name in self.names:
+            order = self.pilot.order(name)
+            if order != self._orders.get(name):
+                self._lanes[name].redirect(order.compressor, self._talker(order))
+                self._orders[name] = order
+
+    def _talker(self, order: Order) -> Talker:
+        way = self._plan.exchange
+        return wrap_in_exchange(dense_way(way) if order.dense else way, order.compressor)
+
+    def stats(self) -> dict[str, object]:
+        decisions = self.pilot.log.rows()
+        spec = format_spec(self.controller)
+        return {"spec": spec, **self.pilot.explain(), "decisions": decisions}
+
+    def save(self) -> dict[str, object]:
+        log = [list(decision) for decision in self.pilot.log.decisions]
+        spec = format_spec(self.controller)
+        return {"spec": spec, "last_s": self.last_s, "log": log, "pilot": self.pilot.save()}
+
+    def load(self, saved: Mapping[str, object]) -> None:
+        """Goes on with the orders of the run that was saved."""
+        spec = format_spec(self.controller)
+        if saved["spec"] != spec:
+            raise ConfigError(f"state: controller is {saved['spec']!r}, expected {spec!r}")
+        last_s, log, pilot = saved["last_s"], saved["log"], saved["pilot"]
+        assert isinstance(last_s, float)
+        assert isinstance(log, list)
+        assert isinstance(pilot, Mapping)
+        self.last_s = last_s
+        self.pilot.log.decisions = []
+        for step, setting, reason in log:
+            self.pilot.log.add(step, setting, reason)
+        self.pilot.load(pilot)
+        self.redirect()
+
+
+def dense_way(exchange: str) -> str:
+    """The exchange for a step in which all is said: a mean, unless another aggregate is asked."""
+    layers = find_layers(exchange)
+    if layers is not None:
+        return f"{layers.exchange}:node={layers.node},between={dense_way(layers.between)}"
+    return exchange if ":" in exchange else "mean"

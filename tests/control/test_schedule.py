@@ -1,0 +1,162 @@
+"""Schedules: hand-computed ramps, and what lanes make of them."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import laconic
+from laconic.compressors.powersgd import PowerSGD
+from laconic.control.schedule import Schedule
+from laconic.errors import ConfigError
+
+SHAPES = {"w": (64, 40), "b": (40,)}
+
+
+def gradients(step: int, workers: int = 3) -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(step)
+    return [
+        {n: torch.randn(s, generator=generator) for n, s in SHAPES.items()} for _ in range(workers)
+    ]
+
+
+def make(spec: str, controller: str, **options: object) -> laconic.Simulation:
+    tensors = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+    return laconic.simulate(tensors, spec, workers=3, controller=controller, **options)  # type: ignore[arg-type]
+
+
+def test_the_warm_up_of_dgc() -> None:
+    rule = Schedule(first=0.25, last=0.001, stages=5, length=5, unit="epoch")
+    values = [rule.value(epoch) for epoch in range(7)]
+    expected = [0.25, 0.0629, 0.0158, 0.00398, 0.001, 0.001, 0.001]
+    assert values == pytest.approx(expected, rel=0.01)
+
+
+def test_a_linear_ramp_after_a_dense_start() -> None:
+    rule = Schedule(first=1.0, last=0.2, stages=3, length=6, after=2, shape="linear")
+    values = [rule.value(step) for step in range(9)]
+    assert values == [None, None, *[pytest.approx(v) for v in (1, 1, 0.6, 0.6, 0.2, 0.2, 0.2)]]
+
+
+def test_dense_first_then_compressed_with_the_same_memory() -> None:
+    run = make("topk:ratio=0.01,values=fp32", "schedule:last=0.05,after=2")
+    for step in range(2):
+        given = gradients(step)
+        got = run.step(given)
+        torch.testing.assert_close(got["w"], torch.stack([g["w"] for g in given]).mean(0))
+        assert run.stats()["residual_norm"] == 0
+    run.step(gradients(2))
+    assert run.workers[0].lanes["w"].compressor == laconic.parse("topk:ratio=0.05,values=fp32")
+    before = [w.lanes["w"].kept["residual"].clone() for w in run.workers]
+    given = gradients(3)
+    got = run.step(given)["w"]
+    left = [w.lanes["w"].kept["residual"] for w in run.workers]
+    owed = torch.stack([g["w"].view(-1) + r for g, r in zip(given, before, strict=True)])
+    torch.testing.assert_close(got.view(-1), (owed - torch.stack(left)).mean(0))
+
+
+def test_stats_say_which_setting_when_and_why() -> None:
+    run = make("topk:ratio=0.01", "schedule:last=0.05,first=0.2,stages=2,length=4,after=1")
+    for step in range(6):
+        run.step(gradients(step))
+    explained = run.stats()["controller"]
+    assert isinstance(explained, dict)
+    rows = [(row["step"], row["setting"]) for row in explained["decisions"]]
+    assert rows == [(0, "none"), (1, "topk:ratio=0.2"), (3, "topk:ratio=0.05")]
+    assert explained["setting"] == "topk:ratio=0.05"
+    assert explained["decisions"][2]["reason"] == "3 steps have passed"
+
+
+def test_a_step_that_does_not_count_does_not_pass() -> None:
+    run = make("topk:ratio=0.01", "schedule:last=0.05,after=2")
+    spoilt = gradients(0)
+    spoilt[1]["w"][0, 0] = float("nan")
+    run.step(spoilt)
+    run.step(gradients(1))
+    assert run.workers[0].lanes["w"].compressor == laconic.parse("none")
+    run.step(gradients(2))
+    assert run.workers[0].lanes["w"].compressor == laconic.parse("topk:ratio=0.05")
+
+
+def test_epochs_are_those_that_are_told() -> None:
+    run = make("topk:ratio=0.01", "schedule:last=0.05,after=1,unit=epoch")
+    run.step(gradients(0))
+    assert run.workers[0].lanes["w"].compressor == laconic.parse("none")
+    run.epoch_ended()
+    assert run.workers[0].lanes["w"].compressor == laconic.parse("topk:ratio=0.05")
+
+
+@pytest.mark.parametrize("exchange", ["gather", "sharded"])
+def test_resumes_to_the_bit(exchange: str) -> None:
+    rule = "schedule:last=0.02,first=0.5,stages=4,length=8,after=2"
+    whole = make("topk:ratio=0.01", rule, exchange=exchange)
+    outs = [whole.step(gradients(step))["w"] for step in range(9)]
+    first, second = (make("topk:ratio=0.01", rule, exchange=exchange) for _ in range(2))
+    for step in range(5):
+        first.step(gradients(step))
+    second.load_state_dict(first.state_dict())  # type: ignore[arg-type]
+    for step in range(5, 9):
+        assert torch.equal(second.step(gradients(step))["w"], outs[step])
+    assert second.stats()["controller"] == whole.stats()["controller"]
+
+
+def test_a_low_rank_method_keeps_the_columns_that_fit() -> None:
+    run = make("powersgd:rank=4", "schedule:setting=rank,first=4,last=1,stages=2,length=6")
+    run.step(gradients(0))
+    lane = run.workers[0].lanes["w"]
+    before = lane.talk["q"].clone()
+    assert before.shape == (40, 4)
+    for rank in (2, 3):
+        method = PowerSGD(rank)
+        lane.redirect(method, method)
+        assert lane.talk["q"].shape == (40, rank)
+        assert torch.equal(lane.talk["q"][:, :2], before[:, :2])
+
+
+def test_a_low_rank_method_follows_a_schedule() -> None:
+    run = make("powersgd:rank=4", "schedule:setting=rank,first=4,last=1,stages=2,length=4")
+    for step in range(3):
+        run.step(gradients(step))
+    assert run.workers[0].lanes["w"].compressor == PowerSGD(1)
+    assert run.workers[0].lanes["w"].talk["q"].shape == (40, 1)
+
+
+def test_switch_keeps_the_schedule() -> None:
+    run = make("topk:ratio=0.01", "schedule:last=0.05,after=3")
+    run.step(gradients(0))
+    with pytest.raises(ConfigError, match="efsign has no setting 'ratio' to control"):
+        run.switch("efsign")
+    run.switch("redsync:ratio=0.5")
+    run.step(gradients(1))
+    run.step(gradients(2))
+    assert run.workers[0].lanes["w"].compressor == laconic.parse("redsync:ratio=0.05")
+
+
+def test_states_with_and_without_a_controller_are_not_mixed_up() -> None:
+    plain = laconic.simulate({"w": torch.zeros(64, 40)}, "topk:ratio=0.01", workers=1)
+    led = laconic.simulate(
+        {"w": torch.zeros(64, 40)}, "topk:ratio=0.01", workers=1, controller="schedule:last=0.1"
+    )
+    with pytest.raises(ConfigError, match="was saved with no controller"):
+        led.load_state_dict(plain.state_dict())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="was saved with a controller"):
+        plain.load_state_dict(led.state_dict())  # type: ignore[arg-type]
+
+
+BAD = {
+    "schedule": "missing parameter",
+    "schedule:last=0": "positive ends",
+    "schedule:last=2": "ratio must be in",
+    "schedule:last=0.1,stages=0": "stages must be at least 1",
+    "schedule:last=0.1,stages=5,length=3": "length must be at least 5",
+    "schedule:last=0.1,after=-1": "after must be at least 0",
+    "schedule:last=0.1,shape=round": "shape must be one of",
+    "schedule:last=0.1,setting=rank": "no setting 'rank' to control",
+    "schedule:last=0.1,setting=values": "no number to control",
+    "skedule:last=0.1": "did you mean 'schedule'",
+}
+
+
+@pytest.mark.parametrize("controller", BAD)
+def test_bad_input(controller: str) -> None:
+    with pytest.raises(ConfigError, match=BAD[controller]):
+        make("topk:ratio=0.01", controller)
