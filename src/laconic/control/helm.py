@@ -54,7 +54,7 @@ class Helm:
         for name, grad in zip(names, grads, strict=True):
             if name in self._orders:
                 self.pilot.listen(name, grad)
-        if not self.pilot.asks or not grads:
+        if not self.pilot.asks or not steered:
             return None
 
         def numbers() -> Tensor | None:

@@ -1,0 +1,164 @@
+"""Two levels of one sparsifier: the second chooses among what the first has chosen.
+
+For top-k that is exact (the top of the top), for random-k it is in law; the choices by threshold
+are approximate at the second level, as they are at the first. Either level may be sent, or all;
+what both would have said is measured by the way.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from laconic.compressors.none import NoCompression
+from laconic.contract import Compressor, Fused, Traits
+from laconic.sparse import Pipeline, Sparsifier, ValueFormat
+from laconic.types import Given, Layout, Parts, Turn, mix
+
+Sends: TypeAlias = Literal["candidate", "floor", "dense"]
+
+DENSE = NoCompression()
+
+
+class Gauge:
+    """What one gradient's levels hold, as sums of squares, from `start` until they are told."""
+
+    def __init__(self, raw: bool) -> None:
+        self.raw = raw
+        """Compare with the gradient as it came, instead of with the residual added."""
+        self.open = False
+        self.squares: Tensor | None = None  # [3]: reference, floor, candidate
+
+    def start(self) -> None:
+        self.open, self.squares = True, None
+
+    def add(self, given: Given, floor: Tensor, candidate: Tensor) -> None:
+        """Adds a tensor, or one shard of it: the values that both levels would say."""
+        if not self.open:
+            return
+        reference = given.x if self.raw else _total(given)
+        more = torch.stack([v.dot(v) for v in (reference, floor, candidate)])
+        self.squares = more if self.squares is None else self.squares + more
+
+
+@dataclass(frozen=True)
+class Levels(Sparsifier):
+    """Chooses at one of two factors, and measures both."""
+
+    base: Sparsifier
+    floor: float
+    candidate: float
+    sends: Sends
+    alone: bool
+    """Only the candidate is computed, and directly."""
+    gauge: Gauge
+    values: ValueFormat
+
+    family: ClassVar = "sparsification"
+
+    def traits(self) -> Traits:
+        return self.base.traits()
+
+    def count(self, numel: int) -> int:
+        factor = self.floor if self.sends == "floor" else self.candidate
+        return at_factor(self.base, factor).count(numel)
+
+    def select(self, given: Given, turn: Turn) -> Tensor:
+        first = at_factor(self.base, self.candidate if self.alone else self.floor)
+        index = first.select(given, turn)
+        if self.alone:
+            said = _total(given)[index]
+            self.gauge.add(given, said, said)
+            return index
+        if self.sends == "floor" and not self.gauge.open:
+            return index
+        said = _total(given)[index]
+        inner = self._within(said, turn)
+        self.gauge.add(given, said, said[inner])
+        return index[inner] if self.sends == "candidate" else index
+
+    def _within(self, said: Tensor, turn: Turn) -> Tensor:
+        """The positions of the candidate's entries among those that the floor says."""
+        aim = at_factor(self.base, self.candidate).count(turn.numel)
+        if aim >= said.numel():
+            return torch.arange(said.numel(), device=said.device)
+        method = at_factor(self.base, said.numel() / aim)
+        # Numbers of its own: those of the first level have decided what there is to choose from.
+        again = turn._replace(shape=(said.numel(),), seed=mix(turn.seed, 2))
+        return method.select(Given(said), again)
+
+
+@dataclass(frozen=True)
+class ToldLevels(Levels):
+    """Levels of a sparsifier that sends positions."""
+
+    told: ClassVar = True
+
+
+@dataclass(frozen=True)
+class DrawnLevels(Levels):
+    """Levels of a sparsifier whose positions all ranks draw alike."""
+
+    told: ClassVar = False
+
+
+@dataclass(frozen=True)
+class DenseBeside(Fused):
+    """Says all there is, and measures what two levels would have said."""
+
+    levels: Levels
+
+    family: ClassVar = "dense"
+
+    def traits(self) -> Traits:
+        return DENSE.traits()
+
+    def layout(self, numel: int) -> Layout:
+        return DENSE.layout(numel)
+
+    def compress(self, x: Tensor, turn: Turn) -> Parts:
+        self.levels.select(Given(x), turn)
+        return (x,)
+
+    def take(self, given: Given, turn: Turn) -> Parts:
+        self.levels.select(given, turn)
+        assert given.left is not None
+        said = given.left.clone()
+        given.left.zero_()
+        return (said,)
+
+    def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
+        DENSE.add_to(out, messages, weight, turn)
+
+
+def levels(
+    compressor: Compressor, floor: float, candidate: float, sends: Sends, alone: bool, gauge: Gauge
+) -> Compressor:
+    """The compressor with two levels in the place of its own factor."""
+    base = sparsifier_of(compressor)
+    cls = ToldLevels if base.told else DrawnLevels
+    made = cls(base, floor, candidate, sends, alone, gauge, base.values)
+    if sends == "dense":
+        return DenseBeside(made)
+    if isinstance(compressor, Pipeline):
+        return replace(compressor, sparsifier=made)
+    return made
+
+
+def sparsifier_of(compressor: Compressor) -> Sparsifier:
+    """The part of a compressor that chooses."""
+    chooser = compressor.sparsifier if isinstance(compressor, Pipeline) else compressor
+    assert isinstance(chooser, Sparsifier)
+    return chooser
+
+
+def at_factor(base: Sparsifier, factor: float) -> Sparsifier:
+    """The same sparsifier, keeping one of `factor` entries."""
+    return replace(base, ratio=1 / factor)  # type: ignore[type-var]
+
+
+def _total(given: Given) -> Tensor:
+    """All there was to say, once `select` has summed it up."""
+    return given.x if given.left is None else given.left
