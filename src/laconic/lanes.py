@@ -78,7 +78,7 @@ class Lanes:
     ) -> Conversation[list[Tensor]]:
         """The same with what the pilot has to know."""
         assert self.helm is not None
-        census = self.helm.census(names, grads)
+        census = self.helm.census(names, grads, self.loss_scale)
         led = self._guarded(talks, grads, census) if guarded else together(talks, census=census)
         means = yield from led
         self.helm.collect(names, census)

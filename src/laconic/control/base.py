@@ -69,17 +69,23 @@ class Heard(NamedTuple):
 class Pilot(ABC):
     """Decides for the steered parameters of a model: those that are compressed at all."""
 
-    asks: bool
-    """Whether ranks tell each other numbers at the next step."""
     log: "Log"
+
+    @property
+    @abstractmethod
+    def asks(self) -> bool:
+        """Whether ranks tell each other numbers at the next step."""
 
     @abstractmethod
     def order(self, name: str) -> Order:
         """What the lane of this parameter does at the next step."""
 
     @abstractmethod
-    def listen(self, name: str, grad: Tensor) -> None:
-        """Hears of a gradient before it goes out. What comes of it is a draft until `step`."""
+    def listen(self, name: str, grad: Tensor, scale: float) -> None:
+        """Hears of a gradient before it goes out, times a loss scale.
+
+        What comes of it is a draft until `step`.
+        """
 
     @abstractmethod
     def tell(self, names: Sequence[str]) -> list[Tensor] | None:

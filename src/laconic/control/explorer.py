@@ -65,8 +65,6 @@ class Known:
 class Explorer(Pilot):
     """The same on every rank, since it hears the same."""
 
-    asks = True
-
     def __init__(
         self, rule: Rule, compressor: Compressor, names: Sequence[str], size: int, log: Log | None
     ) -> None:
@@ -77,6 +75,10 @@ class Explorer(Pilot):
         self._alpha = rule.alpha or min(1.0, size / 100)
         self._gauges = {name: Gauge(rule.gain_ref == "raw") for name in names}
         self._note(self.log.decisions[-1].step if self.log.decisions else 0, "nothing is known yet")
+
+    @property
+    def asks(self) -> bool:
+        return True
 
     def order(self, name: str) -> Order:
         known = self.known
@@ -90,7 +92,7 @@ class Explorer(Pilot):
         known = self.known
         return known.floor == known.candidate or (known.frozen and known.sends == "candidate")
 
-    def listen(self, name: str, grad: Tensor) -> None:
+    def listen(self, name: str, grad: Tensor, scale: float) -> None:
         self._gauges[name].start()
 
     def tell(self, names: Sequence[str]) -> list[Tensor] | None:

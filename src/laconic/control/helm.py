@@ -48,12 +48,12 @@ class Helm:
         """Whether the host would have to wait for the numbers."""
         return self._known is not None
 
-    def census(self, names: Sequence[str], grads: Sequence[Tensor]) -> Census | None:
+    def census(self, names: Sequence[str], grads: Sequence[Tensor], scale: float) -> Census | None:
         """Lets the pilot hear of gradients; the census that goes with their messages, if any."""
         steered = [name for name in names if name in self._orders]
         for name, grad in zip(names, grads, strict=True):
             if name in self._orders:
-                self.pilot.listen(name, grad)
+                self.pilot.listen(name, grad, scale)
         if not self.pilot.asks or not steered:
             return None
 

@@ -66,8 +66,6 @@ class Schedule(Controller):
 class _Scheduled(Pilot):
     """How many steps or epochs have passed is all there is to know."""
 
-    asks = False
-
     def __init__(self, rule: Schedule, compressor: Compressor, old: Pilot | None) -> None:
         self.log = Log() if old is None else old.log
         self._rule, self._compressor = rule, compressor
@@ -92,10 +90,14 @@ class _Scheduled(Pilot):
             self._order = due
             self._note(step)
 
+    @property
+    def asks(self) -> bool:
+        return False
+
     def order(self, name: str) -> Order:
         return self._order
 
-    def listen(self, name: str, grad: Tensor) -> None:
+    def listen(self, name: str, grad: Tensor, scale: float) -> None:
         pass
 
     def tell(self, names: Sequence[str]) -> list[Tensor] | None:

@@ -1,0 +1,179 @@
+"""Accordion's pilot: how much each layer's gradients have changed since the last check."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from laconic.contract import Compressor
+from laconic.control.base import Heard, Log, Order, Pilot, Saved
+from laconic.spec import format_spec
+
+Level: TypeAlias = Literal["low", "high"]
+
+
+class Rule(Protocol):
+    """What the pilot needs to know of its controller."""
+
+    @property
+    def eta(self) -> float: ...
+    @property
+    def interval(self) -> int: ...
+    @property
+    def epoch_steps(self) -> int: ...
+    @property
+    def accumulate_low(self) -> int: ...
+    @property
+    def accumulate_high(self) -> int: ...
+
+
+@dataclass
+class Known:
+    """All that a checkpoint needs."""
+
+    levels: dict[str, Level]
+    norms: dict[str, float] = field(default_factory=dict)
+    """At the last check."""
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    """This rank's gradients of the epoch so far, where there is a check at its end."""
+    epoch: int = 0
+    in_epoch: int = 0
+    """Steps of the epoch so far."""
+    due: int = -1
+    """The step after which an epoch ended whose check is still due; -1 where none is."""
+    decayed: int = -1
+    """The step after which the learning rate was last lowered."""
+    rate: float | None = None
+
+
+class Regimes(Pilot):
+    """Norms are told along with the first step after an epoch; their check counts from the next."""
+
+    def __init__(
+        self, rule: Rule, levels: Mapping[str, Compressor], names: Sequence[str], old: Pilot | None
+    ) -> None:
+        self._rule = rule
+        self._orders = {level: Order(compressor) for level, compressor in levels.items()}
+        self.known = Known(dict.fromkeys(names, "low"))
+        self.log = Log() if old is None else old.log
+        self._drafts: dict[str, Tensor] = {}
+        self._told: dict[str, Tensor] = {}
+        if isinstance(old, Regimes):
+            # What was seen of raw gradients holds whatever the method.
+            known = {name: old.known.levels.get(name, "low") for name in names}
+            self.known = replace(old.known, levels=known)
+        if not self.log.decisions:
+            self._note(0, "all layers start low")
+
+    @property
+    def asks(self) -> bool:
+        return self.known.due >= 0
+
+    def order(self, name: str) -> Order:
+        return self._orders[self.known.levels[name]]
+
+    def listen(self, name: str, grad: Tensor, scale: float) -> None:
+        known = self.known
+        last = known.sums.get(name)
+        if self.asks:
+            zero = torch.zeros((), device=grad.device)
+            self._told[name] = zero if last is None else last.norm()
+            last = None
+        if known.epoch % self._rule.interval == 0:
+            flat = grad.detach().to(torch.float32).reshape(-1)
+            room = torch.zeros_like(flat) if last is None else last
+            self._drafts[name] = torch.add(room, flat, alpha=1 / scale)
+
+    def tell(self, names: Sequence[str]) -> list[Tensor] | None:
+        return [self._told[name] for name in names]
+
+    def step(self, heard: Heard) -> None:
+        known = self.known
+        if self.asks:
+            self._check(heard)
+            known.due = -1
+            known.sums = {}
+        known.sums = {**known.sums, **self._drafts}
+        self.skip()
+        known.in_epoch += 1
+        if known.in_epoch == self._rule.epoch_steps:
+            self._end_epoch(heard.step)
+
+    def skip(self) -> None:
+        self._drafts, self._told = {}, {}
+
+    def _check(self, heard: Heard) -> None:
+        """Compares the norms of this epoch with those of the check before."""
+        known = self.known
+        told = [pair for names, values in heard.numbers for pair in zip(names, values, strict=True)]
+        decays = known.decayed >= known.due
+        changes = []
+        for name, norm in told:
+            if not math.isfinite(norm):
+                continue
+            change = _change(known.norms.get(name), norm)
+            changes.append(change)
+            critical = decays or change >= self._rule.eta
+            known.levels[name] = "low" if critical else "high"
+            known.norms[name] = norm
+        reason = f"norms changed by up to {max(changes, default=0):.2g}, eta {self._rule.eta:g}"
+        self._note(heard.step, "the learning rate was lowered" if decays else reason)
+
+    def epoch(self, step: int, learning_rate: float | None) -> None:
+        self._end_epoch(step)
+        if learning_rate is not None:
+            if self.known.rate is not None:
+                self.rate_changed(step, self.known.rate, learning_rate)
+            self.known.rate = learning_rate
+
+    def _end_epoch(self, step: int) -> None:
+        if self.known.epoch % self._rule.interval == 0:
+            self.known.due = step
+        self.known.epoch += 1
+        self.known.in_epoch = 0
+
+    def rate_changed(self, step: int, before: float, after: float) -> None:
+        if after < before:
+            self.known.decayed = step
+            self.known.levels = dict.fromkeys(self.known.levels, "low")
+            self._note(step, "the learning rate was lowered")
+        self.known.rate = after
+
+    def _note(self, step: int, reason: str) -> None:
+        levels = list(self.known.levels.values())
+        self.log.add(step, f"low: {levels.count('low')} of {len(levels)} layers", reason)
+
+    def save(self) -> Saved:
+        sums = {name: tensor.clone() for name, tensor in self.known.sums.items()}
+        plain = {"levels": dict(self.known.levels), "norms": dict(self.known.norms)}
+        return {**vars(self.known), **plain, "sums": sums}
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        self.known = Known(**saved)
+        self.known = replace(
+            self.known,
+            levels=dict(self.known.levels),
+            norms=dict(self.known.norms),
+            sums={name: tensor.clone() for name, tensor in self.known.sums.items()},
+        )
+        self.skip()
+
+    def explain(self) -> dict[str, object]:
+        levels = self.known.levels
+        calm = levels and "low" not in levels.values()
+        hint = self._rule.accumulate_high if calm else self._rule.accumulate_low
+        return {
+            "setting": {level: format_spec(o.compressor) for level, o in self._orders.items()},
+            "levels": dict(levels),
+            "norms": dict(self.known.norms),
+            "epoch": self.known.epoch,
+            "accumulate": hint,
+        }
+
+
+def _change(old: float | None, new: float) -> float:
+    """By what share of itself a norm has changed; infinite where there was none to compare with."""
+    return abs(old - new) / old if old else math.inf
