@@ -1,6 +1,9 @@
 """Laconic: distributed training that says the most in the fewest bytes."""
 
 from laconic.contract import Compressor
+from laconic.control.accordion import Accordion
+from laconic.control.gravac import GraVAC
+from laconic.control.schedule import Schedule
 from laconic.errors import (
     ConfigError,
     LaconicError,
@@ -17,13 +20,16 @@ from laconic.version import VERSION
 __version__ = VERSION
 
 __all__ = [
+    "Accordion",
     "Compressor",
     "ConfigError",
+    "GraVAC",
     "LaconicError",
     "Link",
     "MissingExtra",
     "NonFiniteError",
     "PeerError",
+    "Schedule",
     "Simulation",
     "WireError",
     "attach",

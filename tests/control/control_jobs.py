@@ -1,0 +1,63 @@
+"""What the ranks of the controllers' tests do; each job returns plain values."""
+
+import io
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import laconic
+
+
+def model() -> DDP:
+    torch.manual_seed(0)
+    layers = [nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 80), nn.ReLU(), nn.Linear(80, 10)]
+    return DDP(nn.Sequential(*layers), bucket_cap_mb=0.01)
+
+
+def train(net: DDP, first: int, steps: int) -> None:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(first, first + steps):
+        generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+        x = torch.randn(16, 64, generator=generator)
+        y = torch.randint(10, (16,), generator=generator)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+
+
+def weights(net: nn.Module) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
+
+
+def led(spec: str, controller: str, steps: int) -> tuple[Tensor, Any]:
+    """The weights, and what the controller says of itself, after a save, a load and a switch."""
+    net = model()
+    link = laconic.attach(net, spec, controller=controller)
+    train(net, 0, steps)
+    link.epoch_ended(0.1)
+    train(net, steps, 2)
+    file = io.BytesIO()
+    torch.save(link.state_dict(), file)
+    file.seek(0)
+    link.detach()
+    link = laconic.attach(net, spec, controller=controller)
+    link.load_state_dict(torch.load(file, weights_only=True))
+    train(net, steps + 2, 2)
+    explained = link.stats()["controller"]
+    link.switch(spec.replace("topk", "redsync"))
+    train(net, steps + 4, 2)
+    link.detach()
+    return weights(net), explained
+
+
+def different(rank_low: float) -> str:
+    """What attach says where one rank has another controller."""
+    low = rank_low if dist.get_rank() == 1 else 10
+    try:
+        laconic.attach(model(), "topk:ratio=0.1", controller=f"gravac:low={low}")
+    except laconic.ConfigError as error:
+        return str(error)
+    return "no complaint"
