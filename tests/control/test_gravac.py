@@ -243,6 +243,15 @@ def test_what_is_sent_and_what_is_left_is_what_was_given(spec: str, exchange: st
     torch.testing.assert_close(got + left, given, rtol=1e-3, atol=1e-2)
 
 
+@pytest.mark.parametrize("memory", ["momentum", "none", "ef21", "lowbit"])
+def test_other_memories_than_the_residual(memory: str) -> None:
+    run = run_of("dgc:ratio=0.1", "gravac:low=3,high=100,epsilon=0.5,window=2", memory=memory)
+    for step in range(4):
+        assert run.step(gradients(step))["w"].isfinite().all()
+    assert pilots(run)[0].known.seen == 4
+    assert pilots(run)[0].factor() > 1
+
+
 def test_a_dense_step_leaves_no_residual() -> None:
     run = run_of("topk:ratio=0.1", "gravac:low=10,high=1000,epsilon=1,window=5")
     for step in range(3):
