@@ -90,7 +90,7 @@ class Arena:
                 "MASTER_PORT": str(self._port),
                 "GLOO_SOCKET_IFNAME": host.interface,
             }
-            train(job, doom)
+            train((job, doom))
             sys.exit()
         return pid
 

@@ -47,11 +47,13 @@ def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
     return x, torch.randint(10, (16,), generator=generator)
 
 
-def train(job: Job, doom: Doom | None = None) -> None:
+def train(*jobs: tuple[Job, Doom | None]) -> None:
+    """Does jobs one after the other, in one group."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=job.timeout_s))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=jobs[0][0].timeout_s))
     try:
-        _train(job, doom)
+        for job, doom in jobs:
+            _train(job, doom)
     except RuntimeError as error:
         tell(event="error", kind=type(error).__name__, text=str(error), threads=_threads())
         raise
@@ -107,6 +109,6 @@ def _threads() -> list[str]:
 
 
 if __name__ == "__main__":
-    # One job after the other; only the first attempt of torchrun is doomed.
-    for settings, doom in json.loads(sys.argv[1]):
-        train(Job(**settings), None if restarts() or doom is None else Doom(**doom))
+    dooms = [(Job(**job), doom and Doom(**doom)) for job, doom in json.loads(sys.argv[1])]
+    # Only the first attempt of torchrun is doomed.
+    train(*((job, None if restarts() else doom) for job, doom in dooms))

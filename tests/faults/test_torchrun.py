@@ -12,6 +12,10 @@ import pytest
 from doom import Doom
 from doomed_job import Job
 
+# torchrun keeps one store for all attempts, in which a new one may find the addresses of the last
+# (https://github.com/pytorch/pytorch/issues/135712), unless it is told not to.
+OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+QUIET = {"TORCH_CPP_LOG_LEVEL": "FATAL", "OMP_NUM_THREADS": "1"}
 SCRIPT = Path(__file__).with_name("doomed_job.py")
 TIME_LIMIT_S = 150
 
@@ -48,7 +52,7 @@ def torchrun(words: list[str]) -> list[dict[str, Any]]:
     command += ["--nproc-per-node=2", "--max-restarts=2", "--monitor-interval=0.1"]
     done = subprocess.run(
         [*command, str(SCRIPT), *words],
-        env={**os.environ, "TORCH_CPP_LOG_LEVEL": "FATAL", "OMP_NUM_THREADS": "1"},
+        env={**os.environ, **OWN_STORE, **QUIET},
         capture_output=True,
         text=True,
         timeout=TIME_LIMIT_S - 10,
