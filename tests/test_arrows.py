@@ -21,7 +21,7 @@ LEVELS = (
     ("plan",),
     ("catalogue",),
     ("lanes",),
-    ("checkpoint",),
+    ("checkpoint", "checkpoint_files"),
     ("simulate", "control", "local", "mount"),
     # The package itself: its public names.
     ("laconic",),

@@ -1,5 +1,6 @@
 """Laconic: distributed training that says the most in the fewest bytes."""
 
+from laconic.checkpoint_files import Checkpoints
 from laconic.contract import Compressor
 from laconic.errors import (
     ConfigError,
@@ -17,6 +18,7 @@ from laconic.version import VERSION
 __version__ = VERSION
 
 __all__ = [
+    "Checkpoints",
     "Compressor",
     "ConfigError",
     "LaconicError",

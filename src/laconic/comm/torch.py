@@ -1,6 +1,10 @@
 """Ranks that are the members of a torch process group."""
 
+from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
+from threading import Event
+from time import monotonic
 from weakref import WeakKeyDictionary
 
 import torch
@@ -9,8 +13,9 @@ from torch import Tensor
 
 from laconic.comm.base import Call, Comm, Ring
 from laconic.comm.checksum import opened, sealed
+from laconic.comm.lost import lost_peer
 from laconic.comm.meter import Meter
-from laconic.errors import ConfigError, PeerError
+from laconic.errors import ConfigError
 
 # torch 2.13 renamed the function and warns at the old name.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -21,6 +26,12 @@ SPLIT_BYTES = 4 << 20
 
 # Groups cannot be had back from torch one by one, and who attaches again must not pile them up.
 _rings: WeakKeyDictionary[dist.ProcessGroup, dict[Ring, dist.ProcessGroup]] = WeakKeyDictionary()
+
+LEAVING = Event()
+"""Set when this process ends: from then on nobody waits for other ranks."""
+
+LOOK_UP = timedelta(seconds=0.2)
+"""How often whoever waits for other ranks looks whether the process is ending."""
 
 
 class TorchComm(Comm):
@@ -68,10 +79,12 @@ class TorchComm(Comm):
             call = replace(call, buffers=[_to_host(b) for b in call.buffers])
         if self.checksum:
             call = sealed(call)
+        start_s = monotonic()
         try:
             answers = self._carry(call)
         except RuntimeError as error:
-            raise PeerError(f"{call.kind} among {self.size} ranks failed: {error}") from error
+            waited_s = monotonic() - start_s
+            raise lost_peer(call.kind, self.rank, self.size, waited_s, error) from error
         if self.checksum:
             answers = opened(call, answers)
         return [a.to(device, non_blocking=True) for a in answers] if staged else answers
@@ -96,7 +109,7 @@ class TorchComm(Comm):
                 for half in buffer.chunk(rings)
             ]
             for work in works:
-                work.wait()
+                self._await(work)
         return buffer
 
     def _gather(self, buffer: Tensor, sizes: list[int] | None) -> list[Tensor]:
@@ -109,13 +122,13 @@ class TorchComm(Comm):
             buffer = torch.cat([buffer, buffer.new_zeros(longest - buffer.numel())])
         self.meter.gather(longest, self.size, inside=self.inside)
         heard = buffer.new_empty(self.size * longest)
-        _all_gather(heard, buffer, group=self.group)
+        self._await(_all_gather(heard, buffer, group=self.group, async_op=True))
         return [row[:n] for row, n in zip(heard.view(self.size, longest), sizes, strict=True)]
 
     def _tell_sizes(self, buffer: Tensor) -> list[int]:
         own = torch.tensor([buffer.numel()], device=buffer.device)
         all_ = own.new_empty(self.size)
-        _all_gather(all_, own, group=self.group)
+        self._await(_all_gather(all_, own, group=self.group, async_op=True))
         self.meter.gather(own.nbytes, self.size, inside=self.inside)
         sizes: list[int] = all_.tolist()
         return sizes
@@ -128,22 +141,36 @@ class TorchComm(Comm):
         if sizes is None:
             told = torch.tensor(lengths, device=buffers[0].device)
             heard_sizes = torch.empty_like(told)
-            dist.all_to_all_single(heard_sizes, told, group=self.group)
+            self._await(dist.all_to_all_single(heard_sizes, told, group=self.group, async_op=True))
             others = (self.size - 1) * told.itemsize
             self.meter.scatter(others, others, inside=self.inside)
             sizes = heard_sizes.tolist()
         sent, received = sum(lengths) - lengths[self.rank], sum(sizes) - sizes[self.rank]
         self.meter.scatter(sent, received, inside=self.inside)
         heard = buffers[0].new_empty(sum(sizes))
-        dist.all_to_all_single(heard, torch.cat(buffers), sizes, lengths, group=self.group)
+        said = torch.cat(buffers)
+        self._await(
+            dist.all_to_all_single(heard, said, sizes, lengths, group=self.group, async_op=True)
+        )
         return list(heard.split(sizes))
 
     def _broadcast(self, call: Call) -> Tensor:
         buffer = call.buffers[0]
         self.meter.broadcast(buffer.numel(), self.rank == call.root, inside=self.inside)
         if self.size > 1:
-            dist.broadcast(buffer, group=self.group, group_src=call.root)
+            self._await(
+                dist.broadcast(buffer, group=self.group, group_src=call.root, async_op=True)
+            )
         return buffer
+
+    def _await(self, work: dist.Work) -> None:
+        """Waits for a collective; on a GPU's own backend the stream does, and nobody here."""
+        while not self.on_device and not work.is_completed():
+            with suppress(RuntimeError):
+                work.wait(LOOK_UP)
+            if LEAVING.is_set():
+                raise RuntimeError("this process is ending")
+        work.wait()
 
 
 def private_group(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
