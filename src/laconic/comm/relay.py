@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from laconic.comm.base import Call, Conversation, Ring
+from laconic.comm.base import Call, Conversation, Ring, bounded
 from laconic.types import Between
 
 
@@ -18,7 +18,8 @@ def relay(call: Call, among: Between) -> Conversation[list[Tensor]]:
     """What a call among nodes is answered, one buffer a node where there are several."""
     node = among.node
     if call.kind in ("gather", "scatter") and call.sizes is None:
-        call = replace(call, sizes=(yield from _told_sizes(call, among)))
+        told = yield from _told_sizes(call, among)
+        call = replace(call, sizes=bounded(told, call.limits))
     heard = yield replace(
         call,
         buffers=[_share(buffer, among) for buffer in call.buffers],

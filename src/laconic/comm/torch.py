@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from laconic.comm.base import Call, Comm, Ring
+from laconic.comm.base import Call, Comm, Ring, bounded
 from laconic.comm.checksum import opened, sealed
 from laconic.comm.meter import Meter
 from laconic.errors import ConfigError, PeerError
@@ -80,9 +80,9 @@ class TorchComm(Comm):
         if call.kind == "mean":
             return [self._mean(call.buffers[0])]
         if call.kind == "gather":
-            return self._gather(call.buffers[0], call.sizes)
+            return self._gather(call)
         if call.kind == "scatter":
-            return self._scatter(call.buffers, call.sizes)
+            return self._scatter(call)
         return [self._broadcast(call)]
 
     def _mean(self, buffer: Tensor) -> Tensor:
@@ -99,11 +99,14 @@ class TorchComm(Comm):
                 work.wait()
         return buffer
 
-    def _gather(self, buffer: Tensor, sizes: list[int] | None) -> list[Tensor]:
+    def _gather(self, call: Call) -> list[Tensor]:
+        [buffer] = call.buffers
         if self.size == 1:
             self.meter.gather(buffer.numel(), 1, inside=self.inside)
             return [buffer]
-        sizes = sizes if sizes is not None else self._tell_sizes(buffer)
+        sizes = call.sizes
+        if sizes is None:
+            sizes = bounded(self._tell_sizes(buffer), call.limits)
         longest = max(sizes)
         if buffer.numel() < longest:
             buffer = torch.cat([buffer, buffer.new_zeros(longest - buffer.numel())])
@@ -120,7 +123,8 @@ class TorchComm(Comm):
         sizes: list[int] = all_.tolist()
         return sizes
 
-    def _scatter(self, buffers: list[Tensor], sizes: list[int] | None) -> list[Tensor]:
+    def _scatter(self, call: Call) -> list[Tensor]:
+        buffers, sizes = call.buffers, call.sizes
         if self.size == 1:
             self.meter.scatter(0, 0, inside=self.inside)
             return buffers
@@ -131,7 +135,7 @@ class TorchComm(Comm):
             dist.all_to_all_single(heard_sizes, told, group=self.group)
             others = (self.size - 1) * told.itemsize
             self.meter.scatter(others, others, inside=self.inside)
-            sizes = heard_sizes.tolist()
+            sizes = bounded(heard_sizes.tolist(), call.limits)
         sent, received = sum(lengths) - lengths[self.rank], sum(sizes) - sizes[self.rank]
         self.meter.scatter(sent, received, inside=self.inside)
         heard = buffers[0].new_empty(sum(sizes))
