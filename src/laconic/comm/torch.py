@@ -1,7 +1,6 @@
 """Ranks that are the members of a torch process group."""
 
 from dataclasses import replace
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from laconic.comm.base import Call, Comm, Ring, bounded
 from laconic.comm.checksum import opened, sealed
+from laconic.comm.groups import ring_group
 from laconic.comm.meter import Meter
 from laconic.errors import ConfigError, PeerError
 
@@ -18,9 +18,6 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 SPLIT_BYTES = 4 << 20
 """From here on two rings at once keep gloo's links busier than one (6 % at 100 Mbit/s)."""
-
-# Groups cannot be had back from torch one by one, and who attaches again must not pile them up.
-_rings: WeakKeyDictionary[dist.ProcessGroup, dict[Ring, dist.ProcessGroup]] = WeakKeyDictionary()
 
 
 class TorchComm(Comm):
@@ -56,7 +53,7 @@ class TorchComm(Comm):
             return
         for ring in (Ring(node, across=False), Ring(node, across=True)):
             if ring not in self._among:
-                group = _ring_group(self.group, ring)
+                group = ring_group(self.group, ring)
                 self._among[ring] = TorchComm(group, self.meter, not ring.across, self.checksum)
 
     def answer(self, call: Call) -> list[Tensor]:
@@ -148,54 +145,6 @@ class TorchComm(Comm):
         if self.size > 1:
             dist.broadcast(buffer, group=self.group, group_src=call.root)
         return buffer
-
-
-def private_group(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
-    """A group of the same ranks, for us alone.
-
-    What we send from another thread must not mix with what the user or SyncBatchNorm sends.
-    """
-    _count_alike(group, device)
-    return _new_group(group, dist.get_process_group_ranks(group), device)
-
-
-def _ring_group(group: dist.ProcessGroup, ring: Ring) -> dist.ProcessGroup:
-    """The members of a group that share a ring with this rank, for us alone; made once."""
-    made = _rings.setdefault(group, {})
-    if ring not in made:
-        world = dist.get_process_group_ranks(group)
-        [mine] = [ranks for ranks in ring.groups(group.size()) if group.rank() in ranks]
-        device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
-        _count_alike(group, device)
-        made[ring] = _new_group(group, [world[rank] for rank in mine], device)
-    return made[ring]
-
-
-def _new_group(
-    like: dist.ProcessGroup, ranks: list[int], device: torch.device
-) -> dist.ProcessGroup:
-    """A group of these ranks of the world, with the timeout and backend of another."""
-    made: dist.ProcessGroup = dist.new_group(
-        ranks,
-        timeout=like._get_backend(device).options._timeout,
-        backend="nccl" if dist.get_backend(like) == "nccl" else "gloo",
-        use_local_synchronization=True,
-        group_desc="laconic",
-    )
-    return made
-
-
-def _count_alike(group: dist.ProcessGroup, device: torch.device) -> None:
-    """Brings all ranks to the same number of groups.
-
-    torch names a new group after the number that a rank has already, so ranks that have been in
-    fewer would wait for each other under different names for ever.
-    """
-    groups = dist.distributed_c10d._world.pg_names
-    most = torch.tensor(len(groups), device=device)
-    dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
-    while len(groups) < int(most):
-        dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
 
 
 def _to_host(buffer: Tensor) -> Tensor:

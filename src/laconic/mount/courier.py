@@ -62,6 +62,10 @@ class Courier(ABC):
         """Waits until nothing is under way, and raises what went wrong."""
 
     @abstractmethod
+    def sound(self) -> bool:
+        """Whether all errands went well, so that all ranks have made the same calls."""
+
+    @abstractmethod
     def close(self) -> None:
         """Ends; nothing may be under way."""
 
@@ -83,6 +87,9 @@ class OnStream(Courier):
 
     def settle(self) -> None:
         pass
+
+    def sound(self) -> bool:
+        return True
 
     def close(self) -> None:
         pass
@@ -119,6 +126,9 @@ class OnThread(Courier):
         self._queue.join()
         if self._failure is not None:
             raise self._failure
+
+    def sound(self) -> bool:
+        return self._failure is None
 
     def close(self) -> None:
         self._queue.put(None)
