@@ -23,7 +23,7 @@ from laconic.spec import compressor_classes, exchange_classes, format_spec
 SPECS = all_specs()
 USUAL = [format_spec(cls(**cls.examples[0])) for cls in compressor_classes().values()]
 # The first example of a case opens it, which takes a while; the others do not.
-UNHURRIED = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+UNHURRIED = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 opened = cache(open_target)
 found = cache(cases_of)
@@ -54,16 +54,18 @@ def test_nothing_in_the_folders_is_left_out() -> None:
 
 @pytest.mark.timeout(150)
 def test_every_method_reads_or_refuses(tmp_path: Path) -> None:
-    """One message beside a page that kills, and one byte too far would end the process."""
+    """Messages lie beside pages that kill, so one byte too far would end the process."""
+    specs = [*USUAL, *[spec for spec in SPECS if "|" in spec][::9]]
     file = tmp_path / "fuzz.jsonl"
-    done = fuzz("--messages", "6000", "--seed", "7", "--json", str(file))
+    cases = [f"--case={spec}" for spec in specs]
+    done = fuzz("--messages", "4000", "--seed", "7", "--json", str(file), *cases)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     rows = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [row["spec"] for row in rows] == SPECS
-    assert sum(row["messages"] for row in rows) >= 6000
+    assert [row["spec"] for row in rows] == specs
+    assert sum(row["messages"] for row in rows) >= 4000
     assert all(row["messages"] == row["decoded"] + row["refused"] for row in rows)
-    assert sum(row["refused"] for row in rows) > 2000
-    assert sum(row["decoded"] for row in rows) > 2000
+    assert sum(row["refused"] for row in rows) > 1000
+    assert sum(row["decoded"] for row in rows) > 1000
     # Tensors of a thousand entries: what grows is code, loaded at the first use.
     assert sum(row["peak_grown_kb"] for row in rows) < 300_000
 
@@ -73,7 +75,7 @@ def test_compiled_loops_stay_inside_their_arrays(tmp_path: Path) -> None:
     """Numba checks every index here, also into what a decoder makes for itself."""
     specs = [*USUAL, "topk:ratio=0.1 | qsgd:bits=3", "threshold:value=0.01 | efsign"]
     done = fuzz(
-        "--messages", "1500", *(f"--case={spec}" for spec in specs),
+        "--messages", "1000", *(f"--case={spec}" for spec in specs),
         NUMBA_BOUNDSCHECK="1", NUMBA_CACHE_DIR=str(tmp_path),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

@@ -47,9 +47,17 @@ def one_step(model: DDP, optimizer: torch.optim.Optimizer, step: int) -> None:
     optimizer.step()
 
 
-def attach_again_job(times: int) -> tuple[Held, Held]:
+def pair() -> dist.ProcessGroup | None:
+    """The first two ranks, since two are enough for long runs; None elsewhere."""
+    group = dist.new_group([0, 1])
+    return group if dist.get_rank() < 2 else None
+
+
+def attach_again_job(times: int) -> tuple[Held, Held] | None:
     """One model, attached and detached so often, switched and trained in between at times."""
-    model = DDP(tiny())
+    if (group := pair()) is None:
+        return None
+    model = DDP(tiny(), process_group=group)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = None
     for number in range(times):
@@ -65,8 +73,10 @@ def attach_again_job(times: int) -> tuple[Held, Held]:
     return before, held()
 
 
-def switch_job(times: int) -> tuple[Held, Held, int]:
-    model = DDP(tiny())
+def switch_job(times: int) -> tuple[Held, Held, int] | None:
+    if (group := pair()) is None:
+        return None
+    model = DDP(tiny(), process_group=group)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     link = laconic.attach(model, "topk:ratio=0.1")
     before = None
@@ -83,11 +93,13 @@ def switch_job(times: int) -> tuple[Held, Held, int]:
     return before, held(), steps
 
 
-def fresh_models_job(times: int, detach: bool) -> tuple[Held, Held]:
+def fresh_models_job(times: int, detach: bool) -> tuple[Held, Held] | None:
     """A new model every time, as in a search for settings; some never say that they are done."""
+    if (group := pair()) is None:
+        return None
     before = None
     for number in range(times):
-        model = DDP(tiny())
+        model = DDP(tiny(), process_group=group)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         link = laconic.attach(model, "topk:ratio=0.1")
         one_step(model, optimizer, number)
@@ -100,9 +112,11 @@ def fresh_models_job(times: int, detach: bool) -> tuple[Held, Held]:
     return before, held()
 
 
-def steps_job(count: int) -> tuple[Held, Held, list[float]]:
+def steps_job(count: int) -> tuple[Held, Held, list[float]] | None:
     """So many steps; what is held after a tenth and at the end, and the time of each tenth."""
-    model = DDP(tiny())
+    if (group := pair()) is None:
+        return None
+    model = DDP(tiny(), process_group=group)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     link = laconic.attach(model, "topk:ratio=0.1")
     before, times = None, []
@@ -140,3 +154,30 @@ def several_models_job() -> tuple[list[torch.Tensor], list[torch.Tensor], int]:
     for link in links:
         link.detach()
     return alone, [jobs.weights(m) for m in models], couriers
+
+
+def lost_group_job() -> tuple[bool, bool]:
+    """Whether a group is used again after a detach, and another one after a failure."""
+    model = DDP(tiny())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first = laconic.attach(model, "topk:ratio=0.1")
+    first.detach()
+    second = laconic.attach(model, "topk:ratio=0.1")
+    reused = second._comm.group is first._comm.group
+
+    def broken(*_: object) -> None:
+        raise laconic.WireError("bad bytes")
+
+    if dist.get_rank() == 1:
+        second._carry = broken  # type: ignore[method-assign]
+    else:
+        # The others would wait for rank 1, which makes no call.
+        second._carry = lambda talks: None  # type: ignore[method-assign]
+    text = jobs.failure_of(lambda: one_step(model, optimizer, 0))
+    assert text.startswith("WireError") == (dist.get_rank() == 1)
+    second.detach()
+    third = laconic.attach(model, "topk:ratio=0.1")
+    one_step(model, optimizer, 1)
+    fresh = third._comm.group is not second._comm.group
+    third.detach()
+    return reused, fresh
