@@ -49,7 +49,8 @@ def test_nothing_in_the_folders_is_left_out() -> None:
     assert sum("|" in spec for spec in SPECS) > 100
     ways = {case.exchange for spec in SPECS for case in found(spec)}
     robust = {f"gather:aggregate={name}" for name in ("majority", "median", "trimmed", "diameter")}
-    assert ways == {"decode", *exchange_classes(), *robust}
+    assert ways >= {"decode", *robust}
+    assert {way.partition(":")[0] for way in ways} == {"decode", *exchange_classes()}
 
 
 @pytest.mark.timeout(150)

@@ -12,9 +12,10 @@ import sys
 
 import torch
 
-from laconic.bench.fuzz.cases import DECODE, all_specs, cases_of
+from laconic.bench.fuzz.cases import all_specs, cases_of
 from laconic.bench.fuzz.decoder import NUMELS, Decoder
 from laconic.bench.fuzz.mutate import ANY_LENGTH
+from laconic.bench.fuzz.target import DECODE
 from laconic.contract import OneRound
 from laconic.errors import WireError
 from laconic.spec import parse

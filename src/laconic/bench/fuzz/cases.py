@@ -8,15 +8,12 @@ import torch
 
 from laconic.aggregate import Aggregation
 from laconic.bench.fuzz.decoder import Decoder
-from laconic.bench.fuzz.listener import RANKS, SHAPE, Listener
-from laconic.bench.fuzz.target import Case, Target
+from laconic.bench.fuzz.listener import SHAPE, Listener
+from laconic.bench.fuzz.target import DECODE, Case, Target
 from laconic.contract import OneRound
 from laconic.errors import ConfigError
 from laconic.plan import make_plan
 from laconic.spec import compressor_classes, exchange_classes, format_spec, parse
-
-DECODE = "decode"
-"""In the place of an exchange: the decoder alone."""
 
 
 def all_specs() -> list[str]:
@@ -31,7 +28,7 @@ def all_specs() -> list[str]:
 
 def cases_of(spec: str) -> list[Case]:
     """The decoder alone, where one message is all; then every legal exchange."""
-    ways = [*exchange_classes()]
+    ways = _exchanges()
     if "|" not in spec:
         ways += [f"gather:aggregate={name}" for name in get_args(Aggregation) if name != "mean"]
     cases = [case for way in ways if _legal(case := Case(spec, way))]
@@ -46,6 +43,14 @@ def open_target(case: Case) -> Target:
     return Decoder(codec)
 
 
+def _exchanges() -> list[str]:
+    return [
+        name + (":" if example else "") + ",".join(f"{k}={v}" for k, v in example.items())
+        for name, cls in exchange_classes().items()
+        for example in cls.examples
+    ]
+
+
 def _pipelines() -> Iterator[str]:
     usual = [format_spec(cls(**cls.examples[0])) for cls in compressor_classes().values()]
     for one, two in product(usual, usual):
@@ -57,7 +62,7 @@ def _pipelines() -> Iterator[str]:
 
 def _legal(case: Case) -> bool:
     try:
-        make_plan(case.spec, None, case.exchange, [torch.zeros(SHAPE)], RANKS)
+        make_plan(case.spec, None, case.exchange, [torch.zeros(SHAPE)], case.ranks)
     except ConfigError:
         return False
     return True

@@ -14,7 +14,6 @@ from laconic.plan import make_plan, open_lane
 from laconic.step import exchange, together
 from laconic.types import Turn
 
-RANKS = 3
 SHAPE = (13, 17)
 """Small, so that messages are many; odd, so that last bytes and shards are not full."""
 
@@ -30,19 +29,19 @@ class Listener(Target):
     """Rank 0 of a case, and what it heard in a step where nobody lied."""
 
     def __init__(self, case: Case) -> None:
-        plan = make_plan(case.spec, None, case.exchange, [torch.zeros(SHAPE)], RANKS)
+        plan = make_plan(case.spec, None, case.exchange, [torch.zeros(SHAPE)], case.ranks)
         # Not step 0, in which the error is measured too.
-        turns = [Turn(SHAPE, rank, RANKS, step=1) for rank in range(RANKS)]
+        turns = [Turn(SHAPE, rank, case.ranks, step=1) for rank in range(case.ranks)]
         cpu = torch.device("cpu")
         self._lanes = [
             open_lane("w", plan.compressor, plan.memory, plan.exchange, turn, cpu) for turn in turns
         ]
         dice = torch.Generator().manual_seed(0)
-        self._grads = [torch.randn(SHAPE, generator=dice) for _ in range(RANKS)]
+        self._grads = [torch.randn(SHAPE, generator=dice) for _ in turns]
         self._room, self._mail = Guarded(ROOM_BYTES), Guarded(ROOM_BYTES)
         self._tape: list[Heard] = []
         talks = [self._talk(rank, grad.clone()) for rank, grad in enumerate(self._grads)]
-        Simulated(RANKS).run([_taped(talks[0], self._tape), *talks[1:]])
+        Simulated(case.ranks).run([_taped(talks[0], self._tape), *talks[1:]])
         self.places = [
             Place(call, rank, said.clone().view(torch.uint8), heard.kind in ("mean", "broadcast"))
             for call, heard in enumerate(self._tape)

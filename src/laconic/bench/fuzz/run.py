@@ -12,9 +12,9 @@ from zlib import crc32
 import torch
 from rich.console import Console
 
-from laconic.bench.fuzz.cases import DECODE, all_specs, cases_of, open_target
+from laconic.bench.fuzz.cases import all_specs, cases_of, open_target
 from laconic.bench.fuzz.mutate import ANY_LENGTH, SAME_LENGTH
-from laconic.bench.fuzz.target import Case, Target
+from laconic.bench.fuzz.target import DECODE, Case, Target
 from laconic.bench.machine import machine_facts
 from laconic.errors import ConfigError, WireError
 

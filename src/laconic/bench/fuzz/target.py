@@ -7,15 +7,26 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from laconic.spec import find_layers
+
 ROOM_BYTES = 1 << 16
+
+DECODE = "decode"
+"""In the place of an exchange: the decoder alone."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A method under an exchange; "decode" is the decoder alone."""
+    """A method under an exchange, or its decoder alone."""
 
     spec: str
     exchange: str
+
+    @property
+    def ranks(self) -> int:
+        """Few; two nodes where there are nodes."""
+        layers = None if self.exchange == DECODE else find_layers(self.exchange)
+        return 3 if layers is None else 2 * layers.node
 
     def __str__(self) -> str:
         return f"{self.spec} by {self.exchange}"
