@@ -15,6 +15,9 @@ NAMES = {
 }  # fmt: skip
 """torch's collectives of objects are pickles."""
 
+READERS = {"bench/data/cifar10.py"}
+"""Reads a public data set from the user's disk, by an unpickler that knows a few harmless names."""
+
 
 def test_the_source_was_found() -> None:
     assert len(FILES) > 40
@@ -24,10 +27,13 @@ def test_the_source_was_found() -> None:
 def test_no_pickles(file: Path) -> None:
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            assert not MODULES & {alias.name for alias in node.names}
+            allowed = {"pickle"} if file.relative_to(SOURCE).as_posix() in READERS else set()
+            assert not (MODULES - allowed) & {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.module not in MODULES
             assert not NAMES & {alias.name for alias in node.names}
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "pickle":
+            assert node.attr in ("Unpickler", "UnpicklingError")
         elif isinstance(node, ast.Attribute):
             # `model.eval()` and `.load` with weights only are other things.
             assert node.attr not in NAMES - {"eval"}
