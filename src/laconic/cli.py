@@ -264,6 +264,24 @@ def bench_workloads(
         _console().print(workloads_table.table(rows))
 
 
+@bench.command("fuzz")
+def bench_fuzz(
+    messages: Annotated[int, typer.Option(help="Hostile messages in all.")] = 100_000,
+    seed: Annotated[int, typer.Option(help="The same seed sends the same messages.")] = 0,
+    case: Annotated[
+        list[str] | None,
+        typer.Option("--case", "--cases", help="Specs; repeat, or separate by commas."),
+    ] = None,
+    json: Json = None,
+) -> None:
+    """Sends hostile and broken messages to every decoder; fails unless each is read or refused."""
+    from laconic.bench.cases import split_cases
+    from laconic.bench.fuzz.run import Fuzz
+
+    fuzz = Fuzz(messages, seed, split_cases(case) if case else (), json, _command())
+    raise typer.Exit(0 if fuzz.run(_console()) else 1)
+
+
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Files of records, as --json writes them.")],

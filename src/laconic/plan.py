@@ -7,6 +7,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
+from laconic.aggregate import borne
 from laconic.compressors.bf16 import Bf16
 from laconic.compressors.fp16 import Fp16
 from laconic.compressors.none import NoCompression
@@ -21,6 +22,7 @@ from laconic.spec import (
     name_of,
     parse,
     parse_memory,
+    read_settings,
     wrap_in_exchange,
 )
 from laconic.step import Lane
@@ -76,6 +78,15 @@ class Plan:
         """Ranks a node, where that matters."""
         layers = find_layers(self.exchange)
         return None if layers is None else layers.node
+
+    def bears(self, ranks: int) -> int:
+        """How many ranks may have gradients that are not finite, and the step counts without."""
+        layers = find_layers(self.exchange)
+        if layers is not None:
+            # A node with such a rank is lost as a whole.
+            return replace(self, exchange=layers.between).bears(ranks // layers.node)
+        _, settings = read_settings(self.exchange)
+        return borne(settings.get("aggregate", "mean"), ranks)
 
     def describe(self) -> dict[str, str]:
         return {

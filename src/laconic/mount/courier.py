@@ -64,6 +64,10 @@ class Courier(ABC):
         """Waits until nothing is under way, and raises what went wrong."""
 
     @abstractmethod
+    def sound(self) -> bool:
+        """Whether all errands went well, so that all ranks have made the same calls."""
+
+    @abstractmethod
     def close(self) -> None:
         """Ends; nothing may be under way."""
 
@@ -85,6 +89,9 @@ class OnStream(Courier):
 
     def settle(self) -> None:
         pass
+
+    def sound(self) -> bool:
+        return True
 
     def close(self) -> None:
         pass
@@ -129,6 +136,9 @@ class OnThread(Courier):
         if self._failure is not None:
             self.close()
             raise self._failure
+
+    def sound(self) -> bool:
+        return self._failure is None
 
     def close(self) -> None:
         atexit.unregister(self._leave)

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,8 @@ from laconic.checks import check_whole
 from laconic.comm.agree import agree
 from laconic.comm.base import Conversation, drive
 from laconic.comm.drift import check_same
-from laconic.comm.torch import TorchComm, private_group
+from laconic.comm.groups import borrow
+from laconic.comm.torch import TorchComm
 from laconic.contract import Compressor, Memory
 from laconic.errors import ConfigError
 from laconic.lanes import Lanes, NanPolicy
@@ -33,15 +34,17 @@ log = logging.getLogger("laconic")
 class Slot:
     """DDP's only hook slot, which cannot be emptied again; but who answers in it can change."""
 
-    def __init__(self, model: DDP, group: dist.ProcessGroup) -> None:
+    def __init__(self, model: DDP) -> None:
         self.device = next(model.parameters()).device
         self.dense_group = model.process_group
-        self.group = private_group(group, self.device)
         self.link: Link | None = None
 
 
 # A hook stays for the life of its DDP, and this must not prolong it.
 _slots: WeakKeyDictionary[DDP, Slot] = WeakKeyDictionary()
+
+_orphans: list[Slot] = []
+"""Slots whose model died attached. Who collects it may hold any lock, so it is only noted there."""
 
 
 # DDP compares these annotations by identity, so this file has no postponed annotations.
@@ -62,6 +65,7 @@ class Link:
     def __init__(
         self,
         slot: Slot,
+        group: dist.ProcessGroup,
         plan: Plan,
         names: dict[nn.Parameter, str],
         seed: int,
@@ -71,11 +75,16 @@ class Link:
     ) -> None:
         self._slot = slot
         self._names = names
-        self._comm = TorchComm(slot.group, checksum=checksum)
         tensors: dict[str, Tensor] = {name: p for p, name in names.items()}
-        self._lanes = Lanes(plan, tensors, self._comm.rank, self._comm.size, seed, nan_policy)
+        self._lanes = Lanes(plan, tensors, group.rank(), group.size(), seed, nan_policy)
+        self._loan = borrow(group, slot.device)
+        self._comm = TorchComm(self._loan.group, checksum=checksum)
         guards = {"nan_policy": nan_policy, "check_every": check_every}
-        agree(self._comm, slot.device, {**_settings(plan, tensors, seed), **guards})
+        try:
+            agree(self._comm, slot.device, {**_settings(plan, tensors, seed), **guards})
+        except ConfigError:
+            self._loan.give_back()
+            raise
         self._comm.prepare(plan.node())
         self._settling = False
         self._courier = (OnStream if self._comm.on_device else OnThread)(slot.device)
@@ -157,7 +166,12 @@ class Link:
         self._slot.link = None
         for hook in self._hooks:
             hook.remove()
+        self._close()
+
+    def _close(self) -> None:
         self._courier.close()
+        if self._courier.sound():
+            self._loan.give_back()
 
     def _follow(self, model: DDP, scaler: torch.amp.GradScaler) -> None:
         def read(*_: object) -> None:
@@ -230,12 +244,14 @@ def attach(
     `check_every` backward passes ranks compare their parameters, unless it is 0. With `checksum` a
     CRC goes behind every message that is not summed up on the way.
     """
+    while _orphans:
+        _bury(_orphans.pop())
     check_whole("attach", "check_every", check_every, 0)
     names = _names(model)
     group = process_group or model.process_group
     plan = make_plan(compressor, memory, exchange, names, group.size())
-    slot = _take_slot(model, group)
-    slot.link = Link(slot, plan, names, seed, nan_policy, check_every, checksum)
+    slot = _take_slot(model)
+    slot.link = Link(slot, group, plan, names, seed, nan_policy, check_every, checksum)
     if scaler is not None:
         slot.link._follow(model, scaler)
     log.info("attached: %s, kernels: %s", plan.describe(), slot.link.stats()["backend"])
@@ -257,19 +273,27 @@ def _names(model: DDP) -> dict[nn.Parameter, str]:
     return {p: n for n, p in named if p.requires_grad and n not in model.parameters_to_ignore}
 
 
-def _take_slot(model: DDP, group: dist.ProcessGroup) -> Slot:
+def _take_slot(model: DDP) -> Slot:
     if model not in _slots:
         occupant = model._get_ddp_logging_data().get("comm_hook")
         if model.mixed_precision is not None:
             occupant = "DDP's mixed_precision"
         if occupant:
             raise ConfigError(f"attach: the model's only hook slot is taken by {occupant}")
-        slot = Slot(model, group)
+        slot = Slot(model)
         model.register_comm_hook(slot, _hook)
         _slots[model] = slot
+        finalize(model, _orphans.append, slot).atexit = False
     if _slots[model].link is not None:
         raise ConfigError("attach: this model has a link already; switch or detach that one")
     return _slots[model]
+
+
+def _bury(slot: Slot) -> None:
+    """Ends what a model left behind that died without a detach."""
+    if slot.link is not None:
+        link, slot.link = slot.link, None
+        link._close()
 
 
 def _settings(plan: Plan, tensors: Mapping[str, Tensor], seed: int) -> dict[str, object]:
