@@ -12,6 +12,8 @@ from laconic.comm.meter import Meter
 
 T = TypeVar("T")
 
+Kind: TypeAlias = Literal["mean", "gather", "scatter", "broadcast"]
+
 
 @dataclass(frozen=True)
 class Ring:
@@ -39,7 +41,7 @@ class Call:
     buffer, answered by the root's.
     """
 
-    kind: Literal["mean", "gather", "scatter", "broadcast"]
+    kind: Kind
     buffers: list[Tensor]
     sizes: list[int] | None = None
     """Bytes to expect from each rank; None when they must be told first."""
