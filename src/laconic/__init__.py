@@ -9,6 +9,8 @@ from laconic.errors import (
     PeerError,
     WireError,
 )
+from laconic.forecast.advice import Advice
+from laconic.forecast.advise import advise
 from laconic.mount.ddp import Link, attach
 from laconic.simulate import Simulation, simulate
 from laconic.spec import compressor_classes, format_spec, methods, parse
@@ -17,6 +19,7 @@ from laconic.version import VERSION
 __version__ = VERSION
 
 __all__ = [
+    "Advice",
     "Compressor",
     "ConfigError",
     "LaconicError",
@@ -26,6 +29,7 @@ __all__ = [
     "PeerError",
     "Simulation",
     "WireError",
+    "advise",
     "attach",
     "format_spec",
     "methods",

@@ -3,7 +3,7 @@
 import math
 import types
 from collections.abc import Mapping
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
@@ -24,10 +24,13 @@ def from_row(kind: type[T], row: Mapping[str, object]) -> T:
     """A `kind` with the values of `row`; the inverse of `to_row`, but null loss reads as NaN."""
     # get_type_hints resolves annotations at run time, which is the untyped edge of this file.
     hints: dict[str, Any] = get_type_hints(kind)
-    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    if missing := [name for name in names if name not in row]:
+    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    names = [name for name in known if name in row]
+    # A record is as old as the version that wrote it: what came later has its default.
+    needed = [name for name, field in known.items() if field.default is MISSING]
+    if missing := [name for name in needed if name not in row]:
         raise RowError(f"lacks {missing}")
-    if unknown := [name for name in row if name not in names]:
+    if unknown := [name for name in row if name not in known]:
         raise RowError(f"has unknown fields {unknown}")
     return kind(**{name: _value(name, row[name], hints[name]) for name in names})
 

@@ -75,6 +75,8 @@ class TrainRecord:
     encode_ms: float | None = None
     wire_ms: float | None = None
     decode_ms: float | None = None
+    simulated: bool = False
+    """Workers in lock step in one process; times are predictions for the links that are named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +145,7 @@ KINDS: dict[str, type[TrainRecord] | type[StepRecord] | type[KernelRecord]] = {
 }
 
 
-def append(path: Path, record: Record) -> None:
+def append(path: Path, record: object) -> None:
     """Adds one line to `path` and waits until it is on disk; earlier lines stay as they are."""
     line = json.dumps(to_row(record), allow_nan=False) + "\n"
     try:

@@ -41,13 +41,14 @@ class Ghost(Comm):
     """Rank `rank` of `size`; `said` are its calls in order.
 
     Shards can differ in length, and then so do the answers of their ranks. That call is counted,
-    and `Unheard` is raised. In all exchanges it is the last one.
+    and `Unheard` is raised where it would be decoded. In all exchanges it is the last one.
     """
 
     def __init__(self, size: int, rank: int = 0) -> None:
         self.size, self.rank = size, rank
         self.meter = Meter()
         self.said: list[Said] = []
+        self._torn = False
 
     def answer(self, call: Call) -> list[Tensor]:
         circle = self._circle(call.ring)
@@ -58,7 +59,7 @@ class Ghost(Comm):
         if call.kind == "gather":
             return self._gather(call, circle)
         if call.kind == "scatter":
-            return self._scatter(call.buffers, circle)
+            return self._scatter(call, circle)
         return self._broadcast(call, circle)
 
     def _circle(self, ring: Ring | None) -> _Circle:
@@ -78,18 +79,26 @@ class Ghost(Comm):
         longest = max(call.sizes or [buffer.numel()])
         self.meter.gather(longest, circle.size, inside=circle.inside)
         self._note("gather", longest, circle)
-        if call.sizes is not None and set(call.sizes) != {buffer.numel()}:
+        sizes = call.sizes or [buffer.numel()] * circle.size
+        torn, self._torn = self._torn or set(sizes) != {buffer.numel()}, False
+        if not torn:
+            return [buffer] * circle.size
+        if call.ring is None or not call.ring.across:
             raise Unheard
-        return [buffer] * circle.size
+        # The ranks of a node pass on what came from other nodes before they decode it.
+        self._torn = True
+        return [buffer.new_zeros(nbytes) for nbytes in sizes]
 
-    def _scatter(self, buffers: list[Tensor], circle: _Circle) -> list[Tensor]:
-        own = buffers[circle.place]
-        sent = sum(buffer.numel() for buffer in buffers) - own.numel()
+    def _scatter(self, call: Call, circle: _Circle) -> list[Tensor]:
+        own = call.buffers[circle.place]
+        sent = sum(buffer.numel() for buffer in call.buffers) - own.numel()
         self.meter.scatter(sent, (circle.size - 1) * own.numel(), inside=circle.inside)
         self._note("scatter", sent, circle)
+        if call.sizes is None or call.ring is not None:
+            return [own] * circle.size
         # What it says about the others' shards, where that has the form of what it hears: equal
         # messages would add up to one as sparse as each, which is not what ranks get to encode.
-        return [other if other.numel() == own.numel() else own for other in buffers]
+        return [other if other.numel() == own.numel() else own for other in call.buffers]
 
     def _broadcast(self, call: Call, circle: _Circle) -> list[Tensor]:
         [buffer] = call.buffers

@@ -9,15 +9,18 @@ from typing import NamedTuple, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.optim import Optimizer
 
 from laconic.errors import ConfigError
 from laconic.forecast.clock import Clock, clock_of
 
 Loss: TypeAlias = Callable[[nn.Module, int], Tensor]
 """The loss of a model in step number so and so."""
+
+Update: TypeAlias = Callable[[], None]
+"""What an optimiser does with the gradients that are there."""
 
 # The first has other buckets, the second finds new ones; then it is as it will be.
 _WARM_UP = 2
@@ -77,7 +80,7 @@ def _note(state: _Watched, bucket: dist.GradBucket) -> Future[Tensor]:  # type: 
     return future
 
 
-def measure(model: nn.Module, loss: Loss, optimiser: Optimizer, steps: int = 5) -> Compute:
+def measure(model: nn.Module, loss: Loss, update: Update, steps: int = 3) -> Compute:
     """Takes some steps with a model, which it changes, and returns the medians."""
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
@@ -88,7 +91,7 @@ def measure(model: nn.Module, loss: Loss, optimiser: Optimizer, steps: int = 5) 
         clock = clock_of(trained[0].device)
         watched = _Watched(model, group, clock)
         for step in range(_WARM_UP + steps):
-            marks, buckets = _step(watched, loss, optimiser, step)
+            marks, buckets = _step(watched, loss, update, step)
             if step >= _WARM_UP:
                 rows.append([clock.seconds(marks[0], mark) for mark in marks[1:]])
                 kept.append(buckets)
@@ -99,17 +102,17 @@ def measure(model: nn.Module, loss: Loss, optimiser: Optimizer, steps: int = 5) 
 
 
 def _step(
-    watched: _Watched, loss: Loss, optimiser: Optimizer, step: int
+    watched: _Watched, loss: Loss, update: Update, step: int
 ) -> tuple[list[int], tuple[Bucket, ...]]:
     """Marks: start, end of the forward pass, each bucket, end; and the buckets, copied."""
     watched.marks, watched.buckets = [], []
     clock = watched.clock
     start = clock.mark()
-    optimiser.zero_grad()
+    watched.ddp.zero_grad()
     value = loss(watched.ddp, step)
     forward = clock.mark()
     value.backward()
-    optimiser.step()
+    update()
     end = clock.mark()
     # Here and not in the hook, where it would take time that is not the model's.
     buckets = tuple(bucket.copy() for bucket in watched.buckets)
@@ -123,8 +126,8 @@ def alone() -> Iterator[dist.ProcessGroup]:
         rank = dist.get_rank()
         yield dist.new_group([rank], backend="gloo", use_local_synchronization=True)
         return
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
-        yield dist.group.WORLD
+        yield dist.distributed_c10d._get_default_group()
     finally:
         dist.destroy_process_group()

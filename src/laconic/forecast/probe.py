@@ -1,5 +1,6 @@
 """What calls cost on the links that are there: short and long ones of every kind, timed."""
 
+from statistics import median
 from time import perf_counter, process_time
 from typing import NamedTuple
 
@@ -7,6 +8,7 @@ import torch
 
 from laconic.comm.base import Call, Comm
 from laconic.errors import ConfigError
+from laconic.forecast.host import mean_of_ranks
 from laconic.network.model import KINDS, Kind, LinkModel, Network, fit
 
 SHORT_BYTES = 4 << 10
@@ -37,35 +39,36 @@ def _probe(comm: Comm, device: torch.device, kind: Kind) -> LinkModel:
     # What all ranks have agreed on decides, so that they go on to the same length.
     while long.wall_s < _LONG_S and nbytes < LONGEST_BYTES:
         nbytes *= 4
-        long = _cost(comm, device, kind, nbytes, repeats=3)
-    # What scatter says to others is all but this rank's own piece.
-    said = [n * (comm.size - 1) / comm.size if kind == "scatter" else n for n in (SHORT_BYTES, nbytes)]
-    wall = fit(kind, comm.size, (said[0], short.wall_s), (said[1], long.wall_s))
-    work = fit(kind, comm.size, (said[0], short.work_s), (said[1], long.work_s))
+        long = _cost(comm, device, kind, nbytes, repeats=5)
+    few, many = _said(kind, SHORT_BYTES, comm.size), _said(kind, nbytes, comm.size)
+    wall = fit(kind, comm.size, (few, short.wall_s), (many, long.wall_s))
+    work = fit(kind, comm.size, (few, short.work_s), (many, long.work_s))
     return LinkModel(wall.latency_s, wall.rate_bits, work.latency_s, 8 / work.rate_bits)
 
 
+def _said(kind: Kind, nbytes: int, size: int) -> float:
+    """What counts of a call's buffers: of scatter all but this rank's own piece."""
+    return nbytes * (size - 1) / size if kind == "scatter" else nbytes
+
+
 def _cost(comm: Comm, device: torch.device, kind: Kind, nbytes: int, repeats: int) -> _Cost:
+    """Medians on each rank, so that a burst of somebody else's work does not count."""
     comm.answer(_call(comm, device, kind, nbytes))
-    wall: list[float] = []
-    work_s = process_time()
+    wall_s: list[float] = []
+    work_s: list[float] = []
     for _ in range(repeats):
         call = _call(comm, device, kind, nbytes)
-        start_s = perf_counter()
+        start_s, worked_s = perf_counter(), process_time()
         comm.answer(call)
-        wall.append(perf_counter() - start_s)
-    own = torch.tensor([sum(wall) / repeats, (process_time() - work_s) / repeats], device=device)
-    [mean] = comm.answer(Call("mean", [own]))
-    return _Cost(*mean.tolist())
+        wall_s.append(perf_counter() - start_s)
+        work_s.append(process_time() - worked_s)
+    return _Cost(*mean_of_ranks(comm, device, [median(wall_s), median(work_s)]))
 
 
 def _call(comm: Comm, device: torch.device, kind: Kind, nbytes: int) -> Call:
     if kind == "mean":
         return Call(kind, [torch.zeros(nbytes // 4, device=device)])
-    if kind != "scatter":
-        return Call(
-            kind, [torch.zeros(nbytes, dtype=torch.uint8, device=device)], [nbytes] * comm.size
-        )
-    piece = nbytes // comm.size
-    pieces = [torch.zeros(piece, dtype=torch.uint8, device=device) for _ in range(comm.size)]
-    return Call(kind, pieces, [piece] * comm.size)
+    pieces = comm.size if kind == "scatter" else 1
+    each = nbytes // pieces
+    buffers = [torch.zeros(each, dtype=torch.uint8, device=device) for _ in range(pieces)]
+    return Call(kind, buffers, [each] * comm.size)

@@ -3,32 +3,17 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import NamedTuple
 
 from torch import Tensor
 
-from laconic.comm.base import Call, Conversation
-from laconic.comm.ghost import Ghost, Said, Unheard
-from laconic.errors import WireError
-from laconic.forecast.clock import Clock, clock_of
 from laconic.forecast.compute import Bucket
-from laconic.lanes import Lanes
+from laconic.forecast.world import Talk, World
 from laconic.plan import Plan
 
 FEW, SOME = 2, 16
 """Nodes of worlds small enough to decode all answers; larger ones go on in a straight line."""
 _REPEATS = 6
 _WARM_UPS = 2
-
-
-class Talk(NamedTuple):
-    """One bucket's exchange: work, calls, work, calls ... work.
-
-    Where the last work could not be rehearsed it is as long as the one before.
-    """
-
-    works_s: tuple[float, ...]
-    calls: tuple[tuple[Said, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -55,7 +40,7 @@ def rehearse(
     few = _rehearse(plan, tensors, often, FEW * node, None)
     some = _rehearse(plan, tensors, often, SOME * node, None)
     ends = [len(talk.calls) for talk in few.talks]
-    many = _rehearse(plan, tensors, often[:3], size, ends)
+    many = _rehearse(plan, tensors, often[:1], size, ends)
     lasts = zip(few.talks, some.talks, strict=True)
     lasts_s = [_on_a_line(a, b, size / node) for a, b in lasts]
     pairs = zip(many.talks, lasts_s, strict=True)
@@ -79,8 +64,9 @@ def _rehearse(
     size: int,
     ends: Sequence[int] | None,
 ) -> Rehearsed:
-    rank = _Rank(plan, tensors, size)
-    taken = [rank.step([bucket.copy() for bucket in buckets], ends) for buckets in steps]
+    # The first of many steps also measures its error; these are some of the others.
+    world = World(plan, tensors, size, first_step=1)
+    taken = [world.step(buckets, ends) for buckets in steps]
     warm = taken[min(_WARM_UPS, len(taken) - 1) :]
     by_bucket = zip(*(talks for talks, _ in warm), strict=True)
     return Rehearsed(
@@ -94,63 +80,3 @@ def _middle(talks: Sequence[Talk]) -> Talk:
     """The median work of several steps, and the calls of the last."""
     columns = zip(*(talk.works_s for talk in talks), strict=True)
     return Talk(tuple(median(column) for column in columns), talks[-1].calls)
-
-
-class _Rank:
-    """The lanes of one rank in a world of ghosts."""
-
-    def __init__(self, plan: Plan, tensors: Mapping[str, Tensor], size: int) -> None:
-        self.ghost = Ghost(size)
-        self.lanes = Lanes(plan, tensors, 0, size, seed=0)
-        self._device = next(iter(tensors.values())).device
-
-    def step(
-        self, buckets: Sequence[Bucket], ends: Sequence[int] | None
-    ) -> tuple[list[Talk], float]:
-        """Exchanges all gradients in place; bucket i at most up to call number `ends[i]`.
-
-        Returns the talks, and the bytes sent.
-        """
-        before = self.ghost.meter.sent_bytes
-        clock = clock_of(self._device)
-        talks = []
-        for number, (names, gradients) in enumerate(buckets):
-            start = clock.mark()
-            talk = self.lanes.talk(names, gradients)
-            talks.append(self._hold(talk, clock, start, ends[number] if ends else None))
-        self.lanes.finish()
-        self.lanes.settle()
-        return talks, self.ghost.meter.sent_bytes - before
-
-    def _hold(
-        self, talk: Conversation[list[Tensor]], clock: Clock, start: int, end: int | None
-    ) -> Talk:
-        """Leads one conversation to its end, or as far as ghosts can answer."""
-        spans: list[tuple[int, int]] = []
-        calls: list[tuple[Said, ...]] = []
-        answer: list[Tensor] | None = None
-        try:
-            while True:
-                call = next(talk) if answer is None else talk.send(answer)
-                spans.append((start, clock.mark()))
-                said, answer = self._answered(call)
-                calls.append(said)
-                if answer is None or len(calls) == end:
-                    break
-                start = clock.mark()
-        except StopIteration:
-            spans.append((start, clock.mark()))
-        except WireError:
-            # A message of secret length, read as one about a shard of another size.
-            pass
-        talk.close()
-        works_s = [clock.seconds(*span) for span in spans]
-        return Talk(tuple(works_s + works_s[-1:] * (len(calls) + 1 - len(works_s))), tuple(calls))
-
-    def _answered(self, call: Call) -> tuple[tuple[Said, ...], list[Tensor] | None]:
-        before = len(self.ghost.said)
-        try:
-            answer: list[Tensor] | None = self.ghost.answer(call)
-        except Unheard:
-            answer = None
-        return tuple(self.ghost.said[before:]), answer

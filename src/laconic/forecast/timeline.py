@@ -8,6 +8,7 @@ they share what it has, and the processor's part in a call takes its share as we
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
@@ -73,7 +74,7 @@ def predict(work: StepWork, network: Network, cores: float = inf) -> Forecast:
 def _computing(work: StepWork) -> list[_Stage]:
     """Up to each full bucket; then, when all are back, the rest."""
     full = [0.0, *(errand.ready_s for errand in work.errands)]
-    stages = [_Stage(b - a, 0.0) for a, b in zip(full, full[1:], strict=False)]
+    stages = [_Stage(b - a, 0.0) for a, b in pairwise(full)]
     carried = sum(2 * len(errand.calls) + 1 for errand in work.errands)
     return [*stages, _Stage(work.rest_s, 0.0, needs=carried)]
 
@@ -104,8 +105,7 @@ def _run(computing: Sequence[_Stage], carrying: Sequence[_Stage], cores: float) 
         assert active, "both threads wait for each other"
         busy = sum(stage.work_s > 0 for stage in active)
         pace = min(1.0, cores / busy) if busy else 1.0
-        times = [s.work_s / pace for s in active] + [s.time_s for s in active]
-        passed_s = min((time_s for time_s in times if time_s > 0), default=0.0)
+        passed_s = min(_next_s(stage, pace) for stage in active)
         now_s += passed_s
         for stage in active:
             stage.work_s = _less(stage.work_s, passed_s * pace)
@@ -114,6 +114,12 @@ def _run(computing: Sequence[_Stage], carrying: Sequence[_Stage], cores: float) 
             if thread and thread[0] in active and not thread[0].work_s + thread[0].time_s:
                 thread.popleft()
     return now_s
+
+
+def _next_s(stage: _Stage, pace: float) -> float:
+    """When something changes for a stage: its work is done, or its time is up."""
+    times = [t for t in (stage.work_s / pace, stage.time_s) if t > 0]
+    return min(times, default=0.0)
 
 
 def _less(left_s: float, done_s: float) -> float:

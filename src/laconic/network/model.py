@@ -71,7 +71,8 @@ class LinkModel:
         return hops * self.hop_work_s + passed_bytes * self.byte_work_s
 
     def words(self) -> str:
-        return f"{format_rate(round(self.rate_bits))}, {self.latency_s * 1e3:.3g} ms"
+        three_digits = round(float(f"{self.rate_bits:.3g}"))
+        return f"{format_rate(three_digits)}, {self.latency_s * 1e3:.3g} ms"
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,8 @@ class Network:
         return self.measured.get(kind, self.link)
 
 
-def fit(kind: Kind, size: int, small: tuple[int, float], large: tuple[int, float]) -> LinkModel:
-    """The link on which calls of two lengths take the seconds that were measured."""
+def fit(kind: Kind, size: int, small: tuple[float, float], large: tuple[float, float]) -> LinkModel:
+    """The link on which calls of two lengths, (bytes, seconds), take what was measured."""
     hops, few_bytes = way(kind, small[0], size)
     many_bytes = way(kind, large[0], size).passed_bytes
     # Noise can make the longer call the faster one; no link has a negative rate.

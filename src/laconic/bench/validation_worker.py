@@ -1,0 +1,98 @@
+"""What runs on every host of a validation: `python -m laconic.bench.validation_worker --config F`.
+
+Probes the links, rehearses every case while the other workers do the same, and predicts; then
+measures the same cases, in turns, on the same links. No prediction knows what was measured.
+"""
+
+import argparse
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+from laconic.bench.forecasts import Subject, measure_workload, plan_of
+from laconic.bench.job import Job, read_job
+from laconic.bench.others import Others, others_cores
+from laconic.bench.session import Session
+from laconic.bench.validation import Cell, say
+from laconic.bench.workload import parse_workload
+from laconic.comm.torch import TorchComm
+from laconic.forecast.forecast import Prediction, forecast
+from laconic.forecast.host import cores_each, mean_of_ranks
+from laconic.forecast.probe import probe
+from laconic.forecast.timeline import Forecast
+from laconic.network.model import Network
+
+_PATIENCE = timedelta(minutes=5)
+_CPU = torch.device("cpu")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="laconic.bench.validation_worker")
+    parser.add_argument("--config", type=Path, required=True)
+    job = read_job(parser.parse_args().config)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=_PATIENCE)
+    comm = TorchComm(dist.distributed_c10d._get_default_group())
+    network = probe(comm, _CPU)
+    subject = measure_workload(parse_workload(job.workload), comm.rank, comm.size, job.seed)
+    cases = tuple(dict.fromkeys(job.turns))
+    predicted = {case: _predict(comm, subject, case, network) for case in cases}
+    measured = _measure(comm, job, cases)
+    for case in cases:
+        if comm.rank == 0:
+            plan = plan_of(case, subject.tensors, comm.size)
+            say(_cell(case, plan.exchange, subject, predicted[case], measured[case]))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _predict(comm: TorchComm, subject: Subject, case: str, network: Network) -> Prediction:
+    dist.barrier()
+    plan = plan_of(case, subject.tensors, comm.size)
+    # All workers are on this machine, each in a namespace of its own.
+    cores = cores_each(comm.size, _CPU)
+    own = forecast(plan, subject.compute, subject.tensors, comm.size, network, cores)
+    times_s = Forecast(*mean_of_ranks(comm, _CPU, own.forecast))
+    return Prediction(times_s, own.sent_bytes, own.calls)
+
+
+def _measure(comm: TorchComm, job: Job, cases: tuple[str, ...]) -> dict[str, tuple[float, float]]:
+    """The median step of each case in seconds, and what others did meanwhile."""
+    steps_s: dict[str, list[float]] = {case: [] for case in cases}
+    others: dict[str, list[float]] = {case: [] for case in cases}
+    sessions = {case: Session(job, case) for case in cases}
+    for case in job.turns:
+        dist.barrier()
+        for _ in range(job.warmup):
+            sessions[case].step()
+        dist.barrier()
+        watch = Others()
+        steps_s[case] += [sessions[case].step() for _ in range(job.steps)]
+        busy_s, own_s, passed_s = mean_of_ranks(comm, _CPU, watch.since())
+        others[case].append(others_cores(busy_s, own_s * comm.size, passed_s))
+    for session in sessions.values():
+        session.close()
+    return {case: (median(steps_s[case]), max(others[case])) for case in cases}
+
+
+def _cell(
+    case: str, exchange: str, subject: Subject, predicted: Prediction, measured: tuple[float, float]
+) -> Cell:
+    return Cell(
+        spec=case,
+        exchange=exchange,
+        workload=subject.title,
+        parameters=subject.parameters,
+        forecast_s=tuple(predicted.forecast),
+        sent_bytes=predicted.sent_bytes,
+        calls=predicted.calls,
+        measured_s=measured[0],
+        others_cores=measured[1],
+    )
+
+
+if __name__ == "__main__":
+    main()
