@@ -38,6 +38,8 @@ class ForecastRecord:
     measured_ms: float | None = None
     others_cores: float | None = None
     """Cores that other programs used while it was measured."""
+    beside_others_ms: float | None = None
+    """What would have been predicted for the cores that they left."""
 
     @property
     def off(self) -> float | None:

@@ -36,8 +36,9 @@ def scaling_table(records: Sequence[ForecastRecord]) -> Table:
 
 def validation_table(records: Sequence[ForecastRecord]) -> Table:
     """What was predicted beside what was measured."""
-    columns = ("method", "rate", "workers", "predicted", "measured", "off by", "others' cores")
-    table = _table("Predicted and measured step", columns, words=2)
+    columns = ("method", "rate", "workers", "predicted", "measured", "off by")
+    beside = ("others' cores", "predicted beside them")
+    table = _table("Predicted and measured step", (*columns, *beside), words=2)
     for r in records:
         _add(
             table,
@@ -48,6 +49,7 @@ def validation_table(records: Sequence[ForecastRecord]) -> Table:
                 human.duration_ms(r.measured_ms),
                 human.NOTHING if r.off is None else f"{r.off:+.0%}",
                 human.digits(r.others_cores),
+                human.duration_ms(r.beside_others_ms),
             ),
         )
     return table

@@ -44,6 +44,7 @@ class Cell:
     forecast_s: tuple[float, ...]
     sent_bytes: float
     calls: float
+    beside_s: float
     measured_s: float
     others_cores: float
 
@@ -105,7 +106,12 @@ class Validation:
         setting = Setting(cell.workload, cell.parameters, rate, None, "cpu", self.command, facts)
         predicted = Prediction(Forecast(*cell.forecast_s), cell.sent_bytes, cell.calls)
         record = setting.record(cell.spec, cell.exchange, workers, predicted)
-        return replace(record, measured_ms=cell.measured_s * 1e3, others_cores=cell.others_cores)
+        return replace(
+            record,
+            beside_others_ms=cell.beside_s * 1e3,
+            measured_ms=cell.measured_s * 1e3,
+            others_cores=cell.others_cores,
+        )
 
 
 def _line(record: ForecastRecord) -> str:

@@ -1,6 +1,5 @@
 """What calls cost on the links that are there: short and long ones of every kind, timed."""
 
-from statistics import median
 from time import perf_counter, process_time
 from typing import NamedTuple
 
@@ -52,7 +51,7 @@ def _said(kind: Kind, nbytes: int, size: int) -> float:
 
 
 def _cost(comm: Comm, device: torch.device, kind: Kind, nbytes: int, repeats: int) -> _Cost:
-    """Medians on each rank, so that a burst of somebody else's work does not count."""
+    """Lower quartiles on each rank: what somebody else does meanwhile only adds to a call."""
     comm.answer(_call(comm, device, kind, nbytes))
     wall_s: list[float] = []
     work_s: list[float] = []
@@ -62,7 +61,12 @@ def _cost(comm: Comm, device: torch.device, kind: Kind, nbytes: int, repeats: in
         comm.answer(call)
         wall_s.append(perf_counter() - start_s)
         work_s.append(process_time() - worked_s)
-    return _Cost(*mean_of_ranks(comm, device, [median(wall_s), median(work_s)]))
+    own = [_lower_quartile(wall_s), _lower_quartile(work_s)]
+    return _Cost(*mean_of_ranks(comm, device, own))
+
+
+def _lower_quartile(times_s: list[float]) -> float:
+    return sorted(times_s)[len(times_s) // 4]
 
 
 def _call(comm: Comm, device: torch.device, kind: Kind, nbytes: int) -> Call:
