@@ -23,6 +23,7 @@ LEVELS = (
     ("lanes",),
     ("checkpoint", "checkpoint_files"),
     ("simulate", "control", "local", "mount"),
+    ("forecast",),
     # The package itself: its public names.
     ("laconic",),
     ("bench",),

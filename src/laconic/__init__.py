@@ -10,6 +10,8 @@ from laconic.errors import (
     PeerError,
     WireError,
 )
+from laconic.forecast.advice import Advice
+from laconic.forecast.advise import advise
 from laconic.mount.ddp import Link, attach
 from laconic.simulate import Simulation, simulate
 from laconic.spec import compressor_classes, format_spec, methods, parse
@@ -18,6 +20,7 @@ from laconic.version import VERSION
 __version__ = VERSION
 
 __all__ = [
+    "Advice",
     "Checkpoints",
     "Compressor",
     "ConfigError",
@@ -28,6 +31,7 @@ __all__ = [
     "PeerError",
     "Simulation",
     "WireError",
+    "advise",
     "attach",
     "format_spec",
     "methods",

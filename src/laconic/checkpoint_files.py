@@ -25,6 +25,7 @@ log = logging.getLogger("laconic")
 _HASH_DIGITS = 16
 _READ_BYTES = 1 << 20
 _STEP_BYTES = 8
+_MOST_STEPS = 1 << 20
 
 
 class Resumed(NamedTuple):
@@ -114,7 +115,8 @@ class Checkpoints:
             )
         own = [byte for step in self.steps() for byte in step.to_bytes(_STEP_BYTES, "big")]
         told = torch.tensor(own, dtype=torch.uint8, device="cuda" if comm.on_device else "cpu")
-        heard = comm.answer(Call("gather", [told]))
+        limits = [_MOST_STEPS * _STEP_BYTES] * comm.size
+        heard = comm.answer(Call("gather", [told], limits=limits))
         return max(set.intersection(*(_steps(bytes(row.tolist())) for row in heard)), default=None)
 
     def _tidy(self, saved: _File) -> None:

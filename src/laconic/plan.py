@@ -13,8 +13,9 @@ from laconic.compressors.fp16 import Fp16
 from laconic.compressors.none import NoCompression
 from laconic.contract import Compressor, ManyRounds, Memory, OneRound
 from laconic.errors import ConfigError
-from laconic.exchange.auto import LinkModel, choose
+from laconic.exchange.auto import choose
 from laconic.memory.none import NoMemory
+from laconic.network.model import LinkModel
 from laconic.spec import (
     find_exchange,
     find_layers,

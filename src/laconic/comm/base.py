@@ -13,6 +13,8 @@ from laconic.errors import WireError
 
 T = TypeVar("T")
 
+Kind: TypeAlias = Literal["mean", "gather", "scatter", "broadcast"]
+
 
 @dataclass(frozen=True)
 class Ring:
@@ -40,7 +42,7 @@ class Call:
     buffer, answered by the root's.
     """
 
-    kind: Literal["mean", "gather", "scatter", "broadcast"]
+    kind: Kind
     buffers: list[Tensor]
     sizes: list[int] | None = None
     """Bytes to expect from each rank; None when they must be told first."""

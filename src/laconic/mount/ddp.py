@@ -79,7 +79,7 @@ class Link:
         self._lanes = Lanes(plan, tensors, group.rank(), group.size(), seed, nan_policy)
         self._loan = borrow(group, slot.device)
         self._comm = TorchComm(self._loan.group, checksum=checksum)
-        guards = {"nan_policy": nan_policy, "check_every": check_every}
+        guards = {"nan_policy": nan_policy, "check_every": check_every, "checksum": checksum}
         try:
             agree(self._comm, slot.device, {**_settings(plan, tensors, seed), **guards})
         except ConfigError:
