@@ -23,11 +23,11 @@ def rss_kb() -> int:
     return pages * resource.getpagesize() // 1024
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(240)
 def test_twenty_thousand_steps() -> None:
     """Two workers, one small layer; methods in turn, the cheap one more often."""
     specs = ("topk:ratio=0.05", "efsign")
-    order = (0, 1, 1, 1, 1)
+    order = (0, *[1] * 9)
     sims = [laconic.simulate({"w": torch.zeros(33, 32)}, spec, workers=2) for spec in specs]
     grads = [[{"w": torch.randn(33, 32)} for _ in range(2)] for _ in range(7)]
     times, memory, held = [], [], []
@@ -39,7 +39,7 @@ def test_twenty_thousand_steps() -> None:
         times.append(process_time() - start)
         memory.append(rss_kb())
         held.append((threading.active_count(), len(os.listdir("/proc/self/fd"))))
-    assert [sim.stats()["steps"] for sim in sims] == [4_000, 16_000]
+    assert [sim.stats()["steps"] for sim in sims] == [2_000, 18_000]
     assert memory[-1] < memory[0] + GROWN_KB
     assert held[-1] == held[0]
     # Time of this process alone, yet other processes share its caches.

@@ -41,6 +41,9 @@ def positions(numel: int, at_end: bool) -> int:
                 index = cpu.unpack_index(packed, low, bits, count)
                 assert int(index.min()) >= 0
                 assert int(index.max()) < numel
+                values = B.hold(noise(4 * count).view(torch.float32), at_end=at_end).view(1, -1)
+                out = C.hold(torch.zeros(numel), at_end=at_end)
+                cpu.add_packed(out, packed.unsqueeze(0), low, bits, values, 0.5)
     return 1
 
 
