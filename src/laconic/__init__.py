@@ -1,5 +1,6 @@
 """Laconic: distributed training that says the most in the fewest bytes."""
 
+from laconic import local
 from laconic.contract import Compressor
 from laconic.errors import (
     ConfigError,
@@ -28,6 +29,7 @@ __all__ = [
     "WireError",
     "attach",
     "format_spec",
+    "local",
     "methods",
     "parse",
     "simulate",

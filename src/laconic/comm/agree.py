@@ -1,9 +1,10 @@
 """Ranks find out at the start whether they were set up alike, instead of hanging later."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from laconic.comm.base import Call, Comm
 from laconic.errors import ConfigError
@@ -11,9 +12,18 @@ from laconic.errors import ConfigError
 
 def agree(comm: Comm, device: torch.device, settings: Mapping[str, object]) -> None:
     """Raises ConfigError on every rank, with all differences, unless all have equal settings."""
+    compare(comm.answer(settings_call(device, settings)))
+
+
+def settings_call(device: torch.device, settings: Mapping[str, object]) -> Call:
+    """Tells all ranks the settings; `compare` takes the answer."""
     text = json.dumps(settings, sort_keys=True).encode()
-    own = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
-    told = [bytes(b.tolist()) for b in comm.answer(Call("gather", [own]))]
+    return Call("gather", [torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)])
+
+
+def compare(answer: Sequence[Tensor]) -> None:
+    """Raises ConfigError, with all differences, unless all have told the same settings."""
+    told = [bytes(b.tolist()) for b in answer]
     if len(set(told)) == 1:
         return
     views = [json.loads(t) for t in told]

@@ -1,0 +1,6 @@
+"""Optimisers that talk rarely: every worker takes steps of its own, and tells how far it went."""
+
+from laconic.local.peers import Seat, simulated
+from laconic.local.qsparse import QsparseLocalSGD
+
+__all__ = ["QsparseLocalSGD", "Seat", "simulated"]

@@ -1,0 +1,31 @@
+"""Every method of the folder in a small setting, and what its real ranks do in tests."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from crew import Method, plain_sgd, small_model, take_step, weights
+from torch import Tensor
+
+from laconic.local import QsparseLocalSGD
+
+Setting = tuple[Method, tuple[Any, ...], dict[str, Any]]
+
+METHODS: dict[str, Setting] = {
+    "qsparse": (QsparseLocalSGD, ("topk:ratio=0.1 | qsgd:bits=4",), {"sync_every": 4}),
+    "qsparse-sign": (QsparseLocalSGD, ("topk:ratio=0.1 | sign",), {"sync_every": 4}),
+}
+
+
+def trained_rank(name: str, steps: int) -> tuple[Tensor, Tensor, dict[str, object]]:
+    """This rank's weights, their mean over all, and its statistics."""
+    method, args, settings = METHODS[name]
+    model = small_model()
+    optimizer = plain_sgd(model)
+    with method(model, optimizer, *args, **settings) as worker:
+        for step in range(steps):
+            take_step(model, optimizer, step, dist.get_rank())
+        with worker.averaged():
+            mean = weights(model)
+        torch.manual_seed(0)
+        return weights(model), mean, worker.stats()
