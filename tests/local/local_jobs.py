@@ -7,12 +7,19 @@ import torch.distributed as dist
 from crew import Method, plain_sgd, small_model, take_step, weights
 from torch import Tensor
 
-from laconic.local import QsparseLocalSGD
+from laconic.local import CSER, BlockCSER, QsparseLocalSGD
 
 Setting = tuple[Method, tuple[Any, ...], dict[str, Any]]
 
 METHODS: dict[str, Setting] = {
     "qsparse": (QsparseLocalSGD, ("topk:ratio=0.1 | qsgd:bits=4",), {"sync_every": 4}),
+    "cser": (CSER, ("topk:ratio=0.1", "grbs:ratio=0.25,block=64"), {"sync_every": 4}),
+    "cser-pl": (CSER, (None, "topk:ratio=0.1 | sign"), {"sync_every": 4}),
+    "cser-blocks": (
+        BlockCSER,
+        ("grbs:ratio=0.1,block=16", "grbs:ratio=0.25,block=16"),
+        {"sync_every": 4},
+    ),
     "qsparse-sign": (QsparseLocalSGD, ("topk:ratio=0.1 | sign",), {"sync_every": 4}),
 }
 

@@ -14,7 +14,7 @@ SPECS = [
     "topk:ratio=0.1 | qsgd:bits=3,bucket=32,scaled=true",
     "topk:ratio=0.1 | sign",
     "randomk:ratio=0.5",
-    "powersgd:rank=2",
+    "powersgd:rank=4",
 ]
 
 

@@ -19,6 +19,7 @@ from laconic.local.fragment import Fragment, Outer
 from laconic.local.layers import Division, divide
 from laconic.local.peers import Group, Wait
 from laconic.local.plans import LocalNanPolicy, drift_plan
+from laconic.local.ratio import message_ratio
 from laconic.local.steps import LocalSteps
 from laconic.types import State
 
@@ -87,6 +88,10 @@ class AnchoredSteps(LocalSteps):
         parts = [list(fragment.parameters) for fragment in self._fragments]
         late = {"fragments": parts, "delay": self.streaming.delay, "alpha": self.streaming.alpha}
         return {**self._fragments[0].lanes.plan.describe(), **told, **late}
+
+    def planned_ratio(self) -> float:
+        """What the compressor saves at a sync, times `sync_every`."""
+        return self.sync_every * message_ratio(*(part.lanes for part in self._fragments))
 
     def _begin(self) -> None:
         for fragment in self._fragments:

@@ -19,6 +19,8 @@ def agreed(device: torch.device, settings: Mapping[str, object]) -> Conversation
 
 def checked_same(tensors: Mapping[str, Tensor], size: int) -> Conversation[None]:
     """Raises PeerError on all workers, naming parameters and ranks, unless all have the same."""
+    if not tensors:
+        return
     lines = differences((yield digests_call(tensors, size)), tensors)
     if lines:
         text = "models differ at the start (load the same one, or give broadcast=True):"

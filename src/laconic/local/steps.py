@@ -57,6 +57,10 @@ class LocalSteps(ABC):
         """What must be equal on all workers beside the parameters' forms."""
 
     @abstractmethod
+    def planned_ratio(self) -> float:
+        """How much less a worker is to say than at dense steps, by the forms of its messages."""
+
+    @abstractmethod
     def _begin(self) -> None:
         """Takes the parameters as they are for the start that all workers share."""
 
@@ -112,7 +116,7 @@ class LocalSteps(ABC):
         A dense step is a ring all-reduce of all parameters after every optimiser step.
         """
         tensors = list(self.parameters.values())
-        counts = {"steps": self.steps, "syncs": self.syncs}
+        counts = {"steps": self.steps, "syncs": self.syncs, "planned_ratio": self.planned_ratio()}
         return {**summary(self._lanes(), self._peers, tensors, self.steps), **counts}
 
     def state_dict(self) -> dict[str, object]:
