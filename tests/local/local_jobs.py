@@ -7,7 +7,7 @@ import torch.distributed as dist
 from crew import Method, plain_sgd, small_model, take_step, weights
 from torch import Tensor
 
-from laconic.local import CSER, BlockCSER, QsparseLocalSGD
+from laconic.local import CSER, BlockCSER, DiLoCo, LocalSGD, QsparseLocalSGD, SparseLoCo
 
 Setting = tuple[Method, tuple[Any, ...], dict[str, Any]]
 
@@ -20,6 +20,10 @@ METHODS: dict[str, Setting] = {
         ("grbs:ratio=0.1,block=16", "grbs:ratio=0.25,block=16"),
         {"sync_every": 4},
     ),
+    "local": (LocalSGD, (), {"sync_every": 4}),
+    "diloco": (DiLoCo, ("codebook:bits=8,spread=12",), {"sync_every": 4}),
+    "streaming": (DiLoCo, ("fp16",), {"sync_every": 4, "fragments": 2, "delay": 1}),
+    "sparseloco": (SparseLoCo, ("chunktopk:k=8,chunk=64 | codebook",), {"sync_every": 4}),
     "qsparse-sign": (QsparseLocalSGD, ("topk:ratio=0.1 | sign",), {"sync_every": 4}),
 }
 

@@ -2,7 +2,19 @@
 
 from laconic.local.block_cser import BlockCSER
 from laconic.local.cser import CSER
+from laconic.local.diloco import DiLoCo
+from laconic.local.local_sgd import LocalSGD
 from laconic.local.peers import Seat, simulated
 from laconic.local.qsparse import QsparseLocalSGD
+from laconic.local.sparseloco import SparseLoCo
 
-__all__ = ["CSER", "BlockCSER", "QsparseLocalSGD", "Seat", "simulated"]
+__all__ = [
+    "CSER",
+    "BlockCSER",
+    "DiLoCo",
+    "LocalSGD",
+    "QsparseLocalSGD",
+    "Seat",
+    "SparseLoCo",
+    "simulated",
+]
