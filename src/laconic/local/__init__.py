@@ -1,5 +1,6 @@
 """Optimisers that talk rarely: every worker takes steps of its own, and tells how far it went."""
 
+from laconic.local.async_qsparse import AsyncQsparseLocalSGD
 from laconic.local.block_cser import BlockCSER
 from laconic.local.cser import CSER
 from laconic.local.diloco import DiLoCo
@@ -10,6 +11,7 @@ from laconic.local.sparseloco import SparseLoCo
 
 __all__ = [
     "CSER",
+    "AsyncQsparseLocalSGD",
     "BlockCSER",
     "DiLoCo",
     "LocalSGD",

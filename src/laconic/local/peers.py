@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,8 @@ from laconic.comm.meter import Meter
 from laconic.comm.simulated import Simulated
 from laconic.comm.torch import TorchComm, private_group
 from laconic.errors import ConfigError, PeerError
+
+T = TypeVar("T")
 
 Wait: TypeAlias = Callable[[], None]
 """Returns when a conversation is over, and raises what went wrong in it."""
@@ -36,6 +38,10 @@ class Peers(ABC):
     @abstractmethod
     def start(self, conversation: Conversation[None]) -> Wait:
         """Begins a conversation that goes on while this worker computes."""
+
+    @abstractmethod
+    def rest(self) -> None:
+        """Waits for what is under way, and ends what runs beside."""
 
     @abstractmethod
     def prepare(self, node: int | None) -> None:
@@ -76,6 +82,11 @@ class GroupPeers(Peers):
             )
         return self._thread.submit(drive, conversation, self._comm).result
 
+    def rest(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
+
     def prepare(self, node: int | None) -> None:
         self._comm.prepare(node)
 
@@ -94,6 +105,15 @@ class Seat(Peers):
         self._table.come(self.rank, conversation, aside=False)
         return lambda: self._table.check_over(self.rank)
 
+    def share(self, name: str, thing: T | None) -> T:
+        """What worker 0 has put on the table under this name."""
+        if thing is not None:
+            self._table.things[name] = thing
+        return cast(T, self._table.things[name])
+
+    def rest(self) -> None:
+        pass
+
     def prepare(self, node: int | None) -> None:
         pass
 
@@ -104,6 +124,7 @@ class _Table:
     def __init__(self, size: int) -> None:
         self.size = size
         self.network, self.aside = Simulated(size), Simulated(size)
+        self.things: dict[str, object] = {}
         self._here: dict[int, Conversation[None]] = {}
 
     def come(self, rank: int, conversation: Conversation[None], aside: bool) -> None:

@@ -65,6 +65,9 @@ def load_tensors(here: Mapping[str, State], there: Mapping[str, State]) -> None:
             tensor.copy_(there[kind][name])
 
 
-def float_copies(tensors: Mapping[str, Tensor]) -> State:
-    """The tensors as flat float32, each in memory of its own."""
-    return {n: t.detach().to(torch.float32, copy=True).reshape(-1) for n, t in tensors.items()}
+def float_copies(tensors: Mapping[str, Tensor], device: str | None = None) -> State:
+    """The tensors as flat float32, each in memory of its own, where it is or on a device."""
+    return {
+        name: tensor.detach().to(device or tensor.device, torch.float32, copy=True).reshape(-1)
+        for name, tensor in tensors.items()
+    }

@@ -5,7 +5,7 @@ state, and the mean of all workers' models.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar, cast
 
@@ -51,6 +51,8 @@ class LocalSteps(ABC):
         self._broadcast = broadcast
         self._peers = peers_of(group, self.device)
         self._hook: RemovableHandle | None = None
+        self._meet: Callable[[], Conversation[None]] | None = None
+        self._leave: Callable[[bool], None] | None = None
 
     @abstractmethod
     def settings(self) -> dict[str, object]:
@@ -89,11 +91,14 @@ class LocalSteps(ABC):
         self._peers.talk(self._entry(), aside=True)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: object, *_: object) -> None:
         """Steps are no longer followed; what workers have not told each other stays theirs."""
         assert self._hook is not None
         self._hook.remove()
         self._hook = None
+        if self._leave is not None:
+            self._leave(error is not None)
+        self._peers.rest()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -142,16 +147,17 @@ class LocalSteps(ABC):
         self._step()
 
     def _entry(self) -> Conversation[None]:
-        yield from agreed(
-            self.device, {**self._identity(), "version": VERSION, "steps": self.steps}
-        )
-        if self.steps:
-            yield from checked_same(self._common(), self._peers.size)
-            return
-        if self._broadcast:
+        # Those who meet nobody but a server have taken different numbers of steps.
+        done = self.steps if self._meet is None else self.steps > 0
+        yield from agreed(self.device, {**self._identity(), "version": VERSION, "steps": done})
+        if self._broadcast and not self.steps:
             yield from copied_from_first(self.model.state_dict())
-        yield from checked_same(self.parameters, self._peers.size)
-        self._begin()
+        common = self._common() if self.steps else self.parameters
+        yield from checked_same(common, self._peers.size)
+        if not self.steps:
+            self._begin()
+        if self._meet is not None:
+            yield from self._meet()
 
     def _identity(self) -> dict[str, object]:
         forms = {n: f"{tuple(p.shape)} {p.dtype}" for n, p in self.parameters.items()}
