@@ -160,7 +160,7 @@ class AsyncQsparseLocalSGD(LocalSteps):
         [told] = yield Call("broadcast", [letter.to(self.device)])
         host, port, key = json.loads(bytes(told.tolist()))
         box = connect((host, port), bytes.fromhex(key))
-        self._counter = Correspondence(box, self._anchor)
+        self._counter = Correspondence(box, self._peers.rank, self._anchor)
 
     def _leave_server(self, failed: bool) -> None:
         if self._counter is not None:

@@ -12,7 +12,7 @@ from laconic.types import State
 
 _VISIT = struct.Struct("<iq")
 _SAID = struct.Struct("<iqdq")
-_GOODBYE = -1
+_GOODBYE, _HELLO = -1, -2
 """In place of a step."""
 
 
@@ -27,9 +27,11 @@ class Counter(Protocol):
 class Correspondence:
     """A server as its workers see it from afar."""
 
-    def __init__(self, box: Mailbox, like: State) -> None:
+    def __init__(self, box: Mailbox, rank: int, like: State) -> None:
         self._box = box
         self._like = like
+        # So that the server knows whom it has lost, should this be the last it hears.
+        box.send(_VISIT.pack(rank, _HELLO))
 
     def visit(self, rank: int, step: int, message: torch.Tensor) -> News:
         self._box.send(_VISIT.pack(rank, step) + as_bytes(message))
@@ -52,8 +54,9 @@ def serve(server: Server, box: Mailbox) -> None:
             if step == _GOODBYE:
                 server.leave(rank)
                 return
-            news = server.visit(rank, step, from_bytes(letter[_VISIT.size :]))
-            box.send(_write_news(news))
+            if step != _HELLO:
+                news = server.visit(rank, step, from_bytes(letter[_VISIT.size :]))
+                box.send(_write_news(news))
     except Exception as error:
         # Whatever is wrong with one worker's letters, the others must not suffer.
         if rank is not None:
