@@ -179,11 +179,11 @@ def at_unlike_speed(steps: int, pause_s: float) -> tuple[float, int, int, float]
 
 
 def test_a_slow_worker_does_not_slow_the_others(four_ranks: Ranks) -> None:
-    results = four_ranks.run(at_unlike_speed, 40, 0.01)
+    results = four_ranks.run(at_unlike_speed, 24, 0.01)
     times = [took for took, *_ in results]
-    assert times[3] >= 32 * 0.1
+    assert times[3] >= 16 * 0.1
     assert max(times[:3]) < times[3] / 2
-    assert [visits for _, visits, *_ in results] == [10] * 4
+    assert [visits for _, visits, *_ in results] == [6] * 4
     assert len({sent for _, _, sent, _ in results}) == 1
     assert all(loss < 1.3 for *_, loss in results)
 

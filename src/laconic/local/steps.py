@@ -87,8 +87,8 @@ class LocalSteps(ABC):
             raise ConfigError(f"{type(self).__name__} is entered already")
         for lanes in self._lanes():
             self._peers.prepare(lanes.plan.node())
-        self._hook = self.optimizer.register_step_post_hook(self._after_step)
         self._peers.talk(self._entry(), aside=True)
+        self._hook = self.optimizer.register_step_post_hook(self._after_step)
         return self
 
     def __exit__(self, error: object, *_: object) -> None:
