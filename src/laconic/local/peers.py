@@ -40,8 +40,8 @@ class Peers(ABC):
         """Begins a conversation that goes on while this worker computes."""
 
     @abstractmethod
-    def rest(self) -> None:
-        """Waits for what is under way, and ends what runs beside."""
+    def rest(self, *, wait: bool) -> None:
+        """Ends what runs beside; waits for what is under way, or leaves it to itself."""
 
     @abstractmethod
     def prepare(self, node: int | None) -> None:
@@ -82,9 +82,9 @@ class GroupPeers(Peers):
             )
         return self._thread.submit(drive, conversation, self._comm).result
 
-    def rest(self) -> None:
+    def rest(self, *, wait: bool) -> None:
         if self._thread is not None:
-            self._thread.shutdown()
+            self._thread.shutdown(wait=wait)
             self._thread = None
 
     def prepare(self, node: int | None) -> None:
@@ -111,7 +111,7 @@ class Seat(Peers):
             self._table.things[name] = thing
         return cast(T, self._table.things[name])
 
-    def rest(self) -> None:
+    def rest(self, *, wait: bool) -> None:
         pass
 
     def prepare(self, node: int | None) -> None:

@@ -98,7 +98,8 @@ class LocalSteps(ABC):
         self._hook = None
         if self._leave is not None:
             self._leave(error is not None)
-        self._peers.rest()
+        # After an error others may never come to what is under way.
+        self._peers.rest(wait=error is None)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
