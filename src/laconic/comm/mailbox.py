@@ -75,6 +75,9 @@ class PostOffice:
         self._start(self._accept)
 
     def close(self) -> None:
+        # Closing alone does not wake the thread that waits at the door.
+        with suppress(OSError):
+            self._door.shutdown(socket.SHUT_RDWR)
         self._door.close()
 
     def _accept(self) -> None:
