@@ -1,5 +1,6 @@
 """Laconic: distributed training that says the most in the fewest bytes."""
 
+from laconic import local
 from laconic.checkpoint_files import Checkpoints
 from laconic.contract import Compressor
 from laconic.errors import (
@@ -34,6 +35,7 @@ __all__ = [
     "advise",
     "attach",
     "format_spec",
+    "local",
     "methods",
     "parse",
     "simulate",
