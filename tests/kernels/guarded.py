@@ -8,6 +8,7 @@ from torch import Tensor
 
 from laconic.bench.fuzz.guard import Guarded
 from laconic.kernels import cpu
+from laconic.kernels.rule import Kind, Rule
 from laconic.wire.bits import packed_numel
 from laconic.wire.indices import bitmap_bits, index_field, low_bits
 
@@ -50,26 +51,44 @@ def positions(numel: int, at_end: bool) -> int:
 def signs(numel: int, at_end: bool) -> int:
     for rows in (1, 3):
         bits = A.hold(noise(rows * packed_numel(numel, 1)), at_end=at_end).view(rows, -1)
-        scales = B.hold(noise(4 * rows).view(torch.float32), at_end=at_end)
-        cpu.sign_add(C.hold(torch.zeros(numel), at_end=at_end), bits, scales)
+        scales = B.hold(noise(4 * rows).view(torch.float32), at_end=at_end).view(rows, 1)
+        cpu.sign_add(C.hold(torch.zeros(numel), at_end=at_end), bits, scales, 0.5)
     return 2
 
 
 def levels(numel: int, at_end: bool) -> int:
-    for width in range(2, 9):
-        for bucket in (1, 5, 8, 128):
-            buckets = -(-numel // bucket)
-            codes = A.hold(noise(2 * packed_numel(numel, width)), at_end=at_end).view(2, -1)
-            scales = B.hold(noise(8 * buckets).view(torch.float32), at_end=at_end).view(2, -1)
-            out = C.hold(torch.zeros(numel), at_end=at_end)
-            cpu.round_add(out, codes, scales, width, bucket)
-    return 28
+    rules = [Rule("chance", bucket, width) for width in range(2, 9) for bucket in (1, 5, 8, 128)]
+    kinds: tuple[Kind, ...] = ("e4m3", "e5m2", "tree", "power")
+    rules += [Rule(kind, bucket) for kind in kinds for bucket in (5, 128)]
+    for rule in rules:
+        buckets = -(-numel // rule.bucket)
+        codes = A.hold(noise(2 * packed_numel(numel, rule.width)), at_end=at_end).view(2, -1)
+        scales = B.hold(noise(8 * buckets).view(torch.float32), at_end=at_end).view(2, -1)
+        out = C.hold(torch.zeros(numel), at_end=at_end)
+        cpu.round_add(out, codes, scales, 0.5, rule)
+    return len(rules)
+
+
+def sides(numel: int, at_end: bool) -> int:
+    for bucket in (1, 5, 64, 2000):
+        buckets = -(-numel // bucket)
+        bits = A.hold(noise(2 * packed_numel(numel, 1)), at_end=at_end).view(2, -1)
+        means = B.hold(noise(8 * buckets).view(torch.float32), at_end=at_end).view(2, -1)
+        cpu.sides_add(C.hold(torch.zeros(numel), at_end=at_end), bits, means, means, 0.5, bucket)
+    return 4
+
+
+def trits(numel: int, at_end: bool) -> int:
+    packed = A.hold(noise(2 * -(-numel // 5)), at_end=at_end).view(2, -1)
+    scales = B.hold(noise(8).view(torch.float32), at_end=at_end).view(2, 1)
+    cpu.trits_add(C.hold(torch.zeros(numel), at_end=at_end), packed, scales, 0.5)
+    return 1
 
 
 if __name__ == "__main__":
     calls = sum(
         loop(numel, at_end)
-        for loop in (unpack_bits, positions, signs, levels)
+        for loop in (unpack_bits, positions, signs, levels, sides, trits)
         for numel in SIZES
         for at_end in (True, False)
         for _ in range(3)
