@@ -10,6 +10,7 @@ from laconic.errors import (
     WireError,
 )
 from laconic.mount.ddp import Link, attach
+from laconic.mount.optimizer import Reducer, reduce_gradients, wrap_optimizer
 from laconic.simulate import Simulation, simulate
 from laconic.spec import compressor_classes, format_spec, methods, parse
 from laconic.version import VERSION
@@ -24,13 +25,16 @@ __all__ = [
     "MissingExtra",
     "NonFiniteError",
     "PeerError",
+    "Reducer",
     "Simulation",
     "WireError",
     "attach",
     "format_spec",
     "methods",
     "parse",
+    "reduce_gradients",
     "simulate",
+    "wrap_optimizer",
 ]
 
 
