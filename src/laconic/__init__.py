@@ -10,6 +10,7 @@ from laconic.errors import (
     WireError,
 )
 from laconic.mount.ddp import Link, attach
+from laconic.mount.fsdp import Shards, attach_fsdp
 from laconic.mount.optimizer import Reducer, reduce_gradients, wrap_optimizer
 from laconic.simulate import Simulation, simulate
 from laconic.spec import compressor_classes, format_spec, methods, parse
@@ -26,9 +27,11 @@ __all__ = [
     "NonFiniteError",
     "PeerError",
     "Reducer",
+    "Shards",
     "Simulation",
     "WireError",
     "attach",
+    "attach_fsdp",
     "format_spec",
     "methods",
     "parse",

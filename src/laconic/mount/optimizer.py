@@ -30,7 +30,7 @@ class Reducer(Handle):
 
     Called on all ranks of the group, which check that they agree, and before the first step that
     their parameters are the same: nobody broadcasts them. With `find_unused_parameters` ranks tell
-    each other which gradients they have, a bit a parameter: one that is missing everywhere stays
+    each other which gradients they have, a byte a parameter: one that is missing everywhere stays
     None, one that is missing somewhere counts as zero there. Without it a missing one is an error.
     """
 
