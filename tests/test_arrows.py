@@ -22,7 +22,7 @@ LEVELS = (
     ("catalogue",),
     ("lanes",),
     ("checkpoint",),
-    ("simulate", "control", "local", "mount"),
+    ("simulate", "control", "local", "migrate", "mount"),
     # The package itself: its public names.
     ("laconic",),
     ("bench",),

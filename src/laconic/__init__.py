@@ -9,6 +9,7 @@ from laconic.errors import (
     PeerError,
     WireError,
 )
+from laconic.migrate import from_grace
 from laconic.mount.ddp import Link, attach
 from laconic.mount.fsdp import Shards, attach_fsdp
 from laconic.mount.optimizer import Reducer, reduce_gradients, wrap_optimizer
@@ -33,6 +34,7 @@ __all__ = [
     "attach",
     "attach_fsdp",
     "format_spec",
+    "from_grace",
     "methods",
     "parse",
     "reduce_gradients",
