@@ -12,7 +12,8 @@ from laconic.errors import (
 from laconic.migrate import from_grace
 from laconic.mount.ddp import Link, attach
 from laconic.mount.fsdp import Shards, attach_fsdp
-from laconic.mount.optimizer import Reducer, reduce_gradients, wrap_optimizer
+from laconic.mount.optimizer import reduce_gradients, wrap_optimizer
+from laconic.mount.reducer import Reducer
 from laconic.simulate import Simulation, simulate
 from laconic.spec import compressor_classes, format_spec, methods, parse
 from laconic.version import VERSION

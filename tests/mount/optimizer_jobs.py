@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import laconic
-from laconic.mount.optimizer import messages
+from laconic.mount.reducer import messages
 
 
 def stepped(

@@ -93,3 +93,4 @@ def test_messages_are_about_as_large_as_buckets() -> None:
     lengths = [20 * megabyte, 5 * megabyte, megabyte, 60 * megabyte, megabyte]
     together = jobs.sizes_of(lengths)
     assert together == [lengths[:2], lengths[2:3], lengths[3:4], lengths[4:]]
+    assert jobs.sizes_of([0, 3]) == [[0, 3]]

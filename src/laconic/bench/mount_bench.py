@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from laconic.mount.ddp import attach
 from laconic.mount.fsdp import attach_fsdp
-from laconic.mount.optimizer import Reducer
+from laconic.mount.reducer import Reducer
 
 Step: TypeAlias = Callable[[], None]
 
