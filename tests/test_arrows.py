@@ -21,8 +21,9 @@ LEVELS = (
     ("plan",),
     ("catalogue",),
     ("lanes",),
-    ("checkpoint",),
+    ("checkpoint", "checkpoint_files"),
     ("simulate", "control", "local", "migrate", "mount"),
+    ("forecast",),
     # The package itself: its public names.
     ("laconic",),
     ("bench",),

@@ -1,5 +1,6 @@
 """Laconic: distributed training that says the most in the fewest bytes."""
 
+from laconic.checkpoint_files import Checkpoints
 from laconic.contract import Compressor
 from laconic.errors import (
     ConfigError,
@@ -9,6 +10,8 @@ from laconic.errors import (
     PeerError,
     WireError,
 )
+from laconic.forecast.advice import Advice
+from laconic.forecast.advise import advise
 from laconic.migrate import from_grace
 from laconic.mount.ddp import Link, attach
 from laconic.mount.fsdp import Shards, attach_fsdp
@@ -21,6 +24,8 @@ from laconic.version import VERSION
 __version__ = VERSION
 
 __all__ = [
+    "Advice",
+    "Checkpoints",
     "Compressor",
     "ConfigError",
     "LaconicError",
@@ -32,6 +37,7 @@ __all__ = [
     "Shards",
     "Simulation",
     "WireError",
+    "advise",
     "attach",
     "attach_fsdp",
     "format_spec",

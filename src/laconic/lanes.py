@@ -23,7 +23,8 @@ NanPolicy: TypeAlias = Literal["propagate", "raise", "ignore"]
 
 propagate: each gradient of its bucket has a NaN on all ranks, so that a loss scaler skips the step,
 and nothing is remembered of it. raise: that too, and `backward` raises NonFiniteError on all ranks.
-ignore: nobody looks, and residuals need half the memory; what is not finite may stay in them.
+ignore: nobody looks, and residuals need half the memory; what is not finite may stay in them. An
+aggregation that bears liars bears as many ranks with such gradients: the step counts without them.
 """
 
 
@@ -60,14 +61,21 @@ class Lanes:
         self.dense_bytes += ring_bytes(sum(g.nbytes for g in grads), self.size)
         talks = [exchange(g, self.lanes[name]) for name, g in zip(names, grads, strict=True)]
         guarded = self.nan_policy != "ignore" and self.plan.compressor.family != "dense"
-        return self._guarded(talks, grads) if guarded else together(talks)
+        return self._guarded(names, talks, grads) if guarded else together(talks)
 
     def _guarded(
-        self, talks: Sequence[Rounds], grads: Sequence[Tensor]
+        self, names: Sequence[str], talks: Sequence[Rounds], grads: Sequence[Tensor]
     ) -> Conversation[list[Tensor]]:
-        """The same with an alarm: gradients that are not finite anywhere are so everywhere."""
-        alarm = Alarm(grads)
+        """The same with an alarm: gradients that are not finite anywhere are so everywhere.
+
+        But where the exchange bears some liars, it is as if as many were not there.
+        """
+        borne = self.plan.bears(self.size)
+        alarm = Alarm(grads, borne)
         means = yield from together(talks, alarm)
+        if borne:
+            for name in names:
+                self.lanes[name].mend()
         if self.plan.counts_votes() and self.loss_scale != 1:
             # A majority is +1 or -1 whatever the scale, and whoever scaled will unscale it.
             torch._foreach_mul_(list(grads), self.loss_scale)

@@ -8,13 +8,15 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
+from laconic.aggregate import borne
 from laconic.compressors.bf16 import Bf16
 from laconic.compressors.fp16 import Fp16
 from laconic.compressors.none import NoCompression
 from laconic.contract import Compressor, ManyRounds, Memory, OneRound, Talker
 from laconic.errors import ConfigError
-from laconic.exchange.auto import LinkModel, choose
+from laconic.exchange.auto import choose
 from laconic.memory.none import NoMemory
+from laconic.network.model import LinkModel
 from laconic.spec import (
     find_exchange,
     find_layers,
@@ -22,6 +24,7 @@ from laconic.spec import (
     name_of,
     parse,
     parse_memory,
+    read_settings,
     wrap_in_exchange,
 )
 from laconic.step import Lane
@@ -83,6 +86,15 @@ class Plan:
         """Ranks a node, where that matters."""
         layers = find_layers(self.exchange)
         return None if layers is None else layers.node
+
+    def bears(self, ranks: int) -> int:
+        """How many ranks may have gradients that are not finite, and the step counts without."""
+        layers = find_layers(self.exchange)
+        if layers is not None:
+            # A node with such a rank is lost as a whole.
+            return replace(self, exchange=layers.between).bears(ranks // layers.node)
+        _, settings = read_settings(self.exchange)
+        return borne(settings.get("aggregate", "mean"), ranks)
 
     def describe(self) -> dict[str, str]:
         return {

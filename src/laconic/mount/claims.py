@@ -12,11 +12,14 @@ from laconic.errors import ConfigError
 _owners = WeakIdKeyDictionary()
 
 
-def check_free(parameters: Mapping[nn.Parameter, str]) -> None:
-    """Raises ConfigError if the gradients of any parameter go through a mount already."""
+def check_free(parameters: Mapping[nn.Parameter, str], but: type | None) -> None:
+    """Raises ConfigError if the gradients of any parameter go through a mount already.
+
+    Mounts of type `but` do not count: their place can be taken only once.
+    """
     for parameter, name in parameters.items():
-        owner = _owners[parameter]() if parameter in _owners else None
-        if owner is not None:
+        owner = _owner(parameter)
+        if owner is not None and type(owner) is not but:
             raise ConfigError(
                 f"{name}: its gradient goes through a {type(owner).__name__} already; detach that"
             )
@@ -27,6 +30,12 @@ def claim(parameters: Iterable[nn.Parameter], owner: object) -> None:
         _owners[parameter] = ref(owner)
 
 
-def release(parameters: Iterable[nn.Parameter]) -> None:
+def release(parameters: Iterable[nn.Parameter], owner: object) -> None:
     for parameter in parameters:
-        _owners.pop(parameter, None)
+        if _owner(parameter) is owner:
+            del _owners[parameter]
+
+
+def _owner(parameter: nn.Parameter) -> object | None:
+    owner: object | None = _owners[parameter]() if parameter in _owners else None
+    return owner

@@ -1,6 +1,6 @@
 """DistributedDataParallel: one line that compresses the gradients of a DDP script."""
 
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 import torch
 import torch.distributed as dist
@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from laconic.checks import check_whole
 from laconic.comm.base import Conversation, drive
 from laconic.comm.drift import check_same
-from laconic.comm.torch import private_group
+from laconic.comm.groups import borrow
 from laconic.contract import Compressor, Memory
 from laconic.errors import ConfigError
 from laconic.lanes import NanPolicy
@@ -27,15 +27,17 @@ from laconic.plan import make_plan
 class Slot:
     """DDP's only hook slot, which cannot be emptied again; but who answers in it can change."""
 
-    def __init__(self, model: DDP, group: dist.ProcessGroup) -> None:
+    def __init__(self, model: DDP) -> None:
         self.device = next(model.parameters()).device
         self.dense_group = model.process_group
-        self.group = private_group(group, self.device)
         self.link: Link | None = None
 
 
 # A hook stays for the life of its DDP, and this must not prolong it.
 _slots: WeakKeyDictionary[DDP, Slot] = WeakKeyDictionary()
+
+_orphans: list[Slot] = []
+"""Slots whose model died attached. Who collects it may hold any lock, so it is only noted there."""
 
 
 # DDP compares these annotations by identity, so this file has no postponed annotations.
@@ -53,12 +55,25 @@ def _hook(state: Slot, bucket: dist.GradBucket) -> Future[Tensor]:  # type: igno
 class Link(Handle):
     """A DDP model whose gradients go through Laconic, until `detach`."""
 
+    has_slot = True
+
     def __init__(
-        self, slot: Slot, names: dict[nn.Parameter, str], wanted: Wanted, options: Options
+        self,
+        slot: Slot,
+        group: dist.ProcessGroup,
+        names: dict[nn.Parameter, str],
+        wanted: Wanted,
+        options: Options,
     ) -> None:
         self._slot = slot
         tensors: dict[str, Tensor] = {name: p for p, name in names.items()}
-        Handle.__init__(self, slot.group, tensors, names, make_plan, wanted, options)
+        # For us alone: what we send from a thread must not mix with what others send.
+        self._loan = borrow(group, slot.device)
+        try:
+            Handle.__init__(self, self._loan.group, tensors, names, make_plan, wanted, options)
+        except ConfigError:
+            self._loan.give_back()
+            raise
         self._settling = False
         self._courier = (OnStream if self._comm.on_device else OnThread)(slot.device)
         self._hooks: list[RemovableHandle] = []
@@ -68,6 +83,8 @@ class Link(Handle):
         for hook in self._hooks:
             hook.remove()
         self._courier.close()
+        if self._courier.sound():
+            self._loan.give_back()
 
     def _is_attached(self) -> bool:
         return self._slot.link is self
@@ -136,14 +153,17 @@ def attach(
     `check_every` backward passes ranks compare their parameters, unless it is 0. With `checksum` a
     CRC goes behind every message that is not summed up on the way.
     """
+    while _orphans:
+        _bury(_orphans.pop())
     check_whole("attach", "check_every", check_every, 0)
     names = _names(model)
     group = process_group or model.process_group
     wanted = Wanted(compressor, memory, exchange)
     # Refused before the slot is taken, which cannot be undone.
     make_plan(*wanted, names, group.size())
-    slot = _take_slot(model, group)
-    slot.link = Link(slot, names, wanted, Options(seed, nan_policy, check_every, checksum))
+    slot = _take_slot(model)
+    options = Options(seed, nan_policy, check_every, checksum)
+    slot.link = Link(slot, group, names, wanted, options)
     if scaler is not None:
         slot.link._follow(model, scaler)
     return slot.link
@@ -158,16 +178,23 @@ def _names(model: DDP) -> dict[nn.Parameter, str]:
     return {p: n for n, p in named if p.requires_grad and n not in model.parameters_to_ignore}
 
 
-def _take_slot(model: DDP, group: dist.ProcessGroup) -> Slot:
+def _take_slot(model: DDP) -> Slot:
     if model not in _slots:
         occupant = model._get_ddp_logging_data().get("comm_hook")
         if model.mixed_precision is not None:
             occupant = "DDP's mixed_precision"
         if occupant:
             raise ConfigError(f"attach: the model's only hook slot is taken by {occupant}")
-        slot = Slot(model, group)
+        slot = Slot(model)
         model.register_comm_hook(slot, _hook)
         _slots[model] = slot
+        finalize(model, _orphans.append, slot).atexit = False
     if _slots[model].link is not None:
         raise ConfigError("attach: this model has a link already; switch or detach that one")
     return _slots[model]
+
+
+def _bury(slot: Slot) -> None:
+    """Ends what a model left behind that died without a detach."""
+    if slot.link is not None:
+        slot.link._leave()

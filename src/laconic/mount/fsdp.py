@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from laconic.comm.base import drive
-from laconic.comm.torch import private_group
 from laconic.contract import Compressor, Memory
 from laconic.errors import ConfigError
 from laconic.lanes import NanPolicy
@@ -161,7 +160,6 @@ def attach_fsdp(
     for unit in units:
         if occupant := unit.occupant(setter):
             raise ConfigError(f"attach_fsdp: {setter} of {unit.title} is taken by {occupant}")
-    group = private_group(group, units[0].parameters[0].device)
     options = Options(seed, nan_policy, 0, checksum)
     return Shards(units, group, replicas is not None, Wanted(compressor, memory, exchange), options)
 

@@ -6,7 +6,7 @@ Where gradients come from, and when they are exchanged, is each mount's own.
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias, cast
+from typing import ClassVar, NamedTuple, TypeAlias, cast
 
 import torch
 import torch.distributed as dist
@@ -51,6 +51,9 @@ class Wanted(NamedTuple):
 class Handle(ABC):
     """Gradients that go through Laconic, until `detach`."""
 
+    has_slot: ClassVar[bool] = False
+    """Whether the model itself has one place for it, so that a second one would be seen there."""
+
     def __init__(
         self,
         group: dist.ProcessGroup,
@@ -60,7 +63,7 @@ class Handle(ABC):
         wanted: Wanted,
         options: Options,
     ) -> None:
-        check_free(parameters)
+        check_free(parameters, type(self) if self.has_slot else None)
         self._parameters = dict(parameters)
         self._device = next(iter(tensors.values())).device
         self._comm = TorchComm(group, checksum=options.checksum)
@@ -68,7 +71,11 @@ class Handle(ABC):
         size, seed, policy = self._comm.size, options.seed, options.nan_policy
         plan = planner(*wanted, tensors.values(), size)
         self._lanes = Lanes(plan, tensors, self._comm.rank, size, seed, policy)
-        guards = {"nan_policy": policy, "check_every": options.check_every}
+        guards = {
+            "nan_policy": policy,
+            "check_every": options.check_every,
+            "checksum": options.checksum,
+        }
         agree(self._comm, self._device, {**_settings(plan, tensors, seed), **guards})
         self._comm.prepare(plan.node())
         self._buckets = Buckets()
@@ -159,8 +166,11 @@ class Handle(ABC):
         norm = self.stats()["residual_norm"]
         if norm:
             log.info("detach: residuals of norm %.3g are dropped", norm)
+        self._leave()
+
+    def _leave(self) -> None:
         self._close()
-        release(self._parameters)
+        release(self._parameters, self)
 
     def _is_check_due(self) -> bool:
         """Whether ranks compare their parameters after this pass, which is counted."""
