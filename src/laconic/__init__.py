@@ -1,5 +1,6 @@
 """Laconic: distributed training that says the most in the fewest bytes."""
 
+from laconic import local
 from laconic.checkpoint_files import Checkpoints
 from laconic.contract import Compressor
 from laconic.errors import (
@@ -42,6 +43,7 @@ __all__ = [
     "attach_fsdp",
     "format_spec",
     "from_grace",
+    "local",
     "methods",
     "parse",
     "reduce_gradients",

@@ -1,9 +1,10 @@
 """Ranks find out at the start whether they were set up alike, instead of hanging later."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from laconic.comm.base import Call, Comm
 from laconic.errors import ConfigError, WireError
@@ -14,10 +15,19 @@ MOST_BYTES = 64 << 20
 
 def agree(comm: Comm, device: torch.device, settings: Mapping[str, object]) -> None:
     """Raises ConfigError on every rank, with all differences, unless all have equal settings."""
+    compare(comm.answer(settings_call(comm.size, device, settings)))
+
+
+def settings_call(size: int, device: torch.device, settings: Mapping[str, object]) -> Call:
+    """Tells all ranks the settings; `compare` takes the answer."""
     text = json.dumps(settings, sort_keys=True).encode()
     own = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
-    limits = [MOST_BYTES] * comm.size
-    told = [bytes(b.tolist()) for b in comm.answer(Call("gather", [own], limits=limits))]
+    return Call("gather", [own], limits=[MOST_BYTES] * size)
+
+
+def compare(answer: Sequence[Tensor]) -> None:
+    """Raises ConfigError, with all differences, unless all have told the same settings."""
+    told = [bytes(b.tolist()) for b in answer]
     if len(set(told)) == 1:
         return
     views = [_read(rank, text) for rank, text in enumerate(told)]
