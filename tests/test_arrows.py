@@ -22,7 +22,7 @@ LEVELS = (
     ("catalogue",),
     ("lanes",),
     ("checkpoint", "checkpoint_files"),
-    ("simulate", "control", "local", "mount"),
+    ("simulate", "control", "local", "migrate", "mount"),
     ("forecast",),
     # The package itself: its public names.
     ("laconic",),

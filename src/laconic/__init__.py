@@ -13,7 +13,11 @@ from laconic.errors import (
 )
 from laconic.forecast.advice import Advice
 from laconic.forecast.advise import advise
+from laconic.migrate import from_grace
 from laconic.mount.ddp import Link, attach
+from laconic.mount.fsdp import Shards, attach_fsdp
+from laconic.mount.optimizer import reduce_gradients, wrap_optimizer
+from laconic.mount.reducer import Reducer
 from laconic.simulate import Simulation, simulate
 from laconic.spec import compressor_classes, format_spec, methods, parse
 from laconic.version import VERSION
@@ -30,15 +34,21 @@ __all__ = [
     "MissingExtra",
     "NonFiniteError",
     "PeerError",
+    "Reducer",
+    "Shards",
     "Simulation",
     "WireError",
     "advise",
     "attach",
+    "attach_fsdp",
     "format_spec",
+    "from_grace",
     "local",
     "methods",
     "parse",
+    "reduce_gradients",
     "simulate",
+    "wrap_optimizer",
 ]
 
 
