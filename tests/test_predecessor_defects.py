@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import laconic
-from laconic.compressors.dgc import DGC, ROUNDS
+from laconic.compressors.dgc import DGC
 from laconic.compressors.eightbit import EightBit
 from laconic.compressors.inceptionn import Inceptionn
 from laconic.compressors.onebit import OneBit
@@ -30,6 +30,7 @@ from laconic.compressors.powersgd import PowerSGD
 from laconic.compressors.threshold import Threshold
 from laconic.contract import Compressor, Layered, ManyRounds, OneRound
 from laconic.errors import ConfigError
+from laconic.kernels.reference.borders import LOWERINGS
 from laconic.memory.momentum import MomentumCorrection
 from laconic.plan import check_exchange, make_plan
 from laconic.sparse import Sparsifier
@@ -310,7 +311,7 @@ def test_23_what_has_no_gradient_does_not_drift(spec: str) -> None:
 
 def test_25_the_search_for_a_threshold_has_few_rounds() -> None:
     """Where a sample misleads, a few entries less are sent, and never none."""
-    assert ROUNDS <= 10
+    assert LOWERINGS <= 10
     x = torch.full((100_000,), 1e-20)
     x[7] = 1.0
     index = DGC(ratio=0.01).select(Given(x), Turn((100_000,)))

@@ -15,7 +15,7 @@ from laconic.errors import WireError
 from laconic.exchange.sharded import bounds
 from laconic.memory.residual import Residual
 from laconic.plan import open_lane
-from laconic.spec import parse, parse_memory
+from laconic.spec import memory_classes, parse, parse_memory
 from laconic.step import Lane, exchange, together
 from laconic.types import (
     Broadcast,
@@ -29,6 +29,7 @@ from laconic.types import (
     Scatter,
     Turn,
 )
+from laconic.wire.layout import most_bytes
 
 CPU = torch.device("cpu")
 TWO = Layout((Field(torch.float32, 2),))
@@ -53,7 +54,8 @@ class Loud(OneRound):
             if index.shape != values.shape or bool(((index < 0) | (index >= numel)).any()):
                 raise WireError("positions outside the tensor")
 
-        return Layout((Field(torch.int32, None), Field(torch.float32, None)), check)
+        fields = (Field(torch.int32, None), Field(torch.float32, None))
+        return Layout(fields, check, most_bytes(numel))
 
     def compress(self, x: Tensor, turn: Turn) -> Parts:
         index = (x.abs() >= self.limit).nonzero().view(-1)
@@ -268,6 +270,16 @@ def lead(
         calls = [talk.send(answer) for talk, answer in zip(talks, heard, strict=True)]
 
 
+def remembered(lane: Lane) -> list[Tensor]:
+    """Copies of all that a lane keeps for later steps."""
+    return [t.clone() for t in (*lane.kept.values(), *lane.talk.values())]
+
+
+def assert_same(one: list[Tensor], other: list[Tensor]) -> None:
+    assert len(one) == len(other)
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
 def wrong_positions(buffer: Tensor) -> Tensor:
     return torch.cat([torch.full_like(buffer[:4], 255), buffer[4:]])
 
@@ -305,12 +317,37 @@ def test_a_bad_message_is_refused_and_the_gradient_stays(
     bad_round: int,
 ) -> None:
     grads, lanes = two_ranks(spec, way, memory)
+    # After a good step there is something to remember.
+    run(lanes, [normal(100, seed=9 + rank) for rank in range(2)])
+    before = remembered(lanes[0])
     outs = [grad.clone() for grad in grads]
     talks = [together([exchange(g, lane)]) for g, lane in zip(outs, lanes, strict=True)]
     with pytest.raises(WireError):
         lead(talks, spoil, bad_round)
     assert torch.equal(outs[0].view(torch.int32), grads[0].view(torch.int32))
-    assert lanes[0].turn.step == 0
+    assert lanes[0].turn.step == 1
+    assert_same(remembered(lanes[0]), before)
+
+
+@pytest.mark.parametrize(("way", "bad_round"), [("gather", 0), ("sharded", 1)], ids=str)
+@pytest.mark.parametrize("memory", [m for m in memory_classes() if m not in ("none", "residual")])
+def test_a_bad_message_is_as_if_the_step_had_not_been(
+    memory: str, way: str, bad_round: int
+) -> None:
+    grads, lanes = two_ranks("topk:ratio=0.1", way, memory)
+    twins = lanes_for("topk:ratio=0.1", way, 2, 100, memory)
+    first = [normal(100, seed=9 + rank) for rank in range(2)]
+    run(lanes, first)
+    run(twins, first)
+    before = [remembered(lane) for lane in lanes]
+    outs = [grad.clone() for grad in grads]
+    talks = [together([exchange(g, lane)]) for g, lane in zip(outs, lanes, strict=True)]
+    with pytest.raises(WireError):
+        lead(talks, too_short, bad_round)
+    assert torch.equal(outs[0].view(torch.int32), grads[0].view(torch.int32))
+    for lane, kept in zip(lanes, before, strict=True):
+        assert_same(remembered(lane), kept)
+    assert torch.equal(run(lanes, grads)[0][0], run(twins, grads)[0][0])
 
 
 def test_good_messages_are_not_refused() -> None:

@@ -1,5 +1,7 @@
 """Laconic: distributed training that says the most in the fewest bytes."""
 
+from laconic import local
+from laconic.checkpoint_files import Checkpoints
 from laconic.contract import Compressor
 from laconic.control.accordion import Accordion
 from laconic.control.gravac import GraVAC
@@ -12,7 +14,13 @@ from laconic.errors import (
     PeerError,
     WireError,
 )
+from laconic.forecast.advice import Advice
+from laconic.forecast.advise import advise
+from laconic.migrate import from_grace
 from laconic.mount.ddp import Link, attach
+from laconic.mount.fsdp import Shards, attach_fsdp
+from laconic.mount.optimizer import reduce_gradients, wrap_optimizer
+from laconic.mount.reducer import Reducer
 from laconic.simulate import Simulation, simulate
 from laconic.spec import compressor_classes, format_spec, methods, parse
 from laconic.version import VERSION
@@ -21,6 +29,8 @@ __version__ = VERSION
 
 __all__ = [
     "Accordion",
+    "Advice",
+    "Checkpoints",
     "Compressor",
     "ConfigError",
     "GraVAC",
@@ -29,14 +39,22 @@ __all__ = [
     "MissingExtra",
     "NonFiniteError",
     "PeerError",
+    "Reducer",
     "Schedule",
+    "Shards",
     "Simulation",
     "WireError",
+    "advise",
     "attach",
+    "attach_fsdp",
     "format_spec",
+    "from_grace",
+    "local",
     "methods",
     "parse",
+    "reduce_gradients",
     "simulate",
+    "wrap_optimizer",
 ]
 
 

@@ -23,6 +23,13 @@ def liars(ranks: int) -> int:
     return min(max(1, ranks // 4), (ranks - 1) // 2)
 
 
+def borne(name: str, ranks: int) -> int:
+    """How many of the ranks may say anything at all, NaN included, and are left out."""
+    if name == "median":
+        return (ranks - 1) // 2
+    return liars(ranks) if name in ("trimmed", "diameter") else 0
+
+
 def aggregate(said: Tensor, name: Aggregation) -> Tensor:
     """One gradient of the rows of `said`, one a rank; the same on every rank, to the bit."""
     if name == "mean":

@@ -2,7 +2,8 @@
 
 Compression hides infinity and NaN: they may not be chosen, or be outvoted. So every rank looks for
 them before it encodes, and tells the others in the first round, at no call of its own. Then all
-ranks know, and all make the same of it.
+ranks know, and all make the same of it. Where an aggregation bears that some ranks lie, the alarms
+of as many are borne too: else a liar could stop all others by crying wolf.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +23,8 @@ FLAG = Layout((Field(torch.uint8, 1),))
 class Alarm:
     """One bucket's word: 1 where something is not finite, 0 where all is well."""
 
-    def __init__(self, grads: Sequence[Tensor]) -> None:
+    def __init__(self, grads: Sequence[Tensor], borne: int = 0) -> None:
+        self.borne = borne
         self.raised = _not_finite(grads)  # [1], bool
         self._told = False
 
@@ -50,8 +52,10 @@ class Alarm:
         return None
 
     def hears(self, answer: Answer) -> None:
-        """Raised by one is raised for all."""
-        self.raised = torch.stack([parts[0] != 0 for parts in answer]).any(0)
+        """Raised by one, or by more than are borne, is raised for all."""
+        flags = torch.stack([parts[0] != 0 for parts in answer])
+        # A mean does not tell how many they are, so there none is borne.
+        self.raised = flags.sum(0) > (self.borne if len(answer) > 1 else 0)
 
     def spoil(self, grads: Sequence[Tensor]) -> None:
         """Puts NaN into each gradient's first entry where the alarm is raised; asks no device."""

@@ -20,7 +20,7 @@ from laconic.types import (
     Scatter,
     Scope,
 )
-from laconic.wire.layout import join, pack, packed_bytes, secrets, split, unpack
+from laconic.wire.layout import join, longest, pack, packed_bytes, secrets, split, unpack
 
 T = TypeVar("T")
 R = TypeVar("R", Mean, Gather, Scatter, Broadcast)
@@ -83,8 +83,9 @@ def _gathers(requests: Mapping[int, Gather]) -> Conversation[dict[int, Answer]]:
     buffer = pack([r.parts for r in asked], [r.layout for r in asked])
     layouts = [list(row) for row in zip(*(r.layouts for r in asked), strict=True)]
     sizes = None if secrets(layouts[0]) else [packed_bytes(None, row) for row in layouts]
+    limits = [longest(row) for row in layouts] if sizes is None else None
     silent = sizes is not None and not any(sizes)
-    buffers = [buffer] * len(layouts) if silent else (yield Call("gather", [buffer], sizes))
+    buffers = [buffer] * len(layouts) if silent else (yield Call("gather", [buffer], sizes, limits))
     heard = [unpack(b, row) for b, row in zip(buffers, layouts, strict=True)]
     return _by_lane(requests, heard)
 
@@ -100,7 +101,8 @@ def _scatters(requests: Mapping[int, Scatter]) -> Conversation[dict[int, Answer]
     buffers = [pack(said, form) for said, form in zip(messages, layouts, strict=True)]
     mine = layouts[asked[0].rank]
     sizes = None if secrets(mine) else [packed_bytes(None, mine)] * len(layouts)
-    heard = [unpack(b, mine) for b in (yield Call("scatter", buffers, sizes))]
+    limits = [longest(mine)] * len(layouts) if sizes is None else None
+    heard = [unpack(b, mine) for b in (yield Call("scatter", buffers, sizes, limits))]
     return _by_lane(requests, heard)
 
 

@@ -15,6 +15,8 @@ from laconic.errors import ConfigError, LaconicError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from laconic.bench.simulate_bench import Links
+
 _USER_ERROR = 2
 _INTERRUPTED = 130
 _FILE_COLUMNS = 120
@@ -34,7 +36,11 @@ Rate = Annotated[str, typer.Option(help="Rate of every link, such as 100mbit; no
 Json = Annotated[
     Path | None, typer.Option("--json", help="Adds the records to this file, as JSON lines.")
 ]
-
+Latency = Annotated[str, typer.Option(help="Latency of a hop, such as 0.1ms.")]
+Cases = Annotated[
+    list[str] | None,
+    typer.Option("--case", "--cases", help="Specs or baselines; repeat, or separate by commas."),
+]
 WorkloadText = Annotated[
     str, typer.Option("--workload", help="NAME[:key=value,...] of `laconic bench workloads`.")
 ]
@@ -264,6 +270,129 @@ def bench_workloads(
         _console().print(workloads_table.table(rows))
 
 
+@bench.command("fuzz")
+def bench_fuzz(
+    messages: Annotated[int, typer.Option(help="Hostile messages in all.")] = 100_000,
+    seed: Annotated[int, typer.Option(help="The same seed sends the same messages.")] = 0,
+    case: Annotated[
+        list[str] | None,
+        typer.Option("--case", "--cases", help="Specs; repeat, or separate by commas."),
+    ] = None,
+    json: Json = None,
+) -> None:
+    """Sends hostile and broken messages to every decoder; fails unless each is read or refused."""
+    from laconic.bench.cases import split_cases
+    from laconic.bench.fuzz.run import Fuzz
+
+    fuzz = Fuzz(messages, seed, split_cases(case) if case else (), json, _command())
+    raise typer.Exit(0 if fuzz.run(_console()) else 1)
+
+
+@bench.command("validate")
+def bench_validate(
+    workers: Annotated[str, typer.Option(help="Numbers of hosts, separated by commas.")] = "2,4,8",
+    rates: Annotated[
+        str, typer.Option(help="Rates, separated by commas.")
+    ] = "100mbit,1gbit,10gbit",
+    case: Cases = None,
+    steps: Annotated[int, typer.Option(help="Timed steps of each case, in each of 3 blocks.")] = 4,
+    json: Json = None,
+) -> None:
+    """Compares predicted step times with measured ones on emulated hosts (minutes; Linux, root)."""
+    from laconic.bench import validation
+    from laconic.bench.cases import split_cases
+
+    validation.Validation(
+        split_cases(case or validation.CASES),
+        tuple(_rate(rate) for rate in rates.split(",")),
+        _sizes(workers),
+        steps,
+        json,
+        _command(),
+    ).run(_console())
+
+
+@app.command()
+def simulate(
+    workload: Annotated[str, typer.Option(help="Such as mlp or resnet18-tiny.")] = "mlp",
+    workers: Annotated[str, typer.Option(help="Numbers of workers, separated by commas.")] = "8",
+    rate: Annotated[str, typer.Option(help="Rate of every link, such as 1gbit.")] = "1gbit",
+    latency: Latency = "0.1ms",
+    inside: Annotated[str | None, typer.Option(help="Rate of links inside nodes.")] = None,
+    case: Cases = None,
+    steps: Annotated[int | None, typer.Option(help="Trains for so many steps.")] = None,
+    evaluate_every: Annotated[int, typer.Option(help="Steps between two evaluations.")] = 50,
+    seed: Annotated[int, typer.Option(help="Of the model and the batches.")] = 0,
+    data: Data = None,
+    device: Device = "cpu",
+    json: Json = None,
+) -> None:
+    """Predicts the step time and the bytes of any number of workers, or trains them in lock step.
+
+    With --steps the workers train in this process; bytes are exact and times are predicted.
+    """
+    from laconic.bench.cases import split_cases
+    from laconic.bench.simulate_bench import CASES, SimulateBench
+    from laconic.bench.simulated_train import SimulatedTrain
+    from laconic.bench.workload import parse_workload
+
+    bench = SimulateBench(
+        parse_workload(workload, data, device),
+        split_cases(case or CASES),
+        _sizes(workers),
+        _links(rate, latency, inside),
+        json,
+        _command(),
+    )
+    if steps is None:
+        bench.run(_console())
+    else:
+        SimulatedTrain(bench, steps, evaluate_every, seed).run(_console())
+
+
+@app.command()
+def advise(
+    model: Annotated[
+        str | None, typer.Option(help="module:function that returns a model, or (model, loss).")
+    ] = None,
+    shape: Annotated[
+        str | None, typer.Option("--input", help="Shape of a batch for a model, such as 32x784.")
+    ] = None,
+    workload: Annotated[str | None, typer.Option(help="One of the bench's own instead.")] = None,
+    workers: Annotated[int, typer.Option(help="Workers, each on a machine of its own.")] = 8,
+    rate: Annotated[str | None, typer.Option(help="Rate of every link, such as 1gbit.")] = None,
+    latency: Latency = "0.1ms",
+    case: Cases = None,
+    data: Data = None,
+    device: Device = "cpu",
+    json: Json = None,
+) -> None:
+    """Says whether compression pays for a model on a network, and which method."""
+    from laconic.bench.advise_bench import advise_on, write_advice
+    from laconic.bench.cases import split_cases
+    from laconic.bench.forecasts import measure_workload
+    from laconic.bench.named_model import measure_named
+    from laconic.bench.workload import parse_workload
+    from laconic.forecast.advice import SPECS
+
+    if rate is None:
+        raise ConfigError(
+            "advise: give the links' --rate such as 1gbit, or let laconic.advise(ddp_model, loss) "
+            "probe them in a running job"
+        )
+    if (model is None) == (workload is None):
+        raise ConfigError("advise: give either --model module:function or --workload NAME")
+    links, cases = _links(rate, latency, None), split_cases(case or SPECS)
+    if model is not None:
+        subject = measure_named(model, shape, device)
+    else:
+        subject = measure_workload(parse_workload(workload or "", data, device))
+    found = advise_on(subject, cases, workers, links)
+    print(found)
+    if json is not None:
+        write_advice(json, subject, workers, links, found, _command())
+
+
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Files of records, as --json writes them.")],
@@ -301,6 +430,15 @@ def _seeds(text: str) -> tuple[int, ...]:
         return tuple(int(word) for word in text.split(","))
     except ValueError:
         raise ConfigError(f"seeds: expected numbers such as 0,1,2, got {text!r}") from None
+
+
+def _links(rate: str, latency: str, inside: str | None) -> Links:
+    from laconic.bench.simulate_bench import Links
+    from laconic.network.latency import parse_latency
+    from laconic.network.rate import parse_rate
+
+    inside_bits = None if inside is None else parse_rate(inside)
+    return Links(parse_rate(rate), parse_latency(latency), inside_bits)
 
 
 def _rate(text: str) -> str | None:

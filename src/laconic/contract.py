@@ -175,7 +175,7 @@ class Memory(ABC):
 
     @abstractmethod
     def before(self, grad: Tensor, now: State, then: State) -> Given:
-        """What the lane has to say for this gradient (flat)."""
+        """What the lane has to say for this gradient (flat), which stays as it is."""
 
     @abstractmethod
     def after(self, given: Given, mean: Tensor, now: State, then: State) -> Tensor:

@@ -19,11 +19,11 @@ def known_to_all(states: Sequence[State]) -> State:
     return {"own": mean.clone(), "mean": mean.clone()}
 
 
-def ahead(target: Tensor, grad: Tensor, now: State) -> Given:
-    """What the target is ahead of what was said; `grad` gives its memory for the mean."""
+def ahead(target: Tensor, now: State) -> Given:
+    """What the target is ahead of what was said."""
     difference = target - now["own"]
     # As a residual of nothing, so that it is still there when what was said has to be told.
-    return Given(grad.zero_(), difference, torch.empty_like(difference))
+    return Given(torch.zeros_like(difference), difference, torch.empty_like(difference))
 
 
 def caught_up(given: Given, mean: Tensor, now: State, then: State) -> Tensor:

@@ -27,7 +27,8 @@ NanPolicy: TypeAlias = Literal["propagate", "raise", "ignore"]
 
 propagate: each gradient of its bucket has a NaN on all ranks, so that a loss scaler skips the step,
 and nothing is remembered of it. raise: that too, and `backward` raises NonFiniteError on all ranks.
-ignore: nobody looks, and residuals need half the memory; what is not finite may stay in them.
+ignore: nobody looks, and residuals need half the memory; what is not finite may stay in them. An
+aggregation that bears liars bears as many ranks with such gradients: the step counts without them.
 """
 
 
@@ -71,7 +72,7 @@ class Lanes:
         guarded = self.nan_policy != "ignore" and self.plan.compressor.family != "dense"
         if self.helm is not None:
             return self._steered(names, talks, grads, guarded)
-        return self._guarded(talks, grads) if guarded else together(talks)
+        return self._guarded(names, talks, grads) if guarded else together(talks)
 
     def _steered(
         self, names: Sequence[str], talks: Sequence[Rounds], grads: Sequence[Tensor], guarded: bool
@@ -79,17 +80,32 @@ class Lanes:
         """The same with what the pilot has to know."""
         assert self.helm is not None
         census = self.helm.census(names, grads, self.loss_scale)
-        led = self._guarded(talks, grads, census) if guarded else together(talks, census=census)
+        led = (
+            self._guarded(names, talks, grads, census)
+            if guarded
+            else together(talks, census=census)
+        )
         means = yield from led
         self.helm.collect(names, census)
         return means
 
     def _guarded(
-        self, talks: Sequence[Rounds], grads: Sequence[Tensor], census: Census | None = None
+        self,
+        names: Sequence[str],
+        talks: Sequence[Rounds],
+        grads: Sequence[Tensor],
+        census: Census | None = None,
     ) -> Conversation[list[Tensor]]:
-        """The same with an alarm: gradients that are not finite anywhere are so everywhere."""
-        alarm = Alarm(grads)
+        """The same with an alarm: gradients that are not finite anywhere are so everywhere.
+
+        But where the exchange bears some liars, it is as if as many were not there.
+        """
+        borne = self.plan.bears(self.size)
+        alarm = Alarm(grads, borne)
         means = yield from together(talks, alarm, census)
+        if borne:
+            for name in names:
+                self.lanes[name].mend()
         if self.plan.counts_votes() and self.loss_scale != 1:
             # A majority is +1 or -1 whatever the scale, and whoever scaled will unscale it.
             torch._foreach_mul_(list(grads), self.loss_scale)

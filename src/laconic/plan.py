@@ -1,19 +1,22 @@
 """Which compressor, memory and exchange for which parameter."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 from zlib import crc32
 
 import torch
 from torch import Tensor
 
+from laconic.aggregate import borne
 from laconic.compressors.bf16 import Bf16
 from laconic.compressors.fp16 import Fp16
 from laconic.compressors.none import NoCompression
-from laconic.contract import Compressor, ManyRounds, Memory, OneRound
+from laconic.contract import Compressor, ManyRounds, Memory, OneRound, Talker
 from laconic.errors import ConfigError
-from laconic.exchange.auto import LinkModel, choose
+from laconic.exchange.auto import choose
 from laconic.memory.none import NoMemory
+from laconic.network.model import LinkModel
 from laconic.spec import (
     find_exchange,
     find_layers,
@@ -21,6 +24,7 @@ from laconic.spec import (
     name_of,
     parse,
     parse_memory,
+    read_settings,
     wrap_in_exchange,
 )
 from laconic.step import Lane
@@ -36,6 +40,9 @@ DENSE: dict[torch.dtype, OneRound] = {
 BUCKET_BYTES = 25 << 20
 """The size of DDP's buckets, which is what one message says."""
 
+Wrap: TypeAlias = Callable[[str, Compressor], Talker]
+"""An exchange's spec and a compressor to what talks."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -45,6 +52,8 @@ class Plan:
     memory: Memory
     exchange: str
     min_numel: int = 1024
+    wrap: Wrap = wrap_in_exchange
+    """Who holds the conversation; a mount that needs only a part of the mean has its own."""
 
     def lane(
         self, name: str, tensor: Tensor, rank: int, size: int, seed: int, careful: bool = True
@@ -54,7 +63,8 @@ class Plan:
             raise ConfigError(f"parameter {name!r} is {tensor.dtype}; expected {[*DENSE]}")
         turn = Turn(tuple(tensor.shape), rank, size, seed, crc32(name.encode()))
         compressor, memory = self._choice(tensor)
-        return open_lane(name, compressor, memory, self.exchange, turn, tensor.device, careful)
+        device, wrap = tensor.device, self.wrap
+        return open_lane(name, compressor, memory, self.exchange, turn, device, careful, wrap)
 
     def _choice(self, tensor: Tensor) -> tuple[Compressor, Memory]:
         dense = DENSE[tensor.dtype]
@@ -76,6 +86,15 @@ class Plan:
         """Ranks a node, where that matters."""
         layers = find_layers(self.exchange)
         return None if layers is None else layers.node
+
+    def bears(self, ranks: int) -> int:
+        """How many ranks may have gradients that are not finite, and the step counts without."""
+        layers = find_layers(self.exchange)
+        if layers is not None:
+            # A node with such a rank is lost as a whole.
+            return replace(self, exchange=layers.between).bears(ranks // layers.node)
+        _, settings = read_settings(self.exchange)
+        return borne(settings.get("aggregate", "mean"), ranks)
 
     def describe(self) -> dict[str, str]:
         return {
@@ -197,7 +216,8 @@ def open_lane(
     turn: Turn,
     device: torch.device,
     careful: bool = True,
+    wrap: Wrap = wrap_in_exchange,
 ) -> Lane:
     """A lane as told; `check_memory` and `check_exchange` have passed."""
-    talker = wrap_in_exchange(exchange, compressor)
+    talker = wrap(exchange, compressor)
     return Lane(name, compressor, talker, memory, turn, device, careful)

@@ -12,8 +12,8 @@ from laconic.control.base import Controller
 from laconic.control.clock import ModelClock
 from laconic.control.find import find_controller
 from laconic.errors import ConfigError
-from laconic.exchange.auto import LinkModel
 from laconic.lanes import Lanes, NanPolicy
+from laconic.network.model import LinkModel
 from laconic.plan import make_plan
 
 

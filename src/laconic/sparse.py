@@ -20,7 +20,7 @@ from laconic.contract import Fused, OneRound, Traits
 from laconic.errors import ConfigError, WireError
 from laconic.types import Field, Given, Layout, Parts, Turn
 from laconic.wire.indices import add_packed, check_index, index_field, pack_index
-from laconic.wire.layout import packed_bytes
+from laconic.wire.layout import most_bytes, packed_bytes
 
 ValueFormat: TypeAlias = Literal["fp32", "bf16", "fp16"]
 FORMATS: Mapping[str, OneRound] = {"fp32": NoCompression(), "bf16": Bf16(), "fp16": Fp16()}
@@ -116,7 +116,7 @@ def _counted_layout(method: Sparsifier, codec: OneRound, numel: int, count: int)
         if inner.check is not None:
             inner.check(parts[1:])
 
-    return Layout((index_field(numel, count), *inner.fields), check)
+    return Layout((index_field(numel, count), *inner.fields), check, most_bytes(numel))
 
 
 def _varying_layout(codec: OneRound, numel: int) -> Layout:
@@ -136,7 +136,8 @@ def _varying_layout(codec: OneRound, numel: int) -> Layout:
             inner.check(parts[2:])
 
     secret = [Field(field.dtype, None) for field in codec.layout(0).fields]
-    return Layout((Field(torch.int32, 1), Field(torch.uint8, None), *secret), check)
+    fields = (Field(torch.int32, 1), Field(torch.uint8, None), *secret)
+    return Layout(fields, check, most_bytes(numel))
 
 
 def _nbytes(method: Sparsifier, codec: OneRound, shape: Sequence[int]) -> int:

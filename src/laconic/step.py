@@ -68,6 +68,12 @@ class Lane:
             self.talk, self._draft = self._draft, None
             self.turn = self.turn._replace(step=self.turn.step + 1)
 
+    def mend(self) -> None:
+        """The memory's draft becomes what is kept already, where it is not finite."""
+        sound = [tensor.isfinite().all() for tensor in self._then.values()]
+        for key, tensor in self._then.items():
+            self._then[key] = torch.where(torch.stack(sound).all(), tensor, self.kept[key])
+
     def forget(self) -> None:
         """The step does not count: all is as it was before it."""
         self._draft = None

@@ -28,6 +28,8 @@ class Layout(NamedTuple):
     fields: tuple[Field, ...]
     check: Callable[[Parts], None] | None = None
     """Raises WireError when received parts cannot be decoded safely."""
+    most_bytes: int | None = None
+    """No message is longer; needed where a length is the sender's secret."""
 
 
 class Turn(NamedTuple):

@@ -10,7 +10,7 @@ from laconic.comm.base import Call, Conversation, Ring
 from laconic.comm.meter import Meter
 from laconic.comm.relay import relay
 from laconic.comm.simulated import Simulated
-from laconic.errors import PeerError
+from laconic.errors import PeerError, WireError
 from laconic.types import Between
 
 SHAPES = [(1, 1), (1, 3), (3, 1), (2, 2), (2, 3), (3, 2), (4, 5)]
@@ -72,6 +72,7 @@ def kinds(nodes: int) -> dict[str, Callable[[int], Call]]:
     said = torch.randint(256, (nodes, nodes, 40), generator=generator).to(torch.uint8)
     floats = torch.randn(nodes, 17, generator=generator)
     lengths = [7 * ((n + 1) % 3) for n in range(nodes)]
+    most = [99] * nodes
 
     def rows(by: int) -> list[Tensor]:
         return [said[by, to, : 3 * to] for to in range(nodes)]
@@ -81,9 +82,9 @@ def kinds(nodes: int) -> dict[str, Callable[[int], Call]]:
         "half mean": lambda n: Call("mean", [floats[n].to(torch.float16)]),
         "gather": lambda n: Call("gather", [said[n, 0, :13]], [13] * nodes),
         "uneven gather": lambda n: Call("gather", [said[n, 0, : lengths[n]]], lengths),
-        "told gather": lambda n: Call("gather", [said[n, 0, : lengths[n]]]),
+        "told gather": lambda n: Call("gather", [said[n, 0, : lengths[n]]], limits=most),
         "scatter": lambda n: Call("scatter", rows(n), [3 * n] * nodes),
-        "told scatter": lambda n: Call("scatter", rows(n)),
+        "told scatter": lambda n: Call("scatter", rows(n), limits=most),
         "broadcast": lambda n: Call("broadcast", [said[n, 0, :11].clone()], root=nodes - 1),
     }
 
@@ -112,7 +113,7 @@ def test_bytes_of_a_gather(nodes: int, node: int) -> None:
 
 def test_bytes_of_what_does_not_divide() -> None:
     """Thirteen bytes by three ranks: shares of five; eight bytes tell a length first."""
-    _, meters = relayed(2, 3, lambda _: Call("gather", [letter(*range(13))]))
+    _, meters = relayed(2, 3, lambda _: Call("gather", [letter(*range(13))], limits=[99] * 2))
     for meter in meters:
         assert meter.sent_bytes - meter.inside_bytes == 8 + 5
         assert meter.inside_bytes == 2 * 2 * 5
@@ -125,3 +126,15 @@ def test_bytes_of_a_mean() -> None:
     for meter in meters:
         assert meter.sent_bytes - meter.inside_bytes == 2 * 2 * 24 // 3
         assert meter.inside_bytes == 24
+
+
+def test_a_node_that_announces_too_much_is_refused() -> None:
+    with pytest.raises(WireError, match="rank 0 announces 13 bytes where 12 is the most"):
+        relayed(2, 2, lambda _: Call("gather", [letter(*range(13))], limits=[12] * 2))
+
+
+def test_a_share_of_another_length_is_refused() -> None:
+    talk = relay(Call("gather", [letter(*range(8))], [8, 8]), Between(2, 2, 0))
+    next(talk)
+    with pytest.raises(WireError, match="share of 3 bytes where 4 were agreed"):
+        talk.send([letter(1, 2, 3, 4), letter(1, 2, 3)])

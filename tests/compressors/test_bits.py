@@ -37,6 +37,7 @@ def tags_and_codes(c: Inceptionn, x: Tensor) -> float:
 
 IDEAL: Mapping[str, Callable[..., float]] = {
     "bf16": lambda c, x: 16,
+    "codebook": lambda c, x: c.bits,
     "eden": lambda c, x: c.bits + 32 / c.block,
     "efsign": lambda c, x: 1,
     "eightbit": lambda c, x: 8 + 32 / c.bucket,
@@ -98,10 +99,12 @@ def test_every_sparsifier_is_measured() -> None:
 @pytest.mark.parametrize("values", ["bf16", "fp32"])
 def test_sparsifiers(cls: type[Sparsifier], ratio: float, values: str) -> None:
     x = normal(NUMEL)
-    # Those without a ratio have a threshold.
-    by_ratio = "ratio" in {field.name for field in fields(cls)}  # type: ignore[arg-type]
+    # Those without a ratio have so many of a chunk, or a threshold.
+    names = {field.name for field in fields(cls)}  # type: ignore[arg-type]
     border = float(x.abs().kthvalue(round(NUMEL * (1 - ratio))).values)
-    codec = cls(**{("ratio" if by_ratio else "value"): ratio if by_ratio else border})
+    by_chunk = {"k": round(1000 * ratio), "chunk": 1000}
+    by_border = by_chunk if "chunk" in names else {"value": border}
+    codec = cls(**({"ratio": ratio} if "ratio" in names else by_border))
     payload = replace(codec, values=values).encode(x)
     count = round(payload.parts[-1].numel())
     assert ratio * NUMEL / 2 < count < 2.5 * ratio * NUMEL

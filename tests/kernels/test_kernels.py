@@ -19,13 +19,11 @@ from laconic.kernels.reference.random import random_bits, uniform
 from laconic.wire.indices import bitmap_bits, low_bits
 
 SIZES = [0, 1, 7, 8, 9, 1000, 4097]
-BUCKETS = [1, 3, 127, 128, 5000]
 CPU = torch.device("cpu")
 KEY = 0x9E3779B97F4A7C15
 
 each_backend = pytest.mark.parametrize("backend", [cpu, reference], ids=["cpu", "reference"])
 each_size = pytest.mark.parametrize("numel", SIZES)
-each_width = pytest.mark.parametrize("width", range(2, 9))
 
 
 @pytest.fixture(autouse=True)
@@ -182,7 +180,6 @@ class TestRandom:
         uniform(KEY, 100, CPU)
         for backend in (cpu, reference):
             backend.strata(KEY, 100, 10, CPU)
-            backend.round_pack(normal(100), 4, 16, False, KEY)
         assert torch.equal(torch.random.get_rng_state(), before)
 
 
@@ -214,128 +211,6 @@ class TestStrata:
         assert backend.strata(KEY, numel, 0, CPU).tolist() == []
 
 
-class TestSigns:
-    @each_backend
-    def test_a_set_bit_for_every_negative_entry(self, backend: ModuleType) -> None:
-        bits, scale = backend.sign_pack(torch.tensor([1.0, -2.0, 0.0, -0.0, -3.0]))
-        assert bits.tolist() == [0b10010]
-        assert scale.tolist() == pytest.approx([6 / 5])
-
-    @each_size
-    @pytest.mark.parametrize("kind", [kind for kind in odd_numbers(0) if kind != "huge"])
-    def test_packs_alike(self, kind: str, numel: int) -> None:
-        # Sums of huge entries leave float32, and where they do is up to the order of the sum.
-        x = odd_numbers(numel)[kind]
-        bits, scale = cpu.sign_pack(x)
-        expected_bits, expected_scale = reference.sign_pack(x)
-        assert same_bits(bits, expected_bits)
-        assert scale.shape == (1,)
-        torch.testing.assert_close(scale, expected_scale, rtol=1e-5, atol=0, equal_nan=True)
-
-    @each_size
-    @pytest.mark.parametrize("rows", [1, 2, 5])
-    def test_adds_alike(self, rows: int, numel: int) -> None:
-        bits = torch.stack([reference.sign_pack(normal(numel, row))[0] for row in range(rows)])
-        scales = normal(rows, seed=9)
-        ours, expected = normal(numel, 7), normal(numel, 7)
-        cpu.sign_add(ours, bits, scales)
-        reference.sign_add(expected, bits, scales)
-        assert same_bits(ours, expected)
-        signs = torch.stack([1 - 2 * reference.unpack_bits(row, 1, numel) for row in bits])
-        exact = normal(numel, 7).double() + (signs * scales.double().view(-1, 1)).sum(0)
-        torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5)
-
-
-class TestRounding:
-    @each_size
-    @each_width
-    @pytest.mark.parametrize("bucket", BUCKETS)
-    def test_packs_alike(self, width: int, bucket: int, numel: int) -> None:
-        x = normal(numel, seed=width)
-        codes, scales = cpu.round_pack(x, width, bucket, False, KEY)
-        expected_codes, expected_scales = reference.round_pack(x, width, bucket, False, KEY)
-        assert same_bits(codes, expected_codes)
-        assert same_bits(scales, expected_scales)
-
-    @each_width
-    @pytest.mark.parametrize("kind", odd_numbers(0))
-    def test_odd_numbers_pack_alike(self, kind: str, width: int) -> None:
-        x = odd_numbers(1000)[kind]
-        codes, scales = cpu.round_pack(x, width, 77, False, KEY)
-        expected_codes, expected_scales = reference.round_pack(x, width, 77, False, KEY)
-        torch.testing.assert_close(scales, expected_scales, rtol=0, atol=0, equal_nan=True)
-        assert same_bits(codes, expected_codes)
-
-    def test_integers_pack_alike(self) -> None:
-        """Entries that lie on a level, where the last bit of levels/scale decides."""
-        wrong = []
-        for largest in range(1, 400):
-            x = torch.arange(largest + 1, dtype=torch.float32)
-            codes, _ = cpu.round_pack(x, 8, 512, False, 1)
-            expected, _ = reference.round_pack(x, 8, 512, False, 1)
-            wrong += [] if same_bits(codes, expected) else [largest]
-        assert not wrong
-
-    @each_width
-    def test_a_million_entries_pack_alike(self, width: int) -> None:
-        x = normal(1_000_003, seed=2)
-        codes, _ = cpu.round_pack(x, width, 128, False, KEY)
-        expected, _ = reference.round_pack(x, width, 128, False, KEY)
-        assert (codes != expected).sum() == 0
-
-    @each_size
-    @each_width
-    def test_euclidean_scales_to_rounding(self, width: int, numel: int) -> None:
-        x = normal(numel, seed=3)
-        codes, scales = cpu.round_pack(x, width, 129, True, KEY)
-        expected_codes, expected_scales = reference.round_pack(x, width, 129, True, KEY)
-        torch.testing.assert_close(scales, expected_scales, rtol=1e-5, atol=0)
-        level = reference.unpack_bits(codes, width, numel)
-        expected = reference.unpack_bits(expected_codes, width, numel)
-        assert ((level - expected).abs() <= 1).all()
-        assert (level != expected).sum() <= numel // 1000
-
-    @each_size
-    @each_width
-    @pytest.mark.parametrize("bucket", BUCKETS)
-    def test_adds_alike(self, width: int, bucket: int, numel: int) -> None:
-        messages = [
-            reference.round_pack(normal(numel, r), width, bucket, False, r) for r in range(3)
-        ]
-        codes = torch.stack([codes for codes, _ in messages])
-        scales = torch.stack([scales for _, scales in messages]) * 0.25
-        ours, expected = normal(numel, 7), normal(numel, 7)
-        cpu.round_add(ours, codes, scales, width, bucket)
-        reference.round_add(expected, codes, scales, width, bucket)
-        assert same_bits(ours, expected)
-
-    @each_backend
-    def test_by_hand(self, backend: ModuleType) -> None:
-        """Two bits: levels -scale, 0, +scale; entries on a level stay there."""
-        codes, scales = backend.round_pack(torch.tensor([2.0, 0.0, -2.0, -5.0]), 2, 3, False, KEY)
-        assert scales.tolist() == [2.0, 5.0]
-        assert codes.tolist() == [0b00_00_01_10]
-        out = torch.tensor([1.0, 1.0, 1.0, 1.0])
-        backend.round_add(out, codes.view(1, -1), scales.view(1, -1), 2, 3)
-        assert out.tolist() == [3.0, 1.0, -1.0, -4.0]
-
-    @each_backend
-    @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-    @pytest.mark.parametrize("l2", [False, True])
-    def test_a_bad_entry_spoils_its_bucket_alone(
-        self, backend: ModuleType, bad: float, l2: bool
-    ) -> None:
-        x = normal(30)
-        x[13] = bad
-        codes, scales = backend.round_pack(x, 4, 10, l2, KEY)
-        out = torch.zeros(30)
-        backend.round_add(out, codes.view(1, -1), scales.view(1, -1), 4, 10)
-        finite = out.isfinite()
-        assert finite[:10].all()
-        assert finite[20:].all()
-        assert not finite[13]
-
-
 class TestChoice:
     def test_automatic_choice_is_by_device(self) -> None:
         assert kernels.chosen(CPU) == "numba"
@@ -364,17 +239,3 @@ class TestChoice:
         with pytest.raises(MissingExtra, match=r"pip install 'laconic\[cpu\]'"):
             kernels.use("numba")
         assert kernels.chosen(CPU) == "reference"
-
-
-class TestSums:
-    """The kernels that add a residual first say the same as those that do not."""
-
-    @pytest.mark.parametrize("numel", [0, 1, 7, 8, 9, 1000, 4097])
-    def test_signs_of_a_sum(self, numel: int) -> None:
-        x, residual = torch.randn(2, numel, generator=torch.Generator().manual_seed(numel))
-        left, expected = torch.full((2, numel), float("nan"))
-        bits, scale = cpu.sign_pack_sum(x, residual, 0.5, left)
-        other_bits, other_scale = reference.sign_pack_sum(x, residual, 0.5, expected)
-        assert torch.equal(bits, other_bits)
-        torch.testing.assert_close(scale, other_scale)
-        torch.testing.assert_close(left, expected)

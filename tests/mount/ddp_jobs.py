@@ -1,6 +1,7 @@
 """What the ranks of the DDP tests do. Each job runs on every rank and returns plain values."""
 
 import io
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -379,3 +380,46 @@ def rebuilt_job() -> tuple[int, Tensor]:
     assert steps == {4}
     link.detach()
     return 4, weights(model)
+
+
+def several_models_job(how: str) -> tuple[Tensor, Tensor]:
+    """Two models of one process on two groups, which take turns or share a backward pass."""
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    first = DDP(mlp(), bucket_cap_mb=0.01)
+    second = DDP(mlp(), process_group=pairs[dist.get_rank() // 2], bucket_cap_mb=0.02)
+    links = [laconic.attach(first, "topk:ratio=0.1"), laconic.attach(second, "powersgd:rank=2")]
+    models = (first, second)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    for step in range(6):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        losses = [loss_of(model, step) for model in models]
+        if how == "together":
+            sum(losses, torch.zeros(())).backward()
+        else:
+            # Not in the same order at every step, but the same on all ranks.
+            for loss in losses if step % 2 else reversed(losses):
+                loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    for link in links:
+        assert link.stats()["steps"] == 6
+        link.detach()
+    return weights(first), weights(second)
+
+
+def failed_courier_job() -> tuple[list[str], str]:
+    """After a failure no thread is left, and every further backward pass says the same."""
+    before = set(threading.enumerate())
+    model = DDP(mlp(), bucket_cap_mb=0.01)
+    link = laconic.attach(model, "topk:ratio=0.1")
+    train(model, 2)
+
+    def broken(*_: object) -> None:
+        raise laconic.PeerError("rank 3 is gone")
+
+    link._carry = broken  # type: ignore[method-assign]
+    said = [failure_of(lambda: loss_of(model, 5).backward()) for _ in range(2)]
+    left = [thread.name for thread in set(threading.enumerate()) - before]
+    link.detach()
+    return said, str(left)

@@ -207,3 +207,24 @@ def test_what_goes_wrong_is_raised_by_backward(four_ranks: Ranks) -> None:
     for text, rest in four_ranks.run(jobs.failure_surfaces_job):
         assert text == "WireError: bad bytes"
         assert rest == "untouched: True, had gradients: True"
+
+
+def test_after_a_failure_the_courier_has_ended(four_ranks: Ranks) -> None:
+    for said, left in four_ranks.run(jobs.failed_courier_job):
+        assert said == ["PeerError: rank 3 is gone"] * 2
+        assert left == "[]"
+
+
+def test_several_models_and_groups_in_one_process(four_ranks: Ranks) -> None:
+    together = four_ranks.run(jobs.several_models_job, "together")
+    in_turns = four_ranks.run(jobs.several_models_job, "in turns")
+    first, second = zip(*together, strict=True)
+    assert_equal(list(first))
+    assert_equal(list(second[:2]))
+    assert_equal(list(second[2:]))
+    assert not torch.equal(second[0], second[2])
+    for one, other in zip(together, in_turns, strict=True):
+        assert_equal([one[0], other[0]])
+        assert_equal([one[1], other[1]])
+    alone = four_ranks.run(jobs.trained, "topk:ratio=0.1", 6, {"bucket_cap_mb": 0.01}, {})
+    assert torch.equal(alone[0], first[0])

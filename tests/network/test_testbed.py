@@ -176,6 +176,17 @@ def test_nothing_is_left_when_building_fails(
     assert "no shaping today" in str(Testbed.reason_unavailable())
 
 
+def test_a_link_that_was_cut_carries_on_when_mended(two_hosts: Testbed) -> None:
+    first, second = two_hosts.hosts
+    two_hosts.cut(1)
+    with pytest.raises(OSError, match=r"timed out|No route to host"):
+        first.namespace.run(lambda: socket.create_connection((second.address, PORT), timeout=0.3))
+    two_hosts.mend(1)
+    ideal_s = 2 * MEGABYTE * 8 / 100e6
+    # As slow as before: a port that comes up again keeps its shape.
+    assert transfer_s([two_hosts.hosts], 2 * MEGABYTE) > 0.8 * ideal_s
+
+
 @pytest.mark.parametrize("workers", [0, 255])
 def test_refuses_sizes_that_do_not_fit(workers: int) -> None:
     with pytest.raises(ConfigError, match=rf"workers must be in \[1, 254\], got {workers}"):

@@ -101,6 +101,8 @@ class TrainRecord:
     compute_ms: float | None = None
     scaling_efficiency: float | None = None
     losses: tuple[float, ...] = field(default=(), repr=False)
+    simulated: bool = False
+    """Workers in lock step in one process; times are predictions for the links that are named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +192,7 @@ KINDS: dict[str, type[TrainRecord] | type[StepRecord] | type[KernelRecord]] = {
 }
 
 
-def append(path: Path, record: Record) -> None:
+def append(path: Path, record: object) -> None:
     """Adds one line to `path` and waits until it is on disk; earlier lines stay as they are."""
     line = json.dumps(to_row(record), allow_nan=False) + "\n"
     with _open(path) as file:

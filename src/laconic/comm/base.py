@@ -9,8 +9,11 @@ from typing import Literal, TypeAlias, TypeVar
 from torch import Tensor
 
 from laconic.comm.meter import Meter
+from laconic.errors import WireError
 
 T = TypeVar("T")
+
+Kind: TypeAlias = Literal["mean", "gather", "scatter", "broadcast"]
 
 
 @dataclass(frozen=True)
@@ -39,13 +42,24 @@ class Call:
     buffer, answered by the root's.
     """
 
-    kind: Literal["mean", "gather", "scatter", "broadcast"]
+    kind: Kind
     buffers: list[Tensor]
     sizes: list[int] | None = None
     """Bytes to expect from each rank; None when they must be told first."""
+    limits: list[int] | None = None
+    """The most bytes that each rank may tell then; more is refused before room is made for it."""
     root: int = 0
     ring: Ring | None = None
     """Which ranks take part: all of them, or those of each ring among themselves."""
+
+
+def bounded(sizes: list[int], limits: list[int] | None) -> list[int]:
+    """The sizes that ranks told, if none tells more than it can have to say."""
+    assert limits is not None, "sizes that must be told need limits"
+    for rank, (size, limit) in enumerate(zip(sizes, limits, strict=True)):
+        if not 0 <= size <= limit:
+            raise WireError(f"rank {rank} announces {size} bytes where {limit} is the most")
+    return sizes
 
 
 Conversation: TypeAlias = Generator[Call, list[Tensor], T]

@@ -20,8 +20,12 @@ def sealed(call: Call) -> Call:
     """The call with a CRC-32 behind each of its messages."""
     if call.kind == "mean":
         return call
-    sizes = None if call.sizes is None else [size + CRC_BYTES for size in call.sizes]
-    return replace(call, buffers=[_seal(buffer) for buffer in call.buffers], sizes=sizes)
+    return replace(
+        call,
+        buffers=[_seal(buffer) for buffer in call.buffers],
+        sizes=_longer(call.sizes),
+        limits=_longer(call.limits),
+    )
 
 
 def opened(call: Call, answers: list[Tensor]) -> list[Tensor]:
@@ -29,6 +33,10 @@ def opened(call: Call, answers: list[Tensor]) -> list[Tensor]:
     if call.kind == "mean":
         return answers
     return [_open(answer, rank) for rank, answer in enumerate(answers)]
+
+
+def _longer(sizes: list[int] | None) -> list[int] | None:
+    return None if sizes is None else [size + CRC_BYTES for size in sizes]
 
 
 def _seal(buffer: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Whether ranks that should hold the same tensors do: a cheap sum of bits, compared at times."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -20,17 +20,27 @@ def check_same(comm: Comm, tensors: Mapping[str, Tensor]) -> None:
     """
     if not tensors:
         return
+    lines = differences(comm.answer(digests_call(tensors, comm.size)), tensors)
+    if lines:
+        raise PeerError("\n".join(["parameters have drifted apart:", *lines]))
+
+
+def digests_call(tensors: Mapping[str, Tensor], size: int) -> Call:
+    """Tells all ranks a sum of bits of each tensor; `differences` takes the answer."""
     own = torch.stack([_digest(tensor) for tensor in tensors.values()])
-    answers = comm.answer(Call("gather", [own.view(torch.uint8)], [own.nbytes] * comm.size))
-    told = [answer.view(torch.int64).tolist() for answer in answers]
+    return Call("gather", [own.view(torch.uint8)], [own.nbytes] * size)
+
+
+def differences(answer: Sequence[Tensor], names: Iterable[str]) -> list[str]:
+    """A line for every tensor that is not the same everywhere, with the ranks that stand out."""
+    told = [digests.view(torch.int64).tolist() for digests in answer]
     lines = []
-    for name, digests in zip(tensors, zip(*told, strict=True), strict=True):
+    for name, digests in zip(names, zip(*told, strict=True), strict=True):
         usual = Counter(digests).most_common(1)[0][0]
         odd = [rank for rank, digest in enumerate(digests) if digest != usual]
         if odd:
             lines.append(f"  {name}: rank {odd} differ from the others")
-    if lines:
-        raise PeerError("\n".join(["parameters have drifted apart:", *lines]))
+    return lines
 
 
 def _digest(tensor: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from laconic.comm.base import Call, Conversation, Ring
+from laconic.comm.base import Call, Conversation, Ring, bounded
+from laconic.errors import WireError
 from laconic.types import Between
 
 
@@ -18,16 +19,17 @@ def relay(call: Call, among: Between) -> Conversation[list[Tensor]]:
     """What a call among nodes is answered, one buffer a node where there are several."""
     node = among.node
     if call.kind in ("gather", "scatter") and call.sizes is None:
-        call = replace(call, sizes=(yield from _told_sizes(call, among)))
-    heard = yield replace(
-        call,
-        buffers=[_share(buffer, among) for buffer in call.buffers],
-        sizes=None if call.sizes is None else [-(-n // node) for n in call.sizes],
-        ring=Ring(node, across=True),
-    )
+        told = yield from _told_sizes(call, among)
+        call = replace(call, sizes=bounded(told, call.limits))
+    sizes = None if call.sizes is None else [-(-n // node) for n in call.sizes]
+    own = [_share(buffer, among) for buffer in call.buffers]
+    heard = yield replace(call, buffers=own, sizes=sizes, ring=Ring(node, across=True))
+    _check(heard, sizes or [own[0].numel()])
     flat = torch.cat(heard)
     said = flat.view(torch.uint8)
-    shares = yield Call("gather", [said], [said.numel()] * node, ring=Ring(node, across=False))
+    known = [said.numel()] * node
+    shares = yield Call("gather", [said], known, ring=Ring(node, across=False))
+    _check(shares, known)
     rows = torch.stack(shares).view(flat.dtype)  # [node, all that was heard across]
     lengths = call.sizes or [call.buffers[0].numel()]
     columns = rows.split([h.numel() for h in heard], dim=1)
@@ -48,4 +50,12 @@ def _told_sizes(call: Call, among: Between) -> Conversation[list[int]]:
     lengths = [torch.tensor([b.numel()], device=b.device).view(torch.uint8) for b in call.buffers]
     known = [torch.int64.itemsize] * among.nodes
     told = yield Call(call.kind, lengths, known, ring=Ring(among.node, across=True))
+    _check(told, known)
     return [int(size.view(torch.int64)) for size in told]
+
+
+def _check(answers: list[Tensor], sizes: list[int]) -> None:
+    """Raises WireError unless every answer has the length that was agreed on."""
+    for answer, size in zip(answers, sizes, strict=True):
+        if answer.numel() != size:
+            raise WireError(f"share of {answer.numel()} bytes where {size} were agreed")

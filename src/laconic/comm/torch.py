@@ -1,16 +1,21 @@
 """Ranks that are the members of a torch process group."""
 
+from contextlib import suppress
 from dataclasses import replace
-from weakref import WeakKeyDictionary
+from datetime import timedelta
+from threading import Event
+from time import monotonic
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from laconic.comm.base import Call, Comm, Ring
+from laconic.comm.base import Call, Comm, Ring, bounded
 from laconic.comm.checksum import opened, sealed
+from laconic.comm.groups import ring_group
+from laconic.comm.lost import lost_peer
 from laconic.comm.meter import Meter
-from laconic.errors import ConfigError, PeerError
+from laconic.errors import ConfigError
 
 # torch 2.13 renamed the function and warns at the old name.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -19,8 +24,11 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 SPLIT_BYTES = 4 << 20
 """From here on two rings at once keep gloo's links busier than one (6 % at 100 Mbit/s)."""
 
-# Groups cannot be had back from torch one by one, and who attaches again must not pile them up.
-_rings: WeakKeyDictionary[dist.ProcessGroup, dict[Ring, dist.ProcessGroup]] = WeakKeyDictionary()
+LEAVING = Event()
+"""Set when this process ends: from then on nobody waits for other ranks."""
+
+LOOK_UP = timedelta(seconds=0.2)
+"""How often whoever waits for other ranks looks whether the process is ending."""
 
 
 class TorchComm(Comm):
@@ -56,7 +64,7 @@ class TorchComm(Comm):
             return
         for ring in (Ring(node, across=False), Ring(node, across=True)):
             if ring not in self._among:
-                group = _ring_group(self.group, ring)
+                group = ring_group(self.group, ring)
                 self._among[ring] = TorchComm(group, self.meter, not ring.across, self.checksum)
 
     def answer(self, call: Call) -> list[Tensor]:
@@ -68,10 +76,12 @@ class TorchComm(Comm):
             call = replace(call, buffers=[_to_host(b) for b in call.buffers])
         if self.checksum:
             call = sealed(call)
+        start_s = monotonic()
         try:
             answers = self._carry(call)
         except RuntimeError as error:
-            raise PeerError(f"{call.kind} among {self.size} ranks failed: {error}") from error
+            waited_s = monotonic() - start_s
+            raise lost_peer(call.kind, self.rank, self.size, waited_s, error) from error
         if self.checksum:
             answers = opened(call, answers)
         return [a.to(device, non_blocking=True) for a in answers] if staged else answers
@@ -80,9 +90,9 @@ class TorchComm(Comm):
         if call.kind == "mean":
             return [self._mean(call.buffers[0])]
         if call.kind == "gather":
-            return self._gather(call.buffers[0], call.sizes)
+            return self._gather(call)
         if call.kind == "scatter":
-            return self._scatter(call.buffers, call.sizes)
+            return self._scatter(call)
         return [self._broadcast(call)]
 
     def _mean(self, buffer: Tensor) -> Tensor:
@@ -96,31 +106,35 @@ class TorchComm(Comm):
                 for half in buffer.chunk(rings)
             ]
             for work in works:
-                work.wait()
+                self._await(work)
         return buffer
 
-    def _gather(self, buffer: Tensor, sizes: list[int] | None) -> list[Tensor]:
+    def _gather(self, call: Call) -> list[Tensor]:
+        [buffer] = call.buffers
         if self.size == 1:
             self.meter.gather(buffer.numel(), 1, inside=self.inside)
             return [buffer]
-        sizes = sizes if sizes is not None else self._tell_sizes(buffer)
+        sizes = call.sizes
+        if sizes is None:
+            sizes = bounded(self._tell_sizes(buffer), call.limits)
         longest = max(sizes)
         if buffer.numel() < longest:
             buffer = torch.cat([buffer, buffer.new_zeros(longest - buffer.numel())])
         self.meter.gather(longest, self.size, inside=self.inside)
         heard = buffer.new_empty(self.size * longest)
-        _all_gather(heard, buffer, group=self.group)
+        self._await(_all_gather(heard, buffer, group=self.group, async_op=True))
         return [row[:n] for row, n in zip(heard.view(self.size, longest), sizes, strict=True)]
 
     def _tell_sizes(self, buffer: Tensor) -> list[int]:
         own = torch.tensor([buffer.numel()], device=buffer.device)
         all_ = own.new_empty(self.size)
-        _all_gather(all_, own, group=self.group)
+        self._await(_all_gather(all_, own, group=self.group, async_op=True))
         self.meter.gather(own.nbytes, self.size, inside=self.inside)
         sizes: list[int] = all_.tolist()
         return sizes
 
-    def _scatter(self, buffers: list[Tensor], sizes: list[int] | None) -> list[Tensor]:
+    def _scatter(self, call: Call) -> list[Tensor]:
+        buffers, sizes = call.buffers, call.sizes
         if self.size == 1:
             self.meter.scatter(0, 0, inside=self.inside)
             return buffers
@@ -128,70 +142,36 @@ class TorchComm(Comm):
         if sizes is None:
             told = torch.tensor(lengths, device=buffers[0].device)
             heard_sizes = torch.empty_like(told)
-            dist.all_to_all_single(heard_sizes, told, group=self.group)
+            self._await(dist.all_to_all_single(heard_sizes, told, group=self.group, async_op=True))
             others = (self.size - 1) * told.itemsize
             self.meter.scatter(others, others, inside=self.inside)
-            sizes = heard_sizes.tolist()
+            sizes = bounded(heard_sizes.tolist(), call.limits)
         sent, received = sum(lengths) - lengths[self.rank], sum(sizes) - sizes[self.rank]
         self.meter.scatter(sent, received, inside=self.inside)
         heard = buffers[0].new_empty(sum(sizes))
-        dist.all_to_all_single(heard, torch.cat(buffers), sizes, lengths, group=self.group)
+        said = torch.cat(buffers)
+        self._await(
+            dist.all_to_all_single(heard, said, sizes, lengths, group=self.group, async_op=True)
+        )
         return list(heard.split(sizes))
 
     def _broadcast(self, call: Call) -> Tensor:
         buffer = call.buffers[0]
         self.meter.broadcast(buffer.numel(), self.rank == call.root, inside=self.inside)
         if self.size > 1:
-            dist.broadcast(buffer, group=self.group, group_src=call.root)
+            self._await(
+                dist.broadcast(buffer, group=self.group, group_src=call.root, async_op=True)
+            )
         return buffer
 
-
-def private_group(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
-    """A group of the same ranks, for us alone.
-
-    What we send from another thread must not mix with what the user or SyncBatchNorm sends.
-    """
-    _count_alike(group, device)
-    return _new_group(group, dist.get_process_group_ranks(group), device)
-
-
-def _ring_group(group: dist.ProcessGroup, ring: Ring) -> dist.ProcessGroup:
-    """The members of a group that share a ring with this rank, for us alone; made once."""
-    made = _rings.setdefault(group, {})
-    if ring not in made:
-        world = dist.get_process_group_ranks(group)
-        [mine] = [ranks for ranks in ring.groups(group.size()) if group.rank() in ranks]
-        device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
-        _count_alike(group, device)
-        made[ring] = _new_group(group, [world[rank] for rank in mine], device)
-    return made[ring]
-
-
-def _new_group(
-    like: dist.ProcessGroup, ranks: list[int], device: torch.device
-) -> dist.ProcessGroup:
-    """A group of these ranks of the world, with the timeout and backend of another."""
-    made: dist.ProcessGroup = dist.new_group(
-        ranks,
-        timeout=like._get_backend(device).options._timeout,
-        backend="nccl" if dist.get_backend(like) == "nccl" else "gloo",
-        use_local_synchronization=True,
-        group_desc="laconic",
-    )
-    return made
-
-
-def _count_alike(group: dist.ProcessGroup, device: torch.device) -> None:
-    """Brings all ranks to the same number of groups.
-
-    torch names a new group after the number that a rank has already, so ranks that have been in
-    fewer would wait for each other under different names for ever.
-    """
-    groups = dist.distributed_c10d._world.pg_names
-    most = torch.tensor(len(groups), device=device)
-    dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
-    while len(groups) < int(most):
-        dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
+    def _await(self, work: dist.Work) -> None:
+        """Waits for a collective; on a GPU's own backend the stream does, and nobody here."""
+        while not self.on_device and not work.is_completed():
+            with suppress(RuntimeError):
+                work.wait(LOOK_UP)
+            if LEAVING.is_set():
+                raise RuntimeError("this process is ending")
+        work.wait()
 
 
 def _to_host(buffer: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -133,7 +134,9 @@ def pieces(numel: int, block: int) -> list[Piece]:
     return found
 
 
+@cache
 def levels_of(bits: int, device: torch.device) -> Tensor:
+    """Kept on the device: a copy from the host cannot be part of a CUDA graph."""
     half = POSITIVE[bits]
     return torch.tensor([*(-v for v in reversed(half)), *half]).to(device, non_blocking=True)
 

@@ -11,6 +11,7 @@ from laconic import kernels
 from laconic.contract import Fused, Traits
 from laconic.types import Field, Given, Layout, Parts, Turn
 from laconic.wire.bits import packed_numel
+from laconic.wire.rows import as_rows
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,5 @@ class EFSign(Fused):
         return kernels.at(x).sign_pack_sum(x, residual, decay, left)
 
     def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
-        bits = torch.stack([bits for bits, _ in messages])
-        scales = torch.cat([scale for _, scale in messages]) * weight
-        kernels.at(out).sign_add(out, bits, scales)
+        bits, scales = (as_rows(parts) for parts in zip(*messages, strict=True))
+        kernels.at(out).sign_add(out, bits, scales, weight)

@@ -12,7 +12,7 @@ from laconic.contract import OneRound, Traits
 from laconic.errors import ConfigError, WireError
 from laconic.types import Field, Layout, Parts, Turn
 from laconic.wire.bits import pack_bits, packed_numel, unpack_bits
-from laconic.wire.layout import packed_bytes
+from laconic.wire.layout import most_bytes, packed_bytes
 
 SMALLEST = 2.0**-14
 """Below this bound seven bits would not reach from the smallest said entry to the largest."""
@@ -60,7 +60,8 @@ class Inceptionn(OneRound):
 
         tags = Field(torch.uint8, packed_numel(numel, 2))
         codes = (torch.int8, torch.int16, torch.float32)
-        return Layout((tags, *(Field(dtype, None) for dtype in codes)), check)
+        fields = (tags, *(Field(dtype, None) for dtype in codes))
+        return Layout(fields, check, most_bytes(numel))
 
     def compress(self, x: Tensor, turn: Turn) -> Parts:
         k, m = self.borders()

@@ -7,15 +7,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from laconic import kernels
 from laconic.checks import check_whole
-from laconic.contract import OneRound, Traits
-from laconic.types import Field, Layout, Parts, Turn
-from laconic.wire.bits import pack_bits, packed_numel, unpack_bits
-from laconic.wire.buckets import bucket_count, in_buckets, spread
+from laconic.contract import Fused, Traits
+from laconic.types import Field, Given, Layout, Parts, Turn
+from laconic.wire.bits import packed_numel
+from laconic.wire.buckets import bucket_count
+from laconic.wire.rows import as_rows
 
 
 @dataclass(frozen=True)
-class OneBit(OneRound):
+class OneBit(Fused):
     """Sends which entries are negative, the mean of those, and the mean of all others.
 
     No other two numbers would be closer for this mask. With n₋ entries of mean a₋ and n₊ of mean
@@ -45,24 +47,14 @@ class OneBit(OneRound):
         return Layout((Field(torch.uint8, packed_numel(numel, 1)), means, means))
 
     def compress(self, x: Tensor, turn: Turn) -> Parts:
+        return kernels.at(x).sides_pack(x, self._bucket(x.numel()))
+
+    def take(self, given: Given, turn: Turn) -> Parts:
+        x, residual, left, decay = given
+        assert residual is not None and left is not None  # noqa: PT018
         bucket = self._bucket(x.numel())
-        rows = in_buckets(x, bucket)
-        below = (rows < 0).sum(dim=1)
-        above = bucket - below
-        # What fills up the last bucket is no entry.
-        above[-1:] -= rows.numel() - x.numel()
-        low = _mean(rows.clamp(max=0).sum(dim=1, dtype=torch.float64), below)
-        high = _mean(rows.clamp(min=0).sum(dim=1, dtype=torch.float64), above)
-        return pack_bits(x < 0, 1), low, high
+        return kernels.at(x).sides_pack_sum(x, residual, decay, left, bucket)
 
     def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
-        numel, bucket = out.numel(), self._bucket(out.numel())
-        for bits, low, high in messages:
-            negative = unpack_bits(bits, 1, numel).to(torch.bool)
-            said = torch.where(negative, spread(low, bucket, numel), spread(high, bucket, numel))
-            out.add_(said, alpha=weight)
-
-
-def _mean(total: Tensor, count: Tensor) -> Tensor:
-    """The sum over the count, as float32; a sum over nothing as it is: zero, or NaN."""
-    return (total / count.clamp(min=1)).to(torch.float32)
+        bits, low, high = (as_rows(parts) for parts in zip(*messages, strict=True))
+        kernels.at(out).sides_add(out, bits, low, high, weight, self._bucket(out.numel()))

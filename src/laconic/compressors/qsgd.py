@@ -1,23 +1,18 @@
 """QSGD: stochastic rounding to a few levels, bucket by bucket."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
-
-from laconic import kernels
 from laconic.checks import check_whole
-from laconic.contract import Fused, Traits
+from laconic.contract import Traits
 from laconic.errors import ConfigError
-from laconic.types import Field, Given, Layout, Parts, Turn
-from laconic.wire.bits import packed_numel
+from laconic.kernels.rule import Rule
+from laconic.rounded import Rounded
 
 
 @dataclass(frozen=True)
-class QSGD(Fused):
+class QSGD(Rounded):
     """Rounds each entry up or down to one of 2^bits - 1 levels so that its expectation is exact.
 
     Levels are multiples of scale/s with s = 2^(bits-1) - 1, where the scale of a bucket is its
@@ -62,27 +57,6 @@ class QSGD(Fused):
             f"{variance:.3g}, not below 1 (use more bits, a smaller bucket, or scaled=true)",
         )
 
-    def layout(self, numel: int) -> Layout:
-        scales = Field(torch.float32, -(-numel // self.bucket))
-        return Layout((Field(torch.uint8, packed_numel(numel, self.bits)), scales))
-
-    def compress(self, x: Tensor, turn: Turn) -> Parts:
-        l2 = self.norm == "l2"
-        codes, scales = kernels.at(x).round_pack(x, self.bits, self.bucket, l2, turn.own_key())
-        return codes, scales / (1 + self.variance()) if self.scaled else scales
-
-    def take(self, given: Given, turn: Turn) -> Parts:
-        x, residual, left, decay = given
-        assert residual is not None and left is not None  # noqa: PT018
-        if self.scaled:
-            # The kernel would leave what the codes say before they are scaled.
-            parts = self.compress(given.total(), turn)
-            self.add_to(left, [parts], -1.0, turn)
-            return parts
-        setting = self.bits, self.bucket, self.norm == "l2", turn.own_key()
-        return kernels.at(x).round_pack_sum(x, residual, decay, left, *setting)
-
-    def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
-        codes = torch.stack([codes for codes, _ in messages])
-        scales = torch.stack([scales for _, scales in messages]) * weight
-        kernels.at(out).round_add(out, codes, scales, self.bits, self.bucket)
+    def rule(self) -> Rule:
+        over = 1 + self.variance() if self.scaled else 1.0
+        return Rule("chance", self.bucket, self.bits, self.norm, over)

@@ -12,6 +12,7 @@ from laconic.checks import check_whole
 from laconic.contract import OneRound, Traits
 from laconic.types import Field, Layout, Parts, Turn
 from laconic.wire.bits import packed_numel
+from laconic.wire.rows import as_rows
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,5 @@ class Sign(OneRound):
         return bits, (norm / x.numel()).to(x.dtype).view(1)
 
     def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
-        bits = torch.stack([bits for bits, _ in messages])
-        scales = torch.cat([scale for _, scale in messages]) * weight
-        kernels.at(out).sign_add(out, bits, scales)
+        bits, scales = (as_rows(parts) for parts in zip(*messages, strict=True))
+        kernels.at(out).sign_add(out, bits, scales, weight)

@@ -8,11 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from laconic import kernels
 from laconic.contract import OneRound, Traits
 from laconic.errors import ConfigError
-from laconic.kernels.reference.random import uniform
 from laconic.types import Field, Layout, Parts, Turn
-from laconic.wire.trits import check_trits, pack_trits, packed_trits, unpack_trits
+from laconic.wire.rows import as_rows
+from laconic.wire.trits import check_trits, packed_trits
 
 
 @dataclass(frozen=True)
@@ -57,22 +58,8 @@ class TernGrad(OneRound):
         return Layout(fields, lambda parts: check_trits(parts[0]))
 
     def compress(self, x: Tensor, turn: Turn) -> Parts:
-        scale = self._scale(x)
-        # Where the scale is zero or no number the quotient is NaN, and no chance is below that.
-        said = uniform(turn.own_key(), x.numel(), x.device) < x.abs() / scale
-        return pack_trits(said * x.sign().nan_to_num_(0.0)), scale
-
-    def _scale(self, x: Tensor) -> Tensor:
-        if not x.numel():
-            return x.new_zeros(1)
-        largest = x.abs().amax().view(1)
-        if not self.clip:
-            return largest
-        # Squares of large or small gradients leave the range of float32.
-        mean_square = x.norm(dtype=torch.float64) / math.sqrt(x.numel())
-        return torch.minimum(largest, self.clip * mean_square).to(x.dtype)
+        return kernels.at(x).trits_pack(x, self.clip, turn.own_key())
 
     def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
-        for packed, scale in messages:
-            trits = unpack_trits(packed, out.numel())
-            out.add_(trits.to(out.dtype) * scale, alpha=weight)
+        packed, scales = (as_rows(parts) for parts in zip(*messages, strict=True))
+        kernels.at(out).trits_add(out, packed, scales, weight)

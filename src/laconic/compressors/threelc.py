@@ -10,7 +10,7 @@ from torch import Tensor
 from laconic.contract import OneRound, Traits
 from laconic.errors import ConfigError, WireError
 from laconic.types import Field, Layout, Parts, Turn
-from laconic.wire.layout import packed_bytes
+from laconic.wire.layout import most_bytes, packed_bytes
 from laconic.wire.trits import ALL_ZERO, LARGEST, pack_trits, packed_trits, unpack_trits
 
 LONGEST = 255 - LARGEST + 1
@@ -48,7 +48,8 @@ class ThreeLC(OneRound):
             if told != packed_trits(numel):
                 raise WireError(f"message tells {told} bytes of trits of a tensor of {numel}")
 
-        return Layout((Field(torch.float32, 1), Field(torch.uint8, None)), check)
+        fields = (Field(torch.float32, 1), Field(torch.uint8, None))
+        return Layout(fields, check, most_bytes(numel))
 
     def compress(self, x: Tensor, turn: Turn) -> Parts:
         largest = x.abs().amax().view(1) if x.numel() else x.new_zeros(1)

@@ -12,7 +12,7 @@ from laconic.errors import ConfigError, WireError
 from laconic.sparse import count_of
 from laconic.types import Field, Gather, Given, Layout, Parts, Payload, Rounds, State, Turn
 from laconic.wire.indices import check_index, index_field, pack_index, unpack_index
-from laconic.wire.layout import packed_bytes
+from laconic.wire.layout import most_bytes, packed_bytes
 
 USUAL = 0.03
 """About so many of independent normal entries are said in a step with the default setting."""
@@ -106,7 +106,7 @@ class Variance(ManyRounds):
     def layout(self, numel: int) -> Layout:
         """How many entries, where they are, and what they are."""
         fields = (Field(torch.int32, 1), Field(torch.uint8, None), Field(torch.bfloat16, None))
-        return Layout(fields, lambda parts: _check(parts, numel))
+        return Layout(fields, lambda parts: _check(parts, numel), most_bytes(numel))
 
 
 def _parts(x: Tensor, index: Tensor) -> Parts:

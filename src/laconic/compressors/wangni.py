@@ -15,7 +15,7 @@ from laconic.sparse import count_of
 from laconic.types import Field, Gather, Given, Layout, Parts, Payload, Rounds, State, Turn
 from laconic.wire.bits import pack_bits, packed_numel, unpack_bits
 from laconic.wire.indices import check_index, index_field, pack_index, unpack_index
-from laconic.wire.layout import packed_bytes
+from laconic.wire.layout import most_bytes, packed_bytes
 
 ROUNDS = 4
 LARGEST = torch.finfo(torch.float32).max
@@ -83,7 +83,7 @@ class Wangni(ManyRounds):
         places, signs = Field(torch.uint8, None), Field(torch.uint8, None)
         head = (Field(torch.int32, 2), Field(torch.float32, 1))
         fields = (*head, places, Field(torch.float32, None), places, signs)
-        return Layout(fields, lambda parts: check(parts, numel))
+        return Layout(fields, lambda parts: check(parts, numel), most_bytes(numel))
 
     def _parts(self, x: Tensor, turn: Turn) -> Parts:
         size = x.abs()

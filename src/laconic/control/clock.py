@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from laconic.comm.meter import Meter
-from laconic.exchange.auto import LinkModel
+from laconic.network.model import LinkModel
 
 
 class Clock(ABC):

@@ -42,10 +42,10 @@ class HierarchicalExchange(Layered):
 
     def rounds(self, given: Given, state: State, turn: Turn) -> Rounds:
         own = given.total()
-        # An all-reduce overwrites what it is given, and `own` may have to be kept.
-        [(mean,)] = yield Mean((own if given.left is None else own.clone(),), Inside(self.node))
+        # An all-reduce overwrites what it is given, and what comes later may be refused.
+        [(mean,)] = yield Mean((own.clone(),), Inside(self.node))
         # As a residual of nothing, so that it is still there to see what was said of it.
-        whole = Given(mean) if given.left is None else _as_residual(mean, given)
+        whole = Given(mean) if given.left is None else _as_residual(mean)
         talk = self.talker.rounds(whole, state, self._of_node(turn))
         out = yield from _between(talk, self._scope(turn))
         if given.left is not None:
@@ -61,8 +61,8 @@ class HierarchicalExchange(Layered):
         return Between(self.node, turn.size // self.node, turn.rank % self.node)
 
 
-def _as_residual(mean: torch.Tensor, given: Given) -> Given:
-    return Given(given.x.zero_(), mean, torch.empty_like(mean))
+def _as_residual(mean: torch.Tensor) -> Given:
+    return Given(torch.zeros_like(mean), mean, torch.empty_like(mean))
 
 
 def _between(talk: Rounds, scope: Between) -> Rounds:

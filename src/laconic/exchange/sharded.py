@@ -39,7 +39,7 @@ class ShardedExchange(Exchange):
 
     def rounds(self, given: Given, state: State, turn: Turn) -> Rounds:
         shards = bounds(turn.numel, turn.size)
-        turns = [_shard_turn(turn, i, stop - start) for i, (start, stop) in enumerate(shards)]
+        turns = [shard_turn(turn, i, stop - start) for i, (start, stop) in enumerate(shards)]
         layouts = [self.codec.layout(shard.numel) for shard in turns]
         messages = [
             take(self.codec, given.slice(start, stop), shard)
@@ -69,5 +69,6 @@ def bounds(numel: int, size: int) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
-def _shard_turn(turn: Turn, shard: int, numel: int) -> Turn:
+def shard_turn(turn: Turn, shard: int, numel: int) -> Turn:
+    """The turn of one shard, with random numbers of its own."""
     return turn._replace(shape=(numel,), seed=mix(turn.seed, shard))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from laconic.errors import ConfigError, MissingExtra
+from laconic.kernels.rule import Rule
 from laconic.types import Given
 
 Backend: TypeAlias = Literal["auto", "reference", "numba", "triton"]
@@ -70,23 +71,23 @@ class Kernels(Protocol):
     def sign_pack_sum(
         self, x: Tensor, residual: Tensor, decay: float, left: Tensor
     ) -> tuple[Tensor, Tensor]: ...
-    def sign_add(self, out: Tensor, bits: Tensor, scales: Tensor) -> None: ...
-    def round_pack(
-        self, x: Tensor, width: int, bucket: int, l2: bool, key: int
-    ) -> tuple[Tensor, Tensor]: ...
+    def sign_add(self, out: Tensor, bits: Tensor, scales: Tensor, weight: float) -> None: ...
+    def sides_pack(self, x: Tensor, bucket: int) -> tuple[Tensor, Tensor, Tensor]: ...
+    def sides_pack_sum(
+        self, x: Tensor, residual: Tensor, decay: float, left: Tensor, bucket: int
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
+    def sides_add(
+        self, out: Tensor, bits: Tensor, low: Tensor, high: Tensor, weight: float, bucket: int
+    ) -> None: ...
+    def votes_pack(self, x: Tensor, key: int) -> tuple[Tensor, Tensor]: ...
+    def trits_pack(self, x: Tensor, clip: float, key: int) -> tuple[Tensor, Tensor]: ...
+    def trits_add(self, out: Tensor, packed: Tensor, scales: Tensor, weight: float) -> None: ...
+    def round_pack(self, x: Tensor, rule: Rule, key: int) -> tuple[Tensor, Tensor]: ...
     def round_pack_sum(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        decay: float,
-        left: Tensor,
-        width: int,
-        bucket: int,
-        l2: bool,
-        key: int,
+        self, x: Tensor, residual: Tensor, decay: float, left: Tensor, rule: Rule, key: int
     ) -> tuple[Tensor, Tensor]: ...
     def round_add(
-        self, out: Tensor, codes: Tensor, scales: Tensor, width: int, bucket: int
+        self, out: Tensor, codes: Tensor, scales: Tensor, weight: float, rule: Rule
     ) -> None: ...
 
 

@@ -32,7 +32,7 @@ class EF21(Memory):
         return start(numel, device)
 
     def before(self, grad: Tensor, now: State, then: State) -> Given:
-        return ahead(grad, grad, now)
+        return ahead(grad, now)
 
     def after(self, given: Given, mean: Tensor, now: State, then: State) -> Tensor:
         return caught_up(given, mean, now, then)

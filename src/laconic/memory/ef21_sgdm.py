@@ -42,7 +42,7 @@ class EF21SGDM(Memory):
         kept = now["momentum"]
         momentum = kept.lerp(grad, torch.where(kept.any(), self.eta, 1.0).to(kept.dtype))
         then["momentum"] = torch.where(momentum.isfinite(), momentum, kept)
-        return ahead(momentum, grad, now)
+        return ahead(momentum, now)
 
     def after(self, given: Given, mean: Tensor, now: State, then: State) -> Tensor:
         return caught_up(given, mean, now, then)

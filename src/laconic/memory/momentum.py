@@ -48,7 +48,7 @@ class MomentumCorrection(Memory):
         if self.clip:
             # The root of a sum of squares, which need not fit into float32.
             size = grad.norm(dtype=torch.float64)
-            grad = grad.mul_((self.clip / size).clamp(max=1).to(grad.dtype))
+            grad = grad * (self.clip / size).clamp(max=1).to(grad.dtype)
         u, v = then["momentum"], then["residual"]
         if self.nesterov:
             torch.add(now["momentum"], grad, out=u).mul_(self.momentum)
@@ -56,9 +56,8 @@ class MomentumCorrection(Memory):
         else:
             torch.mul(now["momentum"], self.momentum, out=u).add_(grad)
             torch.add(now["residual"], u, out=v)
-        # The gradient's own memory carries v, since it becomes the mean; v itself is kept to see
-        # what was sent.
-        return Given(grad.copy_(v), left=torch.empty_like(v))
+        # A copy, since it becomes the mean; v itself is kept to see what was sent.
+        return Given(v.clone(), left=torch.empty_like(v))
 
     def after(self, given: Given, mean: Tensor, now: State, then: State) -> Tensor:
         assert given.left is not None

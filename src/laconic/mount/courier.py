@@ -5,6 +5,7 @@ carries bucket after bucket in the order in which DDP hands them over. On NCCL t
 the order of what is enqueued, and nobody waits.
 """
 
+import atexit
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
+from laconic.comm.torch import LEAVING
 from laconic.mount.buckets import Load
 
 
@@ -62,6 +64,10 @@ class Courier(ABC):
         """Waits until nothing is under way, and raises what went wrong."""
 
     @abstractmethod
+    def sound(self) -> bool:
+        """Whether all errands went well, so that all ranks have made the same calls."""
+
+    @abstractmethod
     def close(self) -> None:
         """Ends; nothing may be under way."""
 
@@ -84,6 +90,9 @@ class OnStream(Courier):
     def settle(self) -> None:
         pass
 
+    def sound(self) -> bool:
+        return True
+
     def close(self) -> None:
         pass
 
@@ -98,7 +107,8 @@ class OnThread(Courier):
     """Runs errands on one thread; after a failure it runs no more.
 
     A future cannot carry an exception through DDP's reducer, so it is completed all the same, and
-    `settle` raises at the end of the backward pass.
+    `settle` raises at the end of the backward pass. With that the thread ends, and whoever goes on
+    all the same is told the same by every `settle`.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -108,35 +118,55 @@ class OnThread(Courier):
         self._queue: Queue[_Item | None] = Queue()
         self._thread = Thread(target=self._work, name="laconic-courier", daemon=True)
         self._thread.start()
+        # A thread that comes back from C++ when Python is gone would abort the process.
+        atexit.register(self._leave)
 
     def future(self) -> "Future[Tensor]":
         return self._side.future()
 
     def send(self, errand: Callable[[], None], loads: Sequence[Load]) -> None:
-        self._queue.put(_Item(errand, loads, self._side.mark()))
+        item = _Item(errand, loads, self._side.mark())
+        if self._thread.is_alive():
+            self._queue.put(item)
+        else:
+            self._run(item)
 
     def settle(self) -> None:
         self._queue.join()
         if self._failure is not None:
+            self.close()
             raise self._failure
 
+    def sound(self) -> bool:
+        return self._failure is None
+
     def close(self) -> None:
-        self._queue.put(None)
-        self._thread.join()
+        atexit.unregister(self._leave)
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join()
+
+    def _leave(self) -> None:
+        LEAVING.set()
+        self.close()
 
     def _work(self) -> None:
         # OpenMP keeps its number of threads by thread: a new one would take all cores.
         torch.set_num_threads(self._cpu_threads)
         while (item := self._queue.get()) is not None:
-            with self._side.after(item.mark):
-                # The order of calls is lost with the first failure, so nothing may follow it.
-                if self._failure is None:
-                    try:
-                        item.errand()
-                    except Exception as error:
-                        self._failure = error
-                for load in item.loads:
-                    load.future.set_result(load.buffer)
+            self._run(item)
             # An idle thread must not keep the last bucket alive.
             del item
             self._queue.task_done()
+        self._queue.task_done()
+
+    def _run(self, item: _Item) -> None:
+        with self._side.after(item.mark):
+            # The order of calls is lost with the first failure, so nothing may follow it.
+            if self._failure is None:
+                try:
+                    item.errand()
+                except Exception as error:
+                    self._failure = error
+            for load in item.loads:
+                load.future.set_result(load.buffer)

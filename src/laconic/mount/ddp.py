@@ -1,9 +1,6 @@
 """DistributedDataParallel: one line that compresses the gradients of a DDP script."""
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import cast
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 import torch
 import torch.distributed as dist
@@ -13,39 +10,36 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.hooks import RemovableHandle
 
-from laconic.checkpoint import Residuals, load, load_resized, save
 from laconic.checks import check_whole
-from laconic.comm.agree import agree
 from laconic.comm.base import Conversation, drive
 from laconic.comm.drift import check_same
-from laconic.comm.torch import TorchComm, private_group
+from laconic.comm.groups import borrow
 from laconic.contract import Compressor, Memory
 from laconic.control.base import Controller
-from laconic.control.clock import WallClock
 from laconic.control.find import find_controller
 from laconic.errors import ConfigError
-from laconic.lanes import Lanes, NanPolicy
-from laconic.mount.buckets import Buckets, Load
+from laconic.lanes import NanPolicy
+from laconic.mount.buckets import Load
 from laconic.mount.courier import OnStream, OnThread
-from laconic.plan import Plan, make_plan
-from laconic.spec import format_spec
-from laconic.version import VERSION
-
-log = logging.getLogger("laconic")
+from laconic.mount.handle import Handle, Options, Wanted, at_end_of_backward
+from laconic.mount.names import check_dense
+from laconic.plan import make_plan
 
 
 class Slot:
     """DDP's only hook slot, which cannot be emptied again; but who answers in it can change."""
 
-    def __init__(self, model: DDP, group: dist.ProcessGroup) -> None:
+    def __init__(self, model: DDP) -> None:
         self.device = next(model.parameters()).device
         self.dense_group = model.process_group
-        self.group = private_group(group, self.device)
         self.link: Link | None = None
 
 
 # A hook stays for the life of its DDP, and this must not prolong it.
 _slots: WeakKeyDictionary[DDP, Slot] = WeakKeyDictionary()
+
+_orphans: list[Slot] = []
+"""Slots whose model died attached. Who collects it may hold any lock, so it is only noted there."""
 
 
 # DDP compares these annotations by identity, so this file has no postponed annotations.
@@ -60,120 +54,42 @@ def _hook(state: Slot, bucket: dist.GradBucket) -> Future[Tensor]:  # type: igno
     return state.link._reduce(bucket)
 
 
-class Link:
+class Link(Handle):
     """A DDP model whose gradients go through Laconic, until `detach`."""
+
+    has_slot = True
 
     def __init__(
         self,
         slot: Slot,
-        plan: Plan,
+        group: dist.ProcessGroup,
         names: dict[nn.Parameter, str],
-        seed: int,
-        nan_policy: NanPolicy,
-        check_every: int,
-        checksum: bool,
-        controller: Controller | None,
+        wanted: Wanted,
+        options: Options,
     ) -> None:
         self._slot = slot
-        self._names = names
-        self._comm = TorchComm(slot.group, checksum=checksum)
         tensors: dict[str, Tensor] = {name: p for p, name in names.items()}
-        self._lanes = Lanes(plan, tensors, self._comm.rank, self._comm.size, seed, nan_policy)
-        rule = "none" if controller is None else format_spec(controller)
-        guards = {"nan_policy": nan_policy, "check_every": check_every, "controller": rule}
-        agree(self._comm, slot.device, {**_settings(plan, tensors, seed), **guards})
-        if controller is not None:
-            self._lanes.steer(controller, WallClock())
-        self._comm.prepare(plan.node())
+        # For us alone: what we send from a thread must not mix with what others send.
+        self._loan = borrow(group, slot.device)
+        try:
+            Handle.__init__(self, self._loan.group, tensors, names, make_plan, wanted, options)
+        except ConfigError:
+            self._loan.give_back()
+            raise
         self._settling = False
         self._courier = (OnStream if self._comm.on_device else OnThread)(slot.device)
-        self._buckets = Buckets()
-        self._check_every, self._passes = check_every, 0
         self._hooks: list[RemovableHandle] = []
 
-    def stats(self) -> dict[str, object]:
-        """What was sent, what it cost and what it lost, on this rank, since attach."""
-        return self._lanes.stats(self._comm.meter)
-
-    def switch(
-        self,
-        compressor: Compressor | str,
-        *,
-        memory: Memory | str | None = None,
-        exchange: str = "auto",
-    ) -> None:
-        """Changes the method between two steps, on all ranks alike; residuals are kept."""
-        self._check_attached()
-        tensors = self._lanes.tensors
-        plan = make_plan(compressor, memory, exchange, tensors.values(), self._comm.size)
-        agree(self._comm, self._slot.device, plan.describe())
-        self._comm.prepare(plan.node())
-        self._lanes.switch(plan)
-
-    def learning_rate_changed(self, before: float, after: float) -> None:
-        """Keeps what residuals will do to the parameters the same under another learning rate.
-
-        A residual waits in units of the gradient: what a rate of `before` would have made of it,
-        `after` makes of `before / after` times as much.
-        """
-        if before <= 0 or after <= 0:
-            raise ConfigError(f"learning rates must be positive, got {before} and {after}")
-        self._lanes.rate_changed(before, after)
-
-    def epoch_ended(self, learning_rate: float | None = None) -> None:
-        """Tells the controller, on all ranks alike, with the learning rate of the next epoch.
-
-        Residuals stay as they are: for those there is `learning_rate_changed`.
-        """
-        self._check_attached()
-        self._lanes.epoch_ended(learning_rate)
-
-    def loss_scale_changed(self, scale: float) -> None:
-        """Brings what residuals hold to the loss scale of the next backward pass."""
-        if not scale > 0:
-            raise ConfigError(f"the loss scale must be positive, got {scale}")
-        self._lanes.follow_loss_scale(scale)
-
-    def state_dict(self) -> dict[str, object]:
-        """This rank's residuals and warm starts, as plain tensors and numbers under its own name.
-
-        So ranks do not overwrite each other where their states meet, as in a distributed
-        checkpoint.
-        """
-        return {self._key(): {**save(self._lanes), "buckets": self._buckets.last()}}
-
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Goes on exactly where this rank was saved."""
-        key = self._key()
-        if key not in state:
-            raise ConfigError(
-                f"state: has {sorted(state)}, but not {key}; every rank saves its own"
-            )
-        own = cast(Mapping[str, object], state[key])
-        load(self._lanes, own)
-        self._buckets.replay(cast(list[list[str]], own["buckets"]))
-
-    def load_resized(self, states: Sequence[Mapping[str, object]], *, residuals: Residuals) -> None:
-        """Goes on where a run of another number of ranks was saved: their states, in order."""
-        merged = {key: value for state in states for key, value in state.items()}
-        ranks = [merged.get(f"rank{rank}") for rank in range(len(states))]
-        if None in ranks or len(merged) != len(states):
-            raise ConfigError(f"state: expected ranks 0 to {len(states) - 1}, got {sorted(merged)}")
-        load_resized(self._lanes, cast(list[Mapping[str, object]], ranks), residuals)
-
-    def _key(self) -> str:
-        return f"rank{self._comm.rank}"
-
-    def detach(self) -> None:
-        """Back to DDP's dense mean; what residuals hold is dropped, with a line in the log."""
-        self._check_attached()
-        norm = self.stats()["residual_norm"]
-        if norm:
-            log.info("detach: residuals of norm %.3g are dropped", norm)
+    def _close(self) -> None:
         self._slot.link = None
         for hook in self._hooks:
             hook.remove()
         self._courier.close()
+        if self._courier.sound():
+            self._loan.give_back()
+
+    def _is_attached(self) -> bool:
+        return self._slot.link is self
 
     def _follow(self, model: DDP, scaler: torch.amp.GradScaler) -> None:
         def read(*_: object) -> None:
@@ -182,12 +98,8 @@ class Link:
 
         self._hooks.append(model.register_forward_pre_hook(read))
 
-    def _check_attached(self) -> None:
-        if self._slot.link is not self:
-            raise ConfigError("this link is detached; attach the model again")
-
     def _reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
-        names = [self._names[p] for p in bucket.parameters()]
+        names = [self._parameters[p] for p in bucket.parameters()]
         future = self._courier.future()
         ready = self._buckets.add(
             Load(names, bucket.gradients(), bucket.buffer(), future), bucket.is_last()
@@ -211,18 +123,15 @@ class Link:
         elif not self._settling:
             self._settling = True
             # By way of a first callback, since DDP's own comes in between and must not be missed.
-            _at_end_of_backward(lambda: _at_end_of_backward(self._settle))
+            at_end_of_backward(lambda: at_end_of_backward(self._settle))
 
     def _settle(self) -> None:
         self._settling = False
         self._courier.send(self._lanes.finish, [])
-        self._passes += 1
-        if self._check_every and self._passes % self._check_every == 0:
+        if self._is_check_due():
             self._courier.send(lambda: check_same(self._comm, self._lanes.tensors), [])
         self._courier.settle()
-        complaint = self._lanes.settle(wait=False)
-        if complaint is not None:
-            raise complaint
+        self._end_step()
 
 
 def attach(
@@ -248,53 +157,48 @@ def attach(
     CRC goes behind every message that is not summed up on the way. A `controller` changes settings
     of the compressor while it trains ("gravac", "accordion" or "schedule" with their settings).
     """
+    while _orphans:
+        _bury(_orphans.pop())
     check_whole("attach", "check_every", check_every, 0)
     names = _names(model)
     group = process_group or model.process_group
-    plan = make_plan(compressor, memory, exchange, names, group.size())
-    rule = find_controller(controller)
-    slot = _take_slot(model, group)
-    slot.link = Link(slot, plan, names, seed, nan_policy, check_every, checksum, rule)
+    wanted = Wanted(compressor, memory, exchange)
+    # Refused before the slot is taken, which cannot be undone.
+    make_plan(*wanted, names, group.size())
+    slot = _take_slot(model)
+    options = Options(seed, nan_policy, check_every, checksum, find_controller(controller))
+    slot.link = Link(slot, group, names, wanted, options)
     if scaler is not None:
         slot.link._follow(model, scaler)
-    log.info("attached: %s, kernels: %s", plan.describe(), slot.link.stats()["backend"])
     return slot.link
-
-
-def _at_end_of_backward(callback: Callable[[], None]) -> None:
-    torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
 def _names(model: DDP) -> dict[nn.Parameter, str]:
     """The parameters whose gradients DDP exchanges, in order."""
     if not isinstance(model, DDP):
         raise ConfigError(f"attach: expected a DistributedDataParallel, got {type(model).__name__}")
-    for path, module in model.module.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-            raise ConfigError(f"attach: {path or 'the model'} has sparse=True; use dense gradients")
+    check_dense(model.module)
     named = model.module.named_parameters()
     return {p: n for n, p in named if p.requires_grad and n not in model.parameters_to_ignore}
 
 
-def _take_slot(model: DDP, group: dist.ProcessGroup) -> Slot:
+def _take_slot(model: DDP) -> Slot:
     if model not in _slots:
         occupant = model._get_ddp_logging_data().get("comm_hook")
         if model.mixed_precision is not None:
             occupant = "DDP's mixed_precision"
         if occupant:
             raise ConfigError(f"attach: the model's only hook slot is taken by {occupant}")
-        slot = Slot(model, group)
+        slot = Slot(model)
         model.register_comm_hook(slot, _hook)
         _slots[model] = slot
+        finalize(model, _orphans.append, slot).atexit = False
     if _slots[model].link is not None:
         raise ConfigError("attach: this model has a link already; switch or detach that one")
     return _slots[model]
 
 
-def _settings(plan: Plan, tensors: Mapping[str, Tensor], seed: int) -> dict[str, object]:
-    """What must be equal on all ranks."""
-    forms = {
-        f"parameter {i}": f"{n} {tuple(t.shape)} {t.dtype}"
-        for i, (n, t) in enumerate(tensors.items())
-    }
-    return {**plan.describe(), "seed": seed, "version": VERSION, **forms}
+def _bury(slot: Slot) -> None:
+    """Ends what a model left behind that died without a detach."""
+    if slot.link is not None:
+        slot.link._leave()

@@ -40,13 +40,17 @@ class Namespace:
         """
         return _in_thread(lambda: self._enter_and(work))
 
+    def enter(self) -> None:
+        """Moves the calling thread inside for good, as a process that was just forked wants."""
+        # Python has os.setns only from 3.12 on.
+        libc = ctypes.CDLL(None, use_errno=True)
+        _check(libc.setns(self.fd, _CLONE_NEWNET), "setns")
+
     def close(self) -> None:
         os.close(self.fd)
 
     def _enter_and(self, work: Callable[[], T]) -> T:
-        # Python has os.setns only from 3.12 on.
-        libc = ctypes.CDLL(None, use_errno=True)
-        _check(libc.setns(self.fd, _CLONE_NEWNET), "setns")
+        self.enter()
         return work()
 
 

@@ -111,6 +111,14 @@ class Testbed:
             self._apply(shape)
         self.rate = rate
 
+    def cut(self, host: int) -> None:
+        """Takes the link of `host` away at the switch; what is on its way is lost."""
+        self._set_port(host, "down")
+
+    def mend(self, host: int) -> None:
+        """Gives the link of `host` back, shaped as before."""
+        self._set_port(host, "up")
+
     def counters(self, host: int) -> Counters:
         """What the interface of `host` has sent and received.
 
@@ -118,6 +126,13 @@ class Testbed:
         the bucket charges the link for every frame of it.
         """
         return _inside(self.hosts[host].namespace, _read_counters)
+
+    def _set_port(self, host: int, state: str) -> None:
+        port = _port(self.hosts[host])
+        _inside(
+            self._switch,
+            lambda netlink: netlink.link("set", index=_index(netlink, port), state=state),
+        )
 
     def _apply(self, shape: Shape | None) -> None:
         for host in self.hosts:

@@ -13,6 +13,8 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import IO, NamedTuple, TypeAlias
 
+from laconic.network.keeper import Keeper
+
 Process: TypeAlias = "subprocess.Popen[str]"
 OnLine: TypeAlias = Callable[[int, str], None]
 
@@ -49,8 +51,9 @@ def run_together(
     """Runs one process per start to the end: 0, or the first exit code that was not.
 
     The first failure ends the others: SIGTERM to their process groups, SIGKILL after `GRACE_S`.
-    SIGINT and SIGTERM to this process do the same and then raise KeyboardInterrupt. The callbacks
-    run in the calling thread, one line of stdout or stderr at a time.
+    SIGINT and SIGTERM to this process do the same and then raise KeyboardInterrupt, and after a
+    SIGKILL a keeper ends them. The callbacks run in the calling thread, one line of stdout or
+    stderr at a time.
     """
     events: SimpleQueue[_Event] = SimpleQueue()
     crew = _Crew(events)
@@ -61,6 +64,7 @@ def run_together(
             crew.watch()
         finally:
             crew.kill()
+            crew.dismiss()
     if crew.interrupted:
         raise KeyboardInterrupt
     return crew.code
@@ -91,10 +95,12 @@ class _Crew:
         self._running: set[int] = set()
         self._open_streams = 0
         self._deadline_s: float | None = None
+        self._keeper = Keeper()
 
     def add(self, process: Process, on_line: OnLine, on_error_line: OnLine) -> None:
         rank = len(self._processes)
         self._processes.append(process)
+        self._keeper.watch(process.pid)
         self._running.add(rank)
         self._open_streams += _STREAMS_PER_WORKER
         assert process.stdout is not None
@@ -113,6 +119,9 @@ class _Crew:
     def kill(self) -> None:
         for rank in tuple(self._running):
             self._reap(rank)
+
+    def dismiss(self) -> None:
+        self._keeper.close()
 
     def _report(self, work: Callable[..., None], *details: object) -> None:
         threading.Thread(target=work, args=(self._events, *details), daemon=True).start()
@@ -157,6 +166,7 @@ class _Crew:
         process = self._processes[rank]
         # Before the wait: until then the kernel gives its number to no one else.
         _signal_group(process.pid, signal.SIGKILL)
+        self._keeper.forget(process.pid)
         code = process.wait()
         self._running.discard(rank)
         if not self._running:

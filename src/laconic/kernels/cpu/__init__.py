@@ -16,7 +16,10 @@ from laconic.kernels.cpu.lowrank import factor, factor_sum, lessen, orthonormal,
 from laconic.kernels.cpu.random import random_blocks, strata
 from laconic.kernels.cpu.rounding import round_add, round_pack, round_pack_sum
 from laconic.kernels.cpu.select import largest, reaching
+from laconic.kernels.cpu.sides import sides_add, sides_pack, sides_pack_sum
 from laconic.kernels.cpu.sign import sign_add, sign_pack, sign_pack_sum
+from laconic.kernels.cpu.trits import trits_add, trits_pack
+from laconic.kernels.cpu.votes import votes_pack
 
 __all__ = [
     "add_at",
@@ -40,10 +43,16 @@ __all__ = [
     "round_pack",
     "round_pack_sum",
     "sampled_border",
+    "sides_add",
+    "sides_pack",
+    "sides_pack_sum",
     "sign_add",
     "sign_pack",
     "sign_pack_sum",
     "strata",
+    "trits_add",
+    "trits_pack",
     "unpack_bits",
     "unpack_index",
+    "votes_pack",
 ]

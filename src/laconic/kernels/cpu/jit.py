@@ -64,3 +64,9 @@ def compiled_sums(function: Callable[P, R]) -> Callable[P, R]:
 
 # Loops that call each other must see the compiled function itself.
 inlined = partial(_cached, inline="always")
+
+# Loops with arguments of their own, called by compiled ones.
+called = partial(_cached)
+
+# Sums in whatever order is fastest: that is all the licence they have.
+summing = partial(_cached, fastmath={"reassoc"})

@@ -5,34 +5,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from laconic.kernels.cpu.jit import compiled, inlined
-
-
-@inlined
-def hash32(x: np.uint32) -> np.uint32:
-    x = np.uint32(np.uint32(x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D))
-    x = np.uint32(np.uint32(x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B))
-    return np.uint32(x ^ (x >> np.uint32(16)))
+from laconic.kernels.cpu.jit import called, compiled, inlined
+from laconic.kernels.cpu.vector import hash32
 
 
 @inlined
 def random_word(place: int, low: np.uint32, high: np.uint32) -> np.uint32:
-    x = hash32(np.uint32(place & 0xFFFFFFFF) ^ low)
-    return hash32(x ^ high ^ np.uint32(place >> 32))
+    x = hash32(np.uint32(np.uint32(place & 0xFFFFFFFF) ^ low))
+    return hash32(np.uint32(x ^ high ^ np.uint32(place >> 32)))
 
 
-@inlined
+@called
 def random_words(first: int, low: np.uint32, high: np.uint32, out: NDArray[np.uint32]) -> None:
     """The words of positions from `first` on."""
-    block = np.uint32(first >> 32)
-    if block != np.uint32((first + out.size) >> 32):
+    block = first >> 32
+    if block != (first + out.size) >> 32:
         for i in range(out.size):
             out[i] = random_word(first + i, low, high)
         return
-    # 32-bit arithmetic throughout, which vector instructions have.
-    start = np.uint32(first & 0xFFFFFFFF)
+    start, high = np.uint32(first & 0xFFFFFFFF), np.uint32(high ^ np.uint32(block))
     for i in range(out.size):
-        out[i] = hash32(hash32(np.uint32(start + np.uint32(i)) ^ low) ^ high ^ block)
+        word = hash32(np.uint32(np.uint32(start + np.uint32(i)) ^ low))
+        out[i] = hash32(np.uint32(word ^ high))
 
 
 @compiled

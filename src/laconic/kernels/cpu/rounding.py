@@ -1,170 +1,179 @@
-"""Stochastic rounding to a few levels, bucket by bucket (the meaning: kernels/reference).
+"""Rounding to codes, bucket by bucket (the meaning: kernels/reference/rounding.py).
 
-A bucket fits the cache, so it is walked through several times, each time by a loop that is simple
-enough to become vector instructions.
+A bucket fits the first cache, so it is walked through several times before the next one comes.
 """
+
+from functools import cache
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from laconic.kernels.cpu.jit import compiled, inlined
+from laconic.kernels.cpu import codes as rules
+from laconic.kernels.cpu.arrays import flat_rows, in_place
+from laconic.kernels.cpu.codes import Bytes, Floats
+from laconic.kernels.cpu.encode import SCALES, encode
+from laconic.kernels.cpu.jit import called, compiled
 from laconic.kernels.cpu.random import halves, random_words
+from laconic.kernels.cpu.stream import pack_codes, unpack_codes
+from laconic.kernels.cpu.vector import sum_of
+from laconic.kernels.reference.rounding import meaning, slopes
+from laconic.kernels.rule import Kind, Rule
+
+TILE = 1024
+"""Entries that are worked on at a time: small buckets several, large ones alone."""
 
 
-@inlined
-def _scale(
-    x: NDArray[np.float32],
-    bits: NDArray[np.int32],
-    l2: bool,
-    word: NDArray[np.int32],
-    number: NDArray[np.float32],
-) -> np.float32:
-    """`word` and `number` are one piece of memory, to read the bits of one as the other."""
-    if l2:
-        squares = 0.0
-        for entry in x:
-            squares += np.float64(entry) * np.float64(entry)
-        return np.float32(np.sqrt(squares))
-    # The bits of magnitudes sort as they do, and NaN above them all.
-    largest = np.int32(0)
-    for each in bits:
-        largest = max(largest, each & np.int32(0x7FFFFFFF))
-    word[0] = largest
-    return number[0]
-
-
-@inlined
-def _round(
-    x: NDArray[np.float32],
-    step: np.float32,
-    levels: np.float32,
-    chance: NDArray[np.uint32],
-    codes: NDArray[np.uint8],
-) -> None:
-    for i in range(x.size):
-        exact = abs(x[i]) * step
-        down = np.floor(exact)
-        dice = np.float32(chance[i] >> np.uint32(8)) * np.float32(2.0**-24)
-        level = min(down + np.float32(dice < exact - down), levels)
-        # NaN becomes level 0; its bucket's scale tells of it.
-        level = level if level >= np.float32(0) else np.float32(0)
-        codes[i] = np.uint8(np.int32(levels - level if x[i] < 0 else levels + level))
+@called
+def _add_up(x: Floats, decay: np.float32, residual: Floats, out: Floats) -> None:
+    for b in range(x.shape[0]):
+        for i in range(x.shape[1]):
+            out[b, i] = sum_of(x[b, i], decay, residual[b, i])
 
 
 @compiled
 def _pack(
-    x: NDArray[np.float32],
-    words: NDArray[np.int32],
+    x: Floats,
+    decay: np.float32,
+    left: Floats,
+    kind: int,
+    how: int,
+    over: np.float32,
+    top: np.float32,
     width: int,
-    bucket: int,
-    l2: bool,
-    low: np.uint32,
-    high: np.uint32,
-    out: NDArray[np.uint8],
-    scales: NDArray[np.float32],
+    tables: tuple[Floats, Floats],
+    first: int,
+    key: tuple[np.uint32, np.uint32],
+    out: Bytes,
+    scales: Floats,
 ) -> None:
-    levels = np.float32((1 << (width - 1)) - 1)
-    held, bits, place = np.uint64(0), 0, 0
-    codes = np.empty(bucket + 1, dtype=np.uint8)
-    chance = np.empty(bucket, dtype=np.uint32)
-    word = np.empty(1, dtype=np.int32)
-    number = word.view(np.float32)
-    for b in range(scales.size):
-        start = b * bucket
-        entries = x[start : start + bucket]
-        scale = _scale(entries, words[start : start + bucket], l2, word, number)
-        scales[b] = scale
-        step = levels / scale if scale > 0 else np.float32(0)
-        random_words(start, low, high, chance[: entries.size])
-        _round(entries, step, levels, chance, codes)
-        if width == 4 and bits == 0:
-            # Half bytes need no bit buffer; an odd last one is followed by zeros.
-            codes[entries.size] = 0
-            for i in range((entries.size + 1) // 2):
-                out[place + i] = codes[2 * i] | np.uint8(codes[2 * i + 1] << np.uint8(4))
-            place += entries.size // 2
-            if entries.size % 2:
-                held, bits = np.uint64(codes[entries.size - 1]), 4
-            continue
-        for i in range(entries.size):
-            held |= np.uint64(codes[i]) << np.uint64(bits)
-            bits += width
-            while bits >= 8:
-                out[place] = np.uint8(held & np.uint64(255))
-                held >>= np.uint64(8)
-                bits -= 8
-                place += 1
-    if bits:
-        out[place] = np.uint8(held & np.uint64(255))
+    """Buckets [tiles, rows, bucket] of x, or of x + decay * left where there is a `left`.
+
+    So many entries come before as `first` says.
+    """
+    tiles, rows, bucket = x.shape
+    size = rows * bucket
+    total, rest = np.empty((rows, bucket), np.float32), np.empty((rows, bucket), np.float32)
+    codes, chance = np.empty((rows, bucket), np.uint8), np.empty((rows, bucket), np.uint32)
+    exact = np.empty((rows, bucket), np.float32)
+    flat_codes, flat_chance = codes.reshape(-1), chance.reshape(-1)
+    feedback, draws = left.size > 0, kind in (rules.CHANCE, rules.POWER)
+    for tile in range(tiles):
+        start = first + tile * size
+        entries = x[tile]
+        if feedback:
+            rest = left[tile]
+            _add_up(entries, decay, rest, total)
+            entries = total
+        if draws:
+            random_words(start, key[0], key[1], flat_chance)
+        here = scales[tile * rows : (tile + 1) * rows]
+        encode(entries, kind, how, over, top, tables, chance, exact, codes, here, rest)
+        pack_codes(flat_codes, out, start * width, width)
+
+
+@called
+def _add_scaled(out: Floats, said: Floats, scales: Floats, weight: np.float32) -> None:
+    for b in range(out.shape[0]):
+        unit = scales[b] * weight
+        for i in range(out.shape[1]):
+            out[b, i] += said[b, i] * unit
 
 
 @compiled
 def _add(
-    out: NDArray[np.float32],
-    codes: NDArray[np.uint8],
-    scales: NDArray[np.float32],
+    out: Floats,
+    packed: Bytes,
+    distance: int,
+    scales: Floats,
+    apart: int,
+    messages: int,
+    weight: np.float32,
+    kind: int,
+    top: np.float32,
     width: int,
-    bucket: int,
+    table: Floats,
+    first: int,
 ) -> None:
-    levels = np.float32((1 << (width - 1)) - 1)
-    mask = np.uint32((1 << width) - 1)
-    values = np.empty(bucket + 1, dtype=np.uint8)
-    for b in range(scales.shape[1]):
-        start = b * bucket
-        entries = out[start : start + bucket]
-        first = start * width
-        for row in range(codes.shape[0]):
-            unit = scales[row, b] / levels
-            if width == 4 and first % 8 == 0:
-                for i in range((entries.size + 1) // 2):
-                    pair = codes[row, first // 8 + i]
-                    values[2 * i] = pair & np.uint8(15)
-                    values[2 * i + 1] = pair >> np.uint8(4)
-            else:
-                _unpack(codes[row], first, width, mask, values[: entries.size])
-            for i in range(entries.size):
-                entries[i] += (np.float32(values[i]) - levels) * unit
+    """Buckets [tiles, rows, bucket] of `out`. A tile stays in the cache for all messages."""
+    tiles, rows, bucket = out.shape
+    codes, said = np.empty(rows * bucket, np.uint8), np.empty((rows, bucket), np.float32)
+    flat = said.reshape(-1)
+    for tile in range(tiles):
+        start = first + tile * rows * bucket
+        for message in range(messages):
+            unpack_codes(packed, 8 * message * distance + start * width, width, codes)
+            rules.meanings(codes, kind, top, table, flat)
+            at = message * apart + tile * rows
+            _add_scaled(out[tile], said, scales[at : at + rows], weight)
 
 
-@inlined
-def _unpack(
-    packed: NDArray[np.uint8], first: int, width: int, mask: np.uint32, out: NDArray[np.uint8]
-) -> None:
-    for i in range(out.size):
-        place = first + i * width
-        byte, shift = place >> 3, np.uint32(place & 7)
-        pair = np.uint32(packed[byte])
-        if (place & 7) + width > 8:
-            pair |= np.uint32(packed[byte + 1]) << np.uint32(8)
-        out[i] = np.uint8((pair >> shift) & mask)
+def _tiles(x: Tensor, bucket: int) -> list[tuple[int, NDArray[np.float32]]]:
+    """Buckets as [tiles, rows, bucket] and where they begin: most, a few, and a shorter one."""
+    rows = max(1, TILE // bucket)
+    most = x.numel() // (rows * bucket) * rows * bucket
+    whole = x.numel() // bucket * bucket
+    parts = [
+        (0, x[:most].view(-1, rows, bucket)),
+        (most, x[most:whole].view(1, -1, bucket)),
+        (whole, x[whole:].view(1, 1, -1)),
+    ]
+    return [(start, part.numpy()) for start, part in parts if part.numel()]
 
 
-def round_pack(x: Tensor, width: int, bucket: int, l2: bool, key: int) -> tuple[Tensor, Tensor]:
-    out = torch.empty(-(-x.numel() * width // 8), dtype=torch.uint8)
-    scales = torch.empty(-(-x.numel() // bucket), dtype=torch.float32)
-    low, high = halves(key)
-    words = x.view(torch.int32).numpy()
-    _pack(x.numpy(), words, width, bucket, l2, low, high, out.numpy(), scales.numpy())
-    return out, scales
+@cache
+def _meaning(kind: Kind, width: int) -> Floats:
+    return meaning(Rule(kind, 1, width), torch.device("cpu")).numpy()
 
 
-def round_pack_sum(
-    x: Tensor,
-    residual: Tensor,
-    decay: float,
-    left: Tensor,
-    width: int,
-    bucket: int,
-    l2: bool,
-    key: int,
+def _table(rule: Rule) -> Floats:
+    """What each code means; buckets and scales do not matter to that."""
+    return _meaning(rule.kind, rule.width)
+
+
+@cache
+def _slopes() -> Floats:
+    return slopes(torch.device("cpu")).numpy()
+
+
+def _rounded(
+    x: Tensor, decay: float, left: Tensor | None, rule: Rule, key: int
 ) -> tuple[Tensor, Tensor]:
-    total = torch.add(x, residual, alpha=decay, out=left)
-    codes, scales = round_pack(total, width, bucket, l2, key)
-    round_add(left, codes.unsqueeze(0), -scales.unsqueeze(0), width, bucket)
+    aligned = rule.width == 8 or (rule.width == 4 and rule.bucket % 2 == 0)
+    make = torch.empty if aligned else torch.zeros
+    codes = make(-(-x.numel() * rule.width // 8), dtype=torch.uint8)
+    scales = torch.empty(-(-x.numel() // rule.bucket), dtype=torch.float32)
+    kept = x.new_empty(0) if left is None else left
+    how = rules.KINDS.index(rule.kind), SCALES.index(rule.scale)
+    for start, rows in _tiles(x, rule.bucket):
+        rest = kept[start : start + rows.size].numpy()
+        _pack(
+            rows, np.float32(decay), rest.reshape(rows.shape if left is not None else (0, 0, 0)),
+            *how, np.float32(rule.over), np.float32(rule.top), rule.width,
+            (_slopes(), _table(rule)), start, halves(key), codes.numpy(),
+            scales.numpy()[start // rule.bucket :],
+        )  # fmt: skip
     return codes, scales
 
 
-def round_add(out: Tensor, codes: Tensor, scales: Tensor, width: int, bucket: int) -> None:
-    _add(out.numpy(), codes.numpy(), scales.numpy(), width, bucket)
+def round_pack(x: Tensor, rule: Rule, key: int) -> tuple[Tensor, Tensor]:
+    return _rounded(x, 0.0, None, rule, key)
+
+
+def round_pack_sum(
+    x: Tensor, residual: Tensor, decay: float, left: Tensor, rule: Rule, key: int
+) -> tuple[Tensor, Tensor]:
+    in_place(residual, left)
+    return _rounded(x, decay, left, rule, key)
+
+
+def round_add(out: Tensor, codes: Tensor, scales: Tensor, weight: float, rule: Rule) -> None:
+    packed, distance = flat_rows(codes)
+    units, apart = flat_rows(scales)
+    kind, top, table = rules.KINDS.index(rule.kind), np.float32(rule.top), _table(rule)
+    for start, rows in _tiles(out, rule.bucket):
+        _add(
+            rows, packed, distance, units[start // rule.bucket :], apart, len(codes),
+            np.float32(weight), kind, top, rule.width, table, start,
+        )  # fmt: skip

@@ -17,7 +17,10 @@ from laconic.kernels.cuda.lowrank import factor, factor_sum, lessen, outer
 from laconic.kernels.cuda.random import random_blocks, strata
 from laconic.kernels.cuda.rounding import round_add, round_pack, round_pack_sum
 from laconic.kernels.cuda.select import largest, reaching
+from laconic.kernels.cuda.sides import sides_add, sides_pack, sides_pack_sum
 from laconic.kernels.cuda.sign import sign_add, sign_pack, sign_pack_sum
+from laconic.kernels.cuda.trits import trits_add, trits_pack
+from laconic.kernels.cuda.votes import votes_pack
 
 __all__ = [
     "add_at",
@@ -41,10 +44,16 @@ __all__ = [
     "round_pack",
     "round_pack_sum",
     "sampled_border",
+    "sides_add",
+    "sides_pack",
+    "sides_pack_sum",
     "sign_add",
     "sign_pack",
     "sign_pack_sum",
     "strata",
+    "trits_add",
+    "trits_pack",
     "unpack_bits",
     "unpack_index",
+    "votes_pack",
 ]

@@ -1,8 +1,11 @@
-"""Stochastic rounding to a few levels, bucket by bucket (the meaning: kernels/reference).
+"""Rounding to codes, bucket by bucket (the meaning: kernels/reference/rounding.py).
 
 One pass: a program holds whole buckets, so scale, codes, packed bytes and what is left come from
-one reading of gradient and residual. Widths that fill bytes are packed here, the others by torch.
+one reading of gradient and residual. Widths that fill bytes are packed here, the others in a second
+pass; buckets that no program can hold are left to torch.
 """
+
+from functools import cache
 
 import torch
 import triton
@@ -10,24 +13,28 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels import reference
+from laconic.kernels.cuda import codes as rules
+from laconic.kernels.cuda.bits import pack_bits
+from laconic.kernels.cuda.encode import encode
+from laconic.kernels.cuda.words import halves, word_at
+from laconic.kernels.reference.rounding import slopes, tree
+from laconic.kernels.rule import Rule
 
-# Entries that a program holds at once, the fastest of 512 to 8192 on an H200.
+# Entries that a program holds at once, the fastest of 256 to 8192 on an H200.
 PACK_TILE = 2048
 ADD_TILE = 512
-
-
-@triton.jit
-def _hash32(x):
-    x = (x ^ (x >> 16)) * tl.full((), 0x7FEB352D, tl.uint32)
-    x = (x ^ (x >> 15)) * tl.full((), 0x846CA68B, tl.uint32)
-    return x ^ (x >> 16)
+LONGEST = 16384
+"""The largest bucket that a program holds."""
+TOGETHER = 8
+"""So many messages are added in one reading of the output."""
 
 
 # A key must not be taken for a constant, nor for a signed number.
 @triton.jit(do_not_specialize=["key_low", "key_high"])
 def _pack_kernel(
-    x_ptr, residual_ptr, left_ptr, codes_ptr, scales_ptr, decay, numel, buckets, key_low, key_high,
-    FEEDBACK: tl.constexpr, L2: tl.constexpr, LEVELS: tl.constexpr, PER_BYTE: tl.constexpr,
+    x_ptr, residual_ptr, left_ptr, codes_ptr, scales_ptr, table_ptr, decay, numel, buckets,
+    key_low, key_high, FEEDBACK: tl.constexpr, KIND: tl.constexpr, SCALE: tl.constexpr,
+    TOP: tl.constexpr, OVER: tl.constexpr, LEVELS: tl.constexpr, PER_BYTE: tl.constexpr,
     BUCKET: tl.constexpr, SPAN: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -36,33 +43,19 @@ def _pack_kernel(
     inside = (column[None, :] < BUCKET) & (place < numel)
     total = tl.load(x_ptr + place, mask=inside, other=0.0)
     if FEEDBACK:
-        total += decay * tl.load(residual_ptr + place, mask=inside, other=0.0)
-    size = tl.abs(total)
-    if L2:
-        wide = size.to(tl.float64)
-        scale = tl.sqrt(tl.sum(wide * wide, axis=1)).to(tl.float32)
-    else:
-        # The bits of magnitudes sort as they do, and NaN above them all.
-        scale = tl.max(size.to(tl.int32, bitcast=True), axis=1).to(tl.float32, bitcast=True)
+        total = tl.fma(tl.load(residual_ptr + place, mask=inside, other=0.0), decay, total)
+    word = word_at(place, key_low, key_high)
+    code, scale = encode(total, word, table_ptr, KIND, SCALE, TOP, LEVELS)
+    if OVER != 1.0:
+        scale = tl.div_rn(scale, tl.full(scale.shape, OVER, tl.float32))
     tl.store(scales_ptr + row, scale, mask=row < buckets)
-    step = tl.where(scale > 0, tl.div_rn(tl.full((ROWS,), LEVELS, tl.float32), scale), 0.0)
-    exact = size * step[:, None]
-    down = tl.floor(exact)
-    low = (place & 0xFFFFFFFF).to(tl.uint32)
-    word = _hash32(low ^ key_low.to(tl.uint32))
-    word = _hash32(word ^ key_high.to(tl.uint32) ^ (place >> 32).to(tl.uint32))
-    chance = (word >> 8).to(tl.float32) * 5.9604644775390625e-08
-    level = tl.minimum(down + (chance < exact - down).to(tl.float32), LEVELS)
-    level = tl.where(level >= 0, level, 0.0)
-    signed = tl.where(total < 0, -level, level)
     if FEEDBACK:
-        unit = tl.div_rn(scale, tl.full((ROWS,), LEVELS, tl.float32))
-        tl.store(left_ptr + place, total - signed * unit[:, None], mask=inside)
-    code = tl.where(inside, (signed + LEVELS).to(tl.int32), 0)
+        said = rules.meaning(code, table_ptr, KIND, LEVELS) * scale[:, None]
+        tl.store(left_ptr + place, total - said, mask=inside)
     if PER_BYTE == 1:
         tl.store(codes_ptr + place, code.to(tl.uint8), mask=inside)
     else:
-        parts = tl.reshape(code, (ROWS, SPAN // PER_BYTE, PER_BYTE))
+        parts = tl.reshape(tl.where(inside, code, 0), (ROWS, SPAN // PER_BYTE, PER_BYTE))
         shift = tl.arange(0, PER_BYTE) * (8 // PER_BYTE)
         packed = tl.sum(parts << shift[None, None, :], axis=2).to(tl.uint8)
         byte = tl.arange(0, SPAN // PER_BYTE)
@@ -72,55 +65,66 @@ def _pack_kernel(
 
 
 @triton.jit
-def _add_kernel(
-    out_ptr, codes_ptr, scales_ptr, row_bytes, row_scales, numel, MESSAGES: tl.constexpr,
-    WIDTH: tl.constexpr, LEVELS: tl.constexpr, BUCKET: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Any width and bucket: every entry looks its own bits up."""
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < numel
-    total = tl.load(out_ptr + place, mask=inside, other=0.0)
-    first = place * WIDTH
-    for message in range(MESSAGES):
-        byte = tl.load(codes_ptr + message * row_bytes + first // 8, mask=inside, other=0)
-        code = byte.to(tl.int32) >> (first % 8).to(tl.int32)
+def _codes_at(row_ptr, start, numel, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """The codes of BLOCK entries from `start` on, as int32."""
+    local = tl.arange(0, BLOCK)
+    inside = start + local < numel
+    # A block begins with a whole byte. Only its beginning needs 64 bits.
+    ptr = row_ptr + start // 8 * WIDTH
+    if WIDTH == 8:
+        code = tl.load(ptr + local, mask=inside, other=0).to(tl.int32)
+    elif WIDTH == 4:
+        half = tl.arange(0, BLOCK // 2)
+        pair = tl.load(ptr + half, mask=start + half * 2 < numel, other=0).to(tl.int32)
+        code = tl.interleave(pair & 15, pair >> 4)
+    else:
+        first = local * WIDTH
+        code = tl.load(ptr + first // 8, mask=inside, other=0).to(tl.int32) >> (first % 8)
         if 8 % WIDTH != 0:
             more = inside & (first % 8 + WIDTH > 8)
-            after = tl.load(codes_ptr + message * row_bytes + first // 8 + 1, mask=more, other=0)
-            code |= after.to(tl.int32) << (8 - first % 8).to(tl.int32)
-        at = message * row_scales + place // BUCKET
-        unit = tl.div_rn(tl.load(scales_ptr + at, mask=inside, other=0.0), LEVELS * 1.0)
-        total += ((code & ((1 << WIDTH) - 1)) - LEVELS).to(tl.float32) * unit
-    tl.store(out_ptr + place, total, mask=inside)
+            code |= tl.load(ptr + first // 8 + 1, mask=more, other=0).to(tl.int32) << (
+                8 - first % 8
+            )
+        code &= (1 << WIDTH) - 1
+    return code
 
 
 @triton.jit
-def _add_rows_kernel(
-    out_ptr, codes_ptr, scales_ptr, row_bytes, row_scales, numel, buckets, MESSAGES: tl.constexpr,
-    WIDTH: tl.constexpr, LEVELS: tl.constexpr, BUCKET: tl.constexpr, ROWS: tl.constexpr,
+def _add_kernel(
+    out_ptr, codes_ptr, scales_ptr, table_ptr, row_bytes, row_scales, weight, numel,
+    MESSAGES: tl.constexpr, KIND: tl.constexpr, WIDTH: tl.constexpr, LEVELS: tl.constexpr,
+    BUCKET: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Buckets of a power of two and widths that fill bytes: every byte is read once."""
-    PER_BYTE: tl.constexpr = 8 // WIDTH
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    place = row[:, None] * BUCKET + tl.arange(0, BUCKET)[None, :]
-    total = tl.load(out_ptr + place, mask=place < numel, other=0.0)
-    at = row[:, None] * (BUCKET // PER_BYTE) + tl.arange(0, BUCKET // PER_BYTE)[None, :]
-    good = at * PER_BYTE < numel
-    shift = tl.arange(0, PER_BYTE) * WIDTH
-    for message in range(MESSAGES):
-        bytes_ = tl.load(codes_ptr + message * row_bytes + at, mask=good, other=0).to(tl.int32)
-        code = tl.reshape(bytes_[:, :, None] >> shift[None, None, :], (ROWS, BUCKET))
-        scale = tl.load(scales_ptr + message * row_scales + row, mask=row < buckets, other=0.0)
-        unit = tl.div_rn(scale, LEVELS * 1.0)
-        total += ((code & ((1 << WIDTH) - 1)) - LEVELS).to(tl.float32) * unit[:, None]
-    tl.store(out_ptr + place, total, mask=place < numel)
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    local = tl.arange(0, BLOCK)
+    inside = start + local < numel
+    total = tl.load(out_ptr + start + local, mask=inside, other=0.0)
+    bucket = (start % BUCKET + local).to(tl.int32) // BUCKET
+    for message in tl.static_range(MESSAGES):
+        code = _codes_at(codes_ptr + message * row_bytes, start, numel, WIDTH, BLOCK)
+        row_ptr = scales_ptr + message * row_scales + start // BUCKET
+        if BUCKET % BLOCK == 0:
+            unit = tl.load(row_ptr) * weight
+        else:
+            unit = tl.load(row_ptr + bucket, mask=inside, other=0.0) * weight
+        total += rules.meaning(code, table_ptr, KIND, LEVELS) * unit
+    tl.store(out_ptr + start + local, total, mask=inside)
+
+
+@cache
+def _tree(device: torch.device) -> Tensor:
+    return torch.cat([tree(device).to(torch.float32), slopes(device)])
+
+
+def _table(rule: Rule, like: Tensor) -> Tensor:
+    """What the kernels look up; where they look nothing up, anything."""
+    return _tree(like.device) if rule.kind == "tree" else like
 
 
 def _pack(
-    x: Tensor, residual: Tensor, decay: float, left: Tensor, width: int, bucket: int, l2: bool,
-    key: int, feedback: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    numel = x.numel()
+    x: Tensor, residual: Tensor, decay: float, left: Tensor, rule: Rule, key: int, feedback: bool
+) -> tuple[Tensor, Tensor]:
+    numel, width, bucket = x.numel(), rule.width, rule.bucket
     buckets = -(-numel // bucket)
     # A byte must not hold entries of two buckets.
     per_byte = 8 // width if 8 % width == 0 and bucket % (8 // width) == 0 else 1
@@ -130,45 +134,35 @@ def _pack(
     rows = max(1, PACK_TILE // span)
     if numel:
         _pack_kernel[(-(-buckets // rows),)](
-            x, residual, left, codes, scales, decay, numel, buckets,
-            key & 0xFFFFFFFF, (key >> 32) & 0xFFFFFFFF,
-            FEEDBACK=feedback, L2=l2, LEVELS=(1 << (width - 1)) - 1, PER_BYTE=per_byte,
-            BUCKET=bucket, SPAN=span, ROWS=rows,
+            x, residual, left, codes, scales, _table(rule, x), decay, numel, buckets, *halves(key),
+            FEEDBACK=feedback, KIND=rule.kind, SCALE=rule.scale, TOP=rule.top, OVER=rule.over,
+            LEVELS=rule.levels, PER_BYTE=per_byte, BUCKET=bucket, SPAN=span, ROWS=rows,
             # A fused multiply-add rounds otherwise than the reference, and so would the codes.
             enable_fp_fusion=False,
         )  # fmt: skip
-    return (codes if per_byte * width == 8 else reference.pack_bits(codes, width)), scales
+    return (codes if per_byte * width == 8 else pack_bits(codes, width)), scales
 
 
-def round_pack(x: Tensor, width: int, bucket: int, l2: bool, key: int) -> tuple[Tensor, Tensor]:
-    return _pack(x, x, 0.0, x, width, bucket, l2, key, feedback=False)
+def round_pack(x: Tensor, rule: Rule, key: int) -> tuple[Tensor, Tensor]:
+    if rule.bucket > LONGEST:
+        return reference.round_pack(x, rule, key)
+    return _pack(x, x, 0.0, x, rule, key, feedback=False)
 
 
 def round_pack_sum(
-    x: Tensor, residual: Tensor, decay: float, left: Tensor, width: int, bucket: int, l2: bool,
-    key: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return _pack(x, residual, decay, left, width, bucket, l2, key, feedback=True)
+    x: Tensor, residual: Tensor, decay: float, left: Tensor, rule: Rule, key: int
+) -> tuple[Tensor, Tensor]:
+    if rule.bucket > LONGEST:
+        return reference.round_pack_sum(x, residual, decay, left, rule, key)
+    return _pack(x, residual, decay, left, rule, key, feedback=True)
 
 
-def round_add(out: Tensor, codes: Tensor, scales: Tensor, width: int, bucket: int) -> None:
-    numel, (messages, buckets) = out.numel(), scales.shape
-    if not numel:
-        return
-    strides = codes.stride(0), scales.stride(0)
-    levels = (1 << (width - 1)) - 1
-    if (
-        8 % width == 0
-        and triton.next_power_of_2(bucket) == bucket
-        and 8 // width <= bucket <= ADD_TILE
-    ):
-        rows = ADD_TILE // bucket
-        _add_rows_kernel[(-(-buckets // rows),)](
-            out, codes, scales, *strides, numel, buckets,
-            MESSAGES=messages, WIDTH=width, LEVELS=levels, BUCKET=bucket, ROWS=rows,
-        )  # fmt: skip
-    else:
+def round_add(out: Tensor, codes: Tensor, scales: Tensor, weight: float, rule: Rule) -> None:
+    numel = out.numel()
+    for start in range(0, len(codes) if numel else 0, TOGETHER):
+        some, units = codes[start : start + TOGETHER], scales[start : start + TOGETHER]
         _add_kernel[(-(-numel // ADD_TILE),)](
-            out, codes, scales, *strides, numel,
-            MESSAGES=messages, WIDTH=width, LEVELS=levels, BUCKET=bucket, BLOCK=ADD_TILE,
+            out, some, units, _table(rule, out), some.stride(0), units.stride(0), weight, numel,
+            MESSAGES=len(some), KIND=rule.kind, WIDTH=rule.width, LEVELS=rule.levels,
+            BUCKET=rule.bucket, BLOCK=ADD_TILE, enable_fp_fusion=False,
         )  # fmt: skip

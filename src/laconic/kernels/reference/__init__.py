@@ -13,7 +13,10 @@ from laconic.kernels.reference.lowrank import factor, factor_sum, lessen, orthon
 from laconic.kernels.reference.random import random_blocks, strata, uniform
 from laconic.kernels.reference.rounding import round_add, round_pack, round_pack_sum
 from laconic.kernels.reference.select import largest, reaching
+from laconic.kernels.reference.sides import sides_add, sides_pack, sides_pack_sum
 from laconic.kernels.reference.sign import sign_add, sign_pack, sign_pack_sum
+from laconic.kernels.reference.trits import trits_add, trits_pack
+from laconic.kernels.reference.votes import votes_pack
 
 __all__ = [
     "add_at",
@@ -37,11 +40,17 @@ __all__ = [
     "round_pack",
     "round_pack_sum",
     "sampled_border",
+    "sides_add",
+    "sides_pack",
+    "sides_pack_sum",
     "sign_add",
     "sign_pack",
     "sign_pack_sum",
     "strata",
+    "trits_add",
+    "trits_pack",
     "uniform",
     "unpack_bits",
     "unpack_index",
+    "votes_pack",
 ]

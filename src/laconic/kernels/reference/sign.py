@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from laconic.kernels.reference.bits import pack_bits, unpack_bits
+from laconic.kernels.reference.bits import pack_bits
+from laconic.kernels.reference.sides import sides_add
 
 
 def sign_pack(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -16,12 +17,10 @@ def sign_pack_sum(x: Tensor, residual: Tensor, decay: float, left: Tensor) -> tu
     """`sign_pack` of x + decay * residual; `left` (maybe the residual) holds what is unsaid."""
     total = torch.add(x, residual, alpha=decay, out=left)
     bits, scale = sign_pack(total)
-    sign_add(left, bits.unsqueeze(0), -scale)
+    sign_add(left, bits.unsqueeze(0), scale.unsqueeze(0), -1.0)
     return bits, scale
 
 
-def sign_add(out: Tensor, bits: Tensor, scales: Tensor) -> None:
-    """Adds scales[i] * (+1 or -1) for every row `bits[i]`, in order."""
-    for row, scale in zip(bits, scales, strict=True):
-        signs = 1 - 2 * unpack_bits(row, 1, out.numel())
-        out.add_(signs.to(out.dtype) * scale)
+def sign_add(out: Tensor, bits: Tensor, scales: Tensor, weight: float) -> None:
+    """Adds `weight * scales[i]` (one a row) with the signs that every row `bits[i]` says."""
+    sides_add(out, bits, -scales, scales, weight, max(1, out.numel()))

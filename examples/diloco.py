@@ -1,0 +1,71 @@
+"""DiLoCo or SparseLoCo on a small language model: AdamW inside, a sync every 30 steps.
+
+torchrun --nproc-per-node 2 examples/diloco.py --method sparseloco
+"""
+
+import argparse
+import inspect
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import laconic
+
+
+class Reader(nn.Module):
+    """Predicts the next byte from those before it."""
+
+    def __init__(self, width: int) -> None:
+        nn.Module.__init__(self)
+        self.symbols = nn.Embedding(256, width)
+        self.memory = nn.GRU(width, width, batch_first=True)
+        self.output = nn.Linear(width, 256)
+
+    def forward(self, text: Tensor) -> Tensor:
+        logits: Tensor = self.output(self.memory(self.symbols(text))[0])
+        return logits
+
+
+def windows(text: Tensor, count: int, dice: torch.Generator) -> tuple[Tensor, Tensor]:
+    starts = torch.randint(len(text) - 33, (count, 1), generator=dice)
+    seen = text[starts + torch.arange(33)]
+    return seen[:, :-1], seen[:, 1:]
+
+
+def train(method: str, steps: int, width: int, sync_every: int) -> tuple[float, dict[str, object]]:
+    """The loss of the mean of all models on windows that none has seen, and what was said."""
+    text = torch.tensor(list(inspect.getsource(argparse).encode()))
+    torch.manual_seed(0)
+    model = Reader(width)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    dice = torch.Generator().manual_seed(dist.get_rank())
+    wrap = {"diloco": laconic.local.DiLoCo, "sparseloco": laconic.local.SparseLoCo}[method]
+    with wrap(model, optimizer, sync_every=sync_every) as workers:
+        for _ in range(steps):
+            seen, said = windows(text[:-10000], 16, dice)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(seen).flatten(0, 1), said.flatten()).backward()
+            optimizer.step()
+        with workers.averaged(), torch.no_grad():
+            seen, said = windows(text[-10000:], 64, torch.Generator().manual_seed(2**31))
+            loss = nn.functional.cross_entropy(model(seen).flatten(0, 1), said.flatten())
+        return float(loss), workers.stats()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--method", choices=["diloco", "sparseloco"], default="diloco")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--sync-every", type=int, default=30)
+    said = parser.parse_args()
+    dist.init_process_group("gloo")
+    loss, stats = train(said.method, said.steps, said.width, said.sync_every)
+    if dist.get_rank() == 0:
+        print(f"loss {loss:.3f}, {stats['ratio']:.0f} times fewer bytes than dense steps")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

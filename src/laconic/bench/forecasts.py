@@ -1,0 +1,67 @@
+"""Workloads and cases as forecasts need them: a model with its gradients, and plans."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from laconic.bench.baselines import DdpFp32, TorchBf16, TorchFp16
+from laconic.bench.cases import Laconic, parse_case
+from laconic.bench.workload import Workload, update
+from laconic.errors import ConfigError
+from laconic.forecast.compute import Compute, Loss, Update, measure
+from laconic.plan import Plan, make_plan
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model whose computation has been measured."""
+
+    title: str
+    tensors: Mapping[str, Tensor]
+    compute: Compute
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.tensors.values())).device
+
+    @property
+    def parameters(self) -> int:
+        return sum(tensor.numel() for tensor in self.tensors.values())
+
+
+def measure_workload(workload: Workload, rank: int = 0, workers: int = 1, seed: int = 0) -> Subject:
+    """The workload's model after some steps of one worker."""
+    torch.manual_seed(seed)
+    model = workload.build().to(workload.device)
+    optimiser = workload.optimiser(model)
+
+    def loss(net: nn.Module, step: int) -> Tensor:
+        inputs, targets = workload.batch(step, rank, workers, seed)
+        return workload.loss(net(inputs), targets)
+
+    def step() -> None:
+        update(workload, model, optimiser, 0, 1)
+
+    return measure_model(workload.title, model, loss, step)
+
+
+def measure_model(title: str, model: nn.Module, loss: Loss, step: Update) -> Subject:
+    compute = measure(model, loss, step)
+    return Subject(title, {n: p for n, p in model.named_parameters() if p.requires_grad}, compute)
+
+
+def plan_of(text: str, tensors: Mapping[str, Tensor], size: int) -> Plan:
+    """What a case sends; the dense baselines send what our own dense methods do."""
+    case = parse_case(text)
+    if isinstance(case, DdpFp32):
+        return make_plan("none", None, "auto", tensors.values(), size)
+    if isinstance(case, TorchFp16):
+        return make_plan("fp16", None, "auto", tensors.values(), size)
+    if isinstance(case, TorchBf16):
+        return make_plan("bf16", None, "auto", tensors.values(), size)
+    if not isinstance(case, Laconic):
+        raise ConfigError(f"{text}: torch's own hooks cannot be simulated; try powersgd")
+    memory = None if case.memory == "auto" else case.memory
+    return make_plan(case.spec, memory, case.exchange, tensors.values(), size)

@@ -1,0 +1,140 @@
+"""Does compression pay on this model and this network, and which method?"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from laconic.forecast.compute import Compute
+from laconic.forecast.forecast import Prediction, forecast
+from laconic.forecast.risk import LEVELS, Risk, judge, lost
+from laconic.network.model import Network
+from laconic.plan import Plan
+
+FP32, BITS16 = "none", "fp16"
+"""Plain DDP, and DDP in 16 bits: what a method has to beat."""
+
+SPECS = (
+    FP32,
+    BITS16,
+    "eightbit",
+    "qsgd:bits=4",
+    "efsign",
+    "topk:ratio=0.01",
+    "randomk:ratio=0.01",
+    "powersgd:rank=1",
+    "powersgd:rank=4",
+)
+WORTH = 1.05
+"""What is less of a gain than this is not worth a change."""
+_AS_FAST = 1.03
+"""Within this of the fastest the lower risk decides: predictions are no better than that."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One method with what it would cost."""
+
+    spec: str
+    exchange: str
+    prediction: Prediction
+    risk: Risk
+
+    @property
+    def step_s(self) -> float:
+        return self.prediction.forecast.step_s
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The options, fastest first, and the choice among them."""
+
+    setting: str
+    options: tuple[Option, ...]
+
+    def option(self, spec: str) -> Option:
+        [found] = [option for option in self.options if option.spec == spec]
+        return found
+
+    @property
+    def dense(self) -> Option:
+        """The faster of the two that do not compress."""
+        return min(self.option(FP32), self.option(BITS16), key=lambda option: option.step_s)
+
+    @property
+    def choice(self) -> Option:
+        """The fastest; of those as good as that the one with the lowest risk."""
+        near = [o for o in self.options if o.step_s <= _AS_FAST * self.options[0].step_s]
+        best = min(near, key=lambda o: (LEVELS.index(o.risk.level), o.step_s))
+        return best if self.dense.step_s > WORTH * best.step_s else self.dense
+
+    @property
+    def compresses(self) -> bool:
+        return self.choice.spec not in (FP32, BITS16)
+
+    def verdict(self) -> str:
+        if not self.compresses:
+            how = "in 16 bits" if self.choice.spec == BITS16 else "as it is"
+            return (
+                "Do not compress here: no method gains more than "
+                f"{WORTH - 1:.0%} over DDP in 16 bits. Use DDP {how}."
+            )
+        over16, over32 = (self.option(s).step_s / self.choice.step_s for s in (BITS16, FP32))
+        return (
+            f"Use {self.choice.spec}: {over16:.2f} times as fast as DDP in 16 bits, "
+            f"{over32:.2f} times as fast as in fp32. "
+            f"Risk to accuracy: {self.choice.risk.words()}."
+        )
+
+    def __str__(self) -> str:
+        rows = [_HEAD, *(self._row(option) for option in self.options)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
+        lines = ["  ".join(_fill(row, widths)).rstrip() for row in rows]
+        return "\n".join([self.setting, "", *lines, "", self.verdict()])
+
+    def _row(self, option: Option) -> tuple[str, ...]:
+        fp32_s, bits16_s = self.option(FP32).step_s, self.option(BITS16).step_s
+        return (
+            option.spec,
+            option.exchange,
+            f"{option.step_s * 1e3:.1f} ms",
+            f"{fp32_s / option.step_s:.2f}",
+            f"{bits16_s / option.step_s:.2f}",
+            f"{option.prediction.sent_bytes / 1e6:.3g} MB",
+            f"{option.risk.relative_error:.2f}",
+            option.risk.words(),
+        )
+
+
+_HEAD = ("method", "exchange", "step", "x fp32", "x fp16", "sent", "error", "risk to accuracy")
+_WORDS = (0, 1, len(_HEAD) - 1)
+
+
+def _fill(row: Sequence[str], widths: Sequence[int]) -> list[str]:
+    """Words to the left, numbers to the right."""
+    pairs = enumerate(zip(row, widths, strict=True))
+    return [text.ljust(n) if i in _WORDS else text.rjust(n) for i, (text, n) in pairs]
+
+
+def weigh(
+    plans: Mapping[str, Plan],
+    compute: Compute,
+    tensors: Mapping[str, Tensor],
+    size: int,
+    network: Network,
+    cores: float,
+) -> list[Option]:
+    """What each plan would cost, in the order given."""
+    return [
+        Option(
+            spec,
+            plan.exchange,
+            forecast(plan, compute, tensors, size, network, cores),
+            judge(plan, lost(plan, tensors, compute.steps), size),
+        )
+        for spec, plan in plans.items()
+    ]
+
+
+def advice(setting: str, options: Sequence[Option]) -> Advice:
+    return Advice(setting, tuple(sorted(options, key=lambda option: option.step_s)))

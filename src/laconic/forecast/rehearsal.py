@@ -1,0 +1,82 @@
+"""One rank's exchange among any number of ranks that are not there: its work and its calls."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+
+from torch import Tensor
+
+from laconic.forecast.compute import Bucket
+from laconic.forecast.world import Talk, World
+from laconic.plan import Plan
+
+FEW, SOME = 2, 16
+"""Nodes of worlds small enough to decode all answers; larger ones go on in a straight line."""
+_REPEATS = 6
+_WARM_UPS = 2
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """The exchange of a step, by bucket, and what one rank sends and asks for in it."""
+
+    talks: tuple[Talk, ...]
+    sent_bytes: float
+    calls: float
+
+
+def rehearse(
+    plan: Plan, tensors: Mapping[str, Tensor], steps: Sequence[Sequence[Bucket]], size: int
+) -> Rehearsed:
+    """One rank of `size` exchanges the gradients of some steps, after a warm-up.
+
+    In a large world decoding everybody's answers takes as long as it would there. So the talks
+    end with their last call, and the time to decode is extrapolated from two small worlds.
+    """
+    node = plan.node() or 1
+    often = [steps[number % len(steps)] for number in range(_REPEATS)]
+    if size <= SOME * node:
+        return _rehearse(plan, tensors, often, size, None)
+    few = _rehearse(plan, tensors, often, FEW * node, None)
+    some = _rehearse(plan, tensors, often, SOME * node, None)
+    ends = [len(talk.calls) for talk in few.talks]
+    many = _rehearse(plan, tensors, often[:1], size, ends)
+    lasts = zip(few.talks, some.talks, strict=True)
+    lasts_s = [_on_a_line(a, b, size / node) for a, b in lasts]
+    pairs = zip(many.talks, lasts_s, strict=True)
+    talks = [Talk((*talk.works_s[:-1], last_s), talk.calls) for talk, last_s in pairs]
+    return replace(many, talks=tuple(talks))
+
+
+def _on_a_line(few: Talk, some: Talk, nodes: float) -> float:
+    """The last work of a talk among so many nodes."""
+    few_s, some_s = few.works_s[-1], some.works_s[-1]
+    if not few.calls or few.calls[-1][-1].kind != "gather":
+        # One answer, however many gave it: what differs here is noise.
+        return min(few_s, some_s)
+    return few_s + max(0.0, some_s - few_s) / (SOME - FEW) * (nodes - FEW)
+
+
+def _rehearse(
+    plan: Plan,
+    tensors: Mapping[str, Tensor],
+    steps: Sequence[Sequence[Bucket]],
+    size: int,
+    ends: Sequence[int] | None,
+) -> Rehearsed:
+    # The first of many steps also measures its error; these are some of the others.
+    world = World(plan, tensors, size, first_step=1)
+    taken = [world.step(buckets, ends) for buckets in steps]
+    warm = taken[min(_WARM_UPS, len(taken) - 1) :]
+    by_bucket = zip(*(talks for talks, _ in warm), strict=True)
+    return Rehearsed(
+        tuple(_middle(talks) for talks in by_bucket),
+        fmean(sent_bytes for _, sent_bytes in warm),
+        fmean(sum(len(call) for talk in talks for call in talk.calls) for talks, _ in warm),
+    )
+
+
+def _middle(talks: Sequence[Talk]) -> Talk:
+    """The median work of several steps, and the calls of the last."""
+    columns = zip(*(talk.works_s for talk in talks), strict=True)
+    return Talk(tuple(median(column) for column in columns), talks[-1].calls)

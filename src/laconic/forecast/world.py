@@ -1,0 +1,114 @@
+"""One rank in a world of ghosts, where its steps can be timed and its calls be listed.
+
+Where ranks form nodes, those of its own node are there: they pass on what nobody else knows.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from laconic.comm.base import Call, Conversation
+from laconic.comm.ghost import Ghost, Said, Unheard
+from laconic.errors import WireError
+from laconic.forecast.clock import Clock, clock_of
+from laconic.forecast.compute import Bucket
+from laconic.lanes import Lanes
+from laconic.plan import Plan
+
+
+class Talk(NamedTuple):
+    """One bucket's exchange: work, calls, work, calls ... work.
+
+    Where the last work could not be rehearsed it is as long as the one before.
+    """
+
+    works_s: tuple[float, ...]
+    calls: tuple[tuple[Said, ...], ...]
+
+
+class World:
+    """The ranks of the first node among `size`; only rank 0 is timed."""
+
+    def __init__(
+        self, plan: Plan, tensors: Mapping[str, Tensor], size: int, first_step: int = 0
+    ) -> None:
+        ranks = range(plan.node() or 1)
+        self.ghosts = [Ghost(size, rank) for rank in ranks]
+        self._lanes = [Lanes(plan, tensors, rank, size, seed=0) for rank in ranks]
+        for lane in (lane for lanes in self._lanes for lane in lanes.lanes.values()):
+            lane.turn = lane.turn._replace(step=first_step)
+        self._device = next(iter(tensors.values())).device
+
+    def step(
+        self, buckets: Sequence[Bucket], ends: Sequence[int] | None = None
+    ) -> tuple[list[Talk], float]:
+        """Exchanges copies of all gradients; bucket i at most up to call number `ends[i]`.
+
+        Returns rank 0's talks, and the bytes that it sent.
+        """
+        before = self.ghosts[0].meter.sent_bytes
+        talks = []
+        for number, bucket in enumerate(buckets):
+            clock = clock_of(self._device)
+            held = [lanes.talk(*bucket.copy()) for lanes in self._lanes]
+            talks.append(self._hold(held, clock, ends[number] if ends else None))
+        for lanes in self._lanes:
+            lanes.finish()
+            lanes.settle()
+        return talks, self.ghosts[0].meter.sent_bytes - before
+
+    def _hold(
+        self, talks: Sequence[Conversation[list[Tensor]]], clock: Clock, end: int | None
+    ) -> Talk:
+        """Leads the conversations to their end, or as far as ghosts can answer."""
+        spans: list[tuple[int, int]] = []
+        calls: list[tuple[Said, ...]] = []
+        answers: list[list[Tensor] | None] | None = [None] * len(talks)
+        while answers is not None and len(calls) != end:
+            start = clock.mark()
+            asked = [_go_on(talks[0], answers[0])]
+            if asked[0] is not _UNREADABLE:
+                spans.append((start, clock.mark()))
+            asked += [_go_on(t, a) for t, a in zip(talks[1:], answers[1:], strict=True)]
+            made = [call for call in asked if isinstance(call, Call)]
+            if len(made) < len(talks):
+                break
+            said, answers = self._answered(made)
+            calls.append(said)
+        for talk in talks:
+            talk.close()
+        works_s = [clock.seconds(*span) for span in spans]
+        return Talk(tuple(works_s + works_s[-1:] * (len(calls) + 1 - len(works_s))), tuple(calls))
+
+    def _answered(
+        self, calls: Sequence[Call]
+    ) -> tuple[tuple[Said, ...], list[list[Tensor] | None] | None]:
+        """What rank 0 said, and each rank's answer; None where ghosts have none."""
+        before = len(self.ghosts[0].said)
+        try:
+            answers = [g.answer(call) for g, call in zip(self.ghosts, calls, strict=True)]
+        except Unheard:
+            return tuple(self.ghosts[0].said[before:]), None
+        ring = calls[0].ring
+        if calls[0].kind == "gather" and ring is not None and not ring.across:
+            answers = [[call.buffers[0] for call in calls] for _ in calls]
+        return tuple(self.ghosts[0].said[before:]), [*answers]
+
+
+class _Over:
+    """Why a conversation does not go on."""
+
+
+_ENDED, _UNREADABLE = _Over(), _Over()
+
+
+def _go_on(talk: Conversation[list[Tensor]], answer: list[Tensor] | None) -> Call | _Over:
+    """The next call, or why there is none."""
+    try:
+        return next(talk) if answer is None else talk.send(answer)
+    except StopIteration:
+        return _ENDED
+    except WireError:
+        # The last message, of secret length, read as one about a shard of another size.
+        return _UNREADABLE

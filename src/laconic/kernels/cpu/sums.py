@@ -1,0 +1,127 @@
+"""Signs packed, and the two sides of zero summed up and taken back, bucket by bucket.
+
+A block of entries stays in the first cache while it is added, packed and summed up.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from laconic.kernels.cpu.jit import called, compiled, summing
+from laconic.kernels.cpu.vector import LANES, negatives, sum_of
+
+BLOCK = 2048
+
+Floats = NDArray[np.float32]
+
+NOTHING = np.empty(0, dtype=np.float32)
+
+
+@called
+def _add_up(x: Floats, decay: np.float32, left: Floats) -> None:
+    """`left` becomes x + decay * left."""
+    for i in range(x.size):
+        left[i] = sum_of(x[i], decay, left[i])
+
+
+@called
+def _pack(x: Floats, words: NDArray[np.uint32]) -> None:
+    whole = x.size // LANES
+    for i in range(whole):
+        words[i] = negatives(x, i * LANES)
+    if x.size % LANES:
+        last = np.uint32(0)
+        for i in range(whole * LANES, x.size):
+            last |= np.uint32(np.uint32(x[i] < 0) << np.uint32(i % LANES))
+        words[whole] = last
+
+
+@summing
+def _sum_up(x: Floats, sums: NDArray[np.float64]) -> None:
+    """Adds to `sums` the negative entries, all others, and how many are negative."""
+    zero, low, high, count = np.float32(0), np.float32(0), np.float32(0), np.int32(0)
+    for i in range(x.size):
+        # Both comparisons are false for NaN, so it is in both sums.
+        low += zero if x[i] >= zero else x[i]
+        high += zero if x[i] < zero else x[i]
+        count += np.int32(x[i] < zero)
+    if np.isfinite(low) and np.isfinite(high):
+        sums[0] += low
+        sums[1] += high
+    else:
+        _sum_up_wide(x, sums)
+    sums[2] += count
+
+
+@summing
+def _sum_sizes(x: Floats, sums: NDArray[np.float64]) -> None:
+    """The same without a difference between the sides: all magnitudes count as the others."""
+    total = np.float32(0)
+    for i in range(x.size):
+        total += abs(x[i])
+    if np.isfinite(total):
+        sums[1] += total
+    else:
+        _sum_up_wide(x, sums)
+
+
+@called
+def _sum_up_wide(x: Floats, sums: NDArray[np.float64]) -> None:
+    """The same sums where those of float32 leave its range."""
+    for i in range(x.size):
+        sums[0] += np.float32(0) if x[i] >= np.float32(0) else x[i]
+        sums[1] += np.float32(0) if x[i] < np.float32(0) else x[i]
+
+
+@compiled
+def _measure(
+    x: Floats,
+    decay: np.float32,
+    left: Floats,
+    words: NDArray[np.uint32],
+    sums: NDArray[np.float64],
+    bucket: int,
+    even: bool,
+) -> None:
+    """Packs x, or x + decay * left where there is a `left`, and sums it up bucket by bucket."""
+    feedback = left.size > 0
+    for start in range(0, x.size, BLOCK):
+        stop = min(start + BLOCK, x.size)
+        block = left[start:stop] if feedback else x[start:stop]
+        if feedback:
+            _add_up(x[start:stop], decay, block)
+        _pack(block, words[start // LANES : start // LANES + BLOCK // LANES])
+        for b in range(start // bucket, (stop - 1) // bucket + 1):
+            first, last = max(start, b * bucket), min(stop, (b + 1) * bucket)
+            if even:
+                _sum_sizes(block[first - start : last - start], sums[b])
+            else:
+                _sum_up(block[first - start : last - start], sums[b])
+
+
+@called
+def _take_back(left: Floats, low: np.float32, high: np.float32) -> None:
+    for i in range(left.size):
+        left[i] -= low if left[i] < 0 else high
+
+
+@compiled
+def settle(left: Floats, low: Floats, high: Floats, bucket: int) -> None:
+    for b in range(low.size):
+        _take_back(left[b * bucket : (b + 1) * bucket], low[b], high[b])
+
+
+def measure(
+    x: Tensor, decay: float, left: Floats, bucket: int, even: bool = False
+) -> tuple[Tensor, NDArray[np.float64]]:
+    """The packed signs; and for each bucket the sums of its two sides, and how many are negative.
+
+    `even` is for the difference of the sums alone, which it gives faster.
+    """
+    words = torch.empty(-(-x.numel() // LANES), dtype=torch.int32)
+    sums = np.zeros((-(-x.numel() // bucket), 3))
+    bits = words.view(torch.uint8)[: -(-x.numel() // 8)]
+    packed = words.numpy().view(np.uint32)
+    _measure(x.numpy(), np.float32(decay), left, packed, sums, bucket, even)
+    return bits, sums

@@ -1,0 +1,135 @@
+"""Entries as -1, 0 or 1 by chance, five to a byte (the meaning: kernels/reference/trits.py)."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from laconic.kernels.cuda.words import fraction, halves, word_at
+from laconic.kernels.reference.trits import PER_BYTE
+
+BLOCK = 2048
+BYTES = 512
+PROGRAMS = 1024
+"""Of each pass, at most: each of the first leaves one largest magnitude and one sum."""
+ADD_BLOCK = 1024
+TOGETHER = 8
+"""So many messages are added in one reading of the output."""
+
+
+@triton.jit
+def _measure_kernel(
+    x_ptr, largest_ptr, squares_ptr, numel, CLIP: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    # The bits of magnitudes sort as they do, and NaN above them all.
+    largest = tl.zeros((BLOCK,), tl.int32)
+    squares = tl.zeros((BLOCK,), tl.float64)
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    while start < numel:
+        place = start + tl.arange(0, BLOCK)
+        size = tl.abs(tl.load(x_ptr + place, mask=place < numel, other=0.0))
+        largest = tl.maximum(largest, size.to(tl.int32, bitcast=True))
+        if CLIP:
+            squares += size.to(tl.float64) * size.to(tl.float64)
+        start += tl.num_programs(0) * BLOCK
+    tl.store(largest_ptr + tl.program_id(0), tl.max(largest))
+    if CLIP:
+        tl.store(squares_ptr + tl.program_id(0), tl.sum(squares))
+
+
+@triton.jit
+def _scale(
+    largest_ptr, squares_ptr, numel, clip, programs, CLIP: tl.constexpr, PROGRAMS: tl.constexpr
+):  # fmt: skip
+    row = tl.arange(0, PROGRAMS)
+    bits = tl.max(tl.load(largest_ptr + row, mask=row < programs, other=0))
+    scale = bits.to(tl.float32, bitcast=True)
+    if CLIP:
+        squares = tl.sum(tl.load(squares_ptr + row, mask=row < programs, other=0.0))
+        bound = (clip * tl.sqrt(squares / (tl.full((), 1.0, tl.float64) * numel))).to(tl.float32)
+        # Where the scale is not finite, that is to be told.
+        scale = tl.where(bits < 0x7F800000, tl.minimum(bound, scale), scale)
+    return scale
+
+
+# A key must not be taken for a constant, nor for a signed number.
+@triton.jit(do_not_specialize=["key_low", "key_high", "clip"])
+def _pack_kernel(
+    x_ptr, packed_ptr, scale_ptr, largest_ptr, squares_ptr, numel, clip, programs,
+    key_low, key_high, CLIP: tl.constexpr, PROGRAMS: tl.constexpr, BYTES: tl.constexpr,
+):  # fmt: skip
+    scale = _scale(largest_ptr, squares_ptr, numel, clip, programs, CLIP, PROGRAMS)
+    if tl.program_id(0) == 0:
+        tl.store(scale_ptr, scale)
+    lift = tl.where(scale < 2.0**-64, 2.0**64, 1.0)
+    # Of infinity no share is below any entry.
+    unit = tl.where(scale < float("inf"), scale * lift, float("inf"))
+    first = tl.program_id(0).to(tl.int64) * BYTES
+    while first * 5 < numel:
+        byte = first + tl.arange(0, BYTES)
+        packed = tl.zeros((BYTES,), tl.int32)
+        for column in tl.static_range(5):
+            place = byte * 5 + (4 - column)
+            x = tl.load(x_ptr + place, mask=place < numel, other=0.0)
+            chance = fraction(word_at(place, key_low, key_high))
+            said = chance * unit < tl.abs(x) * lift
+            digit = 1 + tl.where(said, (x > 0).to(tl.int32) - (x < 0).to(tl.int32), 0)
+            packed = packed * 3 + digit
+        tl.store(packed_ptr + byte, packed.to(tl.uint8), mask=byte * 5 < numel)
+        first += tl.num_programs(0) * BYTES
+
+
+@triton.jit
+def _add_kernel(
+    out_ptr, packed_ptr, scales_ptr, row_bytes, row_scales, weight, numel,
+    MESSAGES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    local = tl.arange(0, BLOCK)
+    inside = start + local < numel
+    total = tl.load(out_ptr + start + local, mask=inside, other=0.0)
+    # Only the beginning of a block needs 64 bits.
+    within = (start % 5).to(tl.int32) + local
+    byte, column = within // 5, within % 5
+    # byte * factor is the fraction of byte / 3^(column+1), and a little more, in units of 2^-32:
+    # its thirds are the digit.
+    factor = tl.where(column == 0, 1431655803, tl.where(column == 1, 477218601, 159072867))
+    factor = tl.where(column == 3, 53024289, tl.where(column == 4, 17674763, factor))
+    third = tl.full((BLOCK,), 0x55555556, tl.uint32)
+    two_thirds = tl.full((BLOCK,), 0xAAAAAAAB, tl.uint32)
+    for message in tl.static_range(MESSAGES):
+        ptr = packed_ptr + message * row_bytes + start // 5
+        share = tl.load(ptr + byte, mask=inside, other=0).to(tl.uint32) * factor.to(tl.uint32)
+        unit = tl.load(scales_ptr + message * row_scales) * weight
+        # Zero times the unit, not zero: a unit that is no number is to be heard.
+        total += tl.where(share >= two_thirds, unit, tl.where(share >= third, 0.0 * unit, -unit))
+    tl.store(out_ptr + start + local, total, mask=inside)
+
+
+def trits_pack(x: Tensor, clip: float, key: int) -> tuple[Tensor, Tensor]:
+    numel = x.numel()
+    nbytes = -(-numel // PER_BYTE)
+    packed = torch.empty(nbytes, dtype=torch.uint8, device=x.device)
+    if not numel:
+        return packed, torch.zeros(1, device=x.device)
+    scale = torch.empty(1, device=x.device)
+    blocks, strips = -(-numel // BLOCK), -(-nbytes // BYTES)
+    programs, packers = min(PROGRAMS, blocks), min(PROGRAMS, strips)
+    largest = torch.empty(programs, dtype=torch.int32, device=x.device)
+    squares = torch.empty(programs if clip else 0, dtype=torch.float64, device=x.device)
+    _measure_kernel[(programs,)](x, largest, squares, numel, CLIP=clip > 0, BLOCK=BLOCK)
+    _pack_kernel[(packers,)](
+        x, packed, scale, largest, squares, numel, clip, programs,
+        *halves(key), CLIP=clip > 0, PROGRAMS=PROGRAMS, BYTES=BYTES, enable_fp_fusion=False,
+    )  # fmt: skip
+    return packed, scale
+
+
+def trits_add(out: Tensor, packed: Tensor, scales: Tensor, weight: float) -> None:
+    numel = out.numel()
+    for start in range(0, len(packed) if numel else 0, TOGETHER):
+        some, units = packed[start : start + TOGETHER], scales[start : start + TOGETHER]
+        _add_kernel[(-(-numel // ADD_BLOCK),)](
+            out, some, units, some.stride(0), units.stride(0), weight, numel,
+            MESSAGES=len(some), BLOCK=ADD_BLOCK, enable_fp_fusion=False,
+        )  # fmt: skip

@@ -1,0 +1,164 @@
+"""Methods that tell, after some steps, how far the parameters are from a common anchor.
+
+Local SGD, Qsparse-local-SGD, DiLoCo and SparseLoCo differ in what is said of the drift and in the
+step that the anchor takes by the mean of it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from laconic.checks import check_whole
+from laconic.contract import Compressor, Memory
+from laconic.errors import ConfigError
+from laconic.lanes import Lanes
+from laconic.local.fragment import Fragment, Outer
+from laconic.local.layers import Division, divide
+from laconic.local.peers import Group, Wait
+from laconic.local.plans import LocalNanPolicy, drift_plan
+from laconic.local.ratio import message_ratio
+from laconic.local.steps import LocalSteps
+from laconic.types import State
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """Parts of the model that are told in turn, and how long after the mean is taken up.
+
+    Of `fragments` every `sync_every / fragments` steps one is told. Its mean is taken up `delay`
+    steps later, and the share `alpha` of a parameter stays as the steps in between have made it.
+    """
+
+    fragments: Division = 1
+    delay: int = 0
+    alpha: float = 0.0
+
+    def check(self, sync_every: int, count: int) -> None:
+        if sync_every % count:
+            raise ConfigError(f"sync_every {sync_every} must be a multiple of {count} fragments")
+        check_whole("streaming", "delay", self.delay, 0, sync_every - 1)
+        if not 0 <= self.alpha < 1:
+            raise ConfigError(f"streaming: alpha must be in [0, 1), got {self.alpha!r}")
+
+
+@dataclass(frozen=True)
+class Telling:
+    """What is said of the drift."""
+
+    compressor: Compressor | str
+    memory: Memory | str | None
+    exchange: str
+    nan_policy: LocalNanPolicy
+    forget_below: float | None = None
+    """Memory is dropped when the learning rate is below this share of the last time's."""
+
+    def __post_init__(self) -> None:
+        if self.forget_below is not None and not 0 < self.forget_below <= 1:
+            raise ConfigError(f"forget_below must be in (0, 1], got {self.forget_below!r}")
+
+
+class AnchoredSteps(LocalSteps):
+    """Workers who go their own ways from an anchor, and from time to time move it together."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        telling: Telling,
+        outer: Outer,
+        streaming: Streaming,
+        sync_every: int,
+        group: Group,
+        seed: int,
+        broadcast: bool,
+    ) -> None:
+        LocalSteps.__init__(self, model, optimizer, sync_every, group, seed, broadcast)
+        parts = divide(self.parameters, streaming.fragments)
+        streaming.check(sync_every, len(parts))
+        self.outer, self.streaming, self._telling = outer, streaming, telling
+        self._fragments = [self._fragment(part) for part in parts]
+        self._waits: dict[int, Wait] = {}
+        self._rate = torch.tensor(self._learning_rate(), dtype=torch.float64)
+
+    def settings(self) -> dict[str, object]:
+        told = {"forget_below": self._telling.forget_below, "outer": str(self.outer)}
+        parts = [list(fragment.parameters) for fragment in self._fragments]
+        late = {"fragments": parts, "delay": self.streaming.delay, "alpha": self.streaming.alpha}
+        return {**self._fragments[0].lanes.plan.describe(), **told, **late}
+
+    def planned_ratio(self) -> float:
+        """What the compressor saves at a sync, times `sync_every`."""
+        return self.sync_every * message_ratio(*(part.lanes for part in self._fragments))
+
+    def _begin(self) -> None:
+        for fragment in self._fragments:
+            fragment.begin()
+
+    def _step(self) -> None:
+        gap = self.sync_every // len(self._fragments)
+        for number, fragment in enumerate(self._fragments):
+            since_first = self.steps - (number + 1) * gap
+            if self._due(since_first - self.streaming.delay) and self.streaming.delay:
+                self._rest(number)
+                fragment.arrive(self.streaming.alpha)
+            if self._due(since_first):
+                self._tell(number, fragment)
+
+    def _due(self, since_first: int) -> bool:
+        return since_first >= 0 and since_first % self.sync_every == 0
+
+    def _rest(self, number: int) -> None:
+        """Waits until nothing of a fragment is under way; nothing is after a state was loaded."""
+        if number in self._waits:
+            self._waits.pop(number)()
+
+    def _tell(self, number: int, fragment: Fragment) -> None:
+        self._forget_after_decay(fragment)
+        self.syncs += 1
+        if self.streaming.delay:
+            fragment.depart()
+            self._waits[number] = self._peers.start(fragment.talk())
+        else:
+            self._peers.talk(fragment.sync(self.streaming.alpha))
+
+    def _forget_after_decay(self, fragment: Fragment) -> None:
+        share, before, now = self._telling.forget_below, float(self._rate), self._learning_rate()
+        if share is not None and now < share * before:
+            fragment.lanes.rescale(0.0)
+        self._rate.fill_(now)
+
+    def _learning_rate(self) -> float:
+        return max(float(group["lr"]) for group in self.optimizer.param_groups)
+
+    def _lanes(self) -> Sequence[Lanes]:
+        for number in range(len(self._fragments)):
+            self._rest(number)
+        return [fragment.lanes for fragment in self._fragments]
+
+    def _tensors(self) -> dict[str, State]:
+        kinds: dict[str, State] = {"anchor": {}, "momentum": {}, "rate": {"last": self._rate}}
+        for fragment in self._fragments:
+            kinds["anchor"] |= fragment.anchor
+            kinds["momentum"] |= fragment.momentum
+            if self.streaming.delay:
+                kinds.setdefault("drift", {}).update(fragment.hold())
+        return kinds
+
+    def _common(self) -> Mapping[str, Tensor]:
+        return self._tensors()["anchor"]
+
+    def _fragment(self, parameters: Mapping[str, nn.Parameter]) -> Fragment:
+        telling, rank, size = self._telling, self._peers.rank, self._peers.size
+        plan = drift_plan(
+            type(self).__name__,
+            telling.compressor,
+            telling.memory,
+            telling.exchange,
+            parameters.values(),
+            size,
+        )
+        lanes = Lanes(plan, parameters, rank, size, self.seed, telling.nan_policy)
+        return Fragment(parameters, lanes, self.outer)

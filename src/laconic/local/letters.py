@@ -1,0 +1,89 @@
+"""What a worker and a server far away write to each other."""
+
+import struct
+from typing import Protocol
+
+import torch
+
+from laconic.comm.mailbox import Mailbox
+from laconic.errors import PeerError
+from laconic.local.server import News, Said, Server, as_bytes, from_bytes
+from laconic.types import State
+
+_VISIT = struct.Struct("<iq")
+_SAID = struct.Struct("<iqdq")
+_GOODBYE, _HELLO = -1, -2
+"""In place of a step."""
+
+
+class Counter(Protocol):
+    """Where a worker goes: the server itself, or a connection to it."""
+
+    def visit(self, rank: int, step: int, message: torch.Tensor) -> News: ...
+
+    def leave(self, rank: int) -> None: ...
+
+
+class Correspondence:
+    """A server as its workers see it from afar."""
+
+    def __init__(self, box: Mailbox, rank: int, like: State) -> None:
+        self._box = box
+        self._like = like
+        # So that the server knows whom it has lost, should this be the last it hears.
+        box.send(_VISIT.pack(rank, _HELLO))
+
+    def visit(self, rank: int, step: int, message: torch.Tensor) -> News:
+        self._box.send(_VISIT.pack(rank, step) + as_bytes(message))
+        return _read_news(self._box.receive(), self._like)
+
+    def leave(self, rank: int) -> None:
+        try:
+            self._box.send(_VISIT.pack(rank, _GOODBYE))
+        finally:
+            self._box.close()
+
+
+def serve(server: Server, box: Mailbox) -> None:
+    """Answers one worker's letters until it leaves or is lost."""
+    rank = None
+    try:
+        while True:
+            letter = box.receive()
+            rank, step = _VISIT.unpack(letter[: _VISIT.size])
+            if step == _GOODBYE:
+                server.leave(rank)
+                return
+            if step != _HELLO:
+                news = server.visit(rank, step, from_bytes(letter[_VISIT.size :]))
+                box.send(_write_news(news))
+    except Exception as error:
+        # Whatever is wrong with one worker's letters, the others must not suffer.
+        if rank is not None:
+            server.lose(rank, error)
+
+
+def _write_news(news: News) -> bytes:
+    """A byte for the kind; then the model's numbers, or each message behind its head."""
+    if isinstance(news, dict):
+        return b"\1" + b"".join(as_bytes(tensor) for tensor in news.values())
+    heads = [_SAID.pack(s.rank, s.step, s.weight, s.message.numel()) for s in news]
+    bodies = [as_bytes(said.message) for said in news]
+    return b"\0" + b"".join(h + b for h, b in zip(heads, bodies, strict=True))
+
+
+def _read_news(letter: bytes, like: State) -> News:
+    body = letter[1:]
+    if letter[:1] == b"\1":
+        flat = from_bytes(body, torch.float32)
+        if flat.numel() != sum(t.numel() for t in like.values()):
+            raise PeerError(f"the server tells a model of {flat.numel()} numbers")
+        pieces = flat.split([tensor.numel() for tensor in like.values()])
+        return dict(zip(like, pieces, strict=True))
+    news, place = [], 0
+    while place < len(body):
+        rank, step, weight, length = _SAID.unpack_from(body, place)
+        place += _SAID.size
+        news.append(Said(rank, step, weight, from_bytes(body[place : place + length])))
+        place += length
+    return news

@@ -1,0 +1,165 @@
+"""Who a worker talks to: the ranks of a process group, or other workers in this process."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeAlias, TypeVar, cast
+from weakref import finalize
+
+import torch
+import torch.distributed as dist
+
+from laconic.checks import check_whole
+from laconic.comm.base import Conversation, drive
+from laconic.comm.groups import borrow
+from laconic.comm.meter import Meter
+from laconic.comm.simulated import Simulated
+from laconic.comm.torch import TorchComm
+from laconic.errors import ConfigError, PeerError
+
+T = TypeVar("T")
+
+Wait: TypeAlias = Callable[[], None]
+"""Returns when a conversation is over, and raises what went wrong in it."""
+
+
+class Peers(ABC):
+    """Workers that hold the same conversations in the same order."""
+
+    rank: int
+    size: int
+    meter: Meter
+    """What the method says."""
+    aside: Meter
+    """What is said before it starts, and for evaluation."""
+
+    @abstractmethod
+    def talk(self, conversation: Conversation[None], *, aside: bool = False) -> None:
+        """Holds a conversation with all others; simulated workers' begins when the last comes."""
+
+    @abstractmethod
+    def start(self, conversation: Conversation[None]) -> Wait:
+        """Begins a conversation that goes on while this worker computes."""
+
+    @abstractmethod
+    def rest(self, *, wait: bool) -> None:
+        """Ends what runs beside; waits for what is under way, or leaves it to itself."""
+
+    @abstractmethod
+    def prepare(self, node: int | None) -> None:
+        """Gets ready for exchanges among nodes of so many ranks."""
+
+
+class GroupPeers(Peers):
+    """The ranks of a process group, in a group of our own."""
+
+    def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
+        if not dist.is_initialized():
+            raise ConfigError(
+                "there is no process group: call torch.distributed.init_process_group, or take a "
+                "seat of laconic.local.simulated(workers)"
+            )
+        group = group or dist.group.WORLD
+        assert group is not None
+        loan = borrow(group, device)
+        # Whoever ends in peace leaves the group to the next.
+        self._give_back = finalize(self, loan.give_back)
+        self._comm, self._aside = TorchComm(loan.group), TorchComm(loan.group)
+        self.rank, self.size = self._comm.rank, self._comm.size
+        self.meter, self.aside = self._comm.meter, self._aside.meter
+        self._thread: ThreadPoolExecutor | None = None
+
+    def talk(self, conversation: Conversation[None], *, aside: bool = False) -> None:
+        comm = self._aside if aside else self._comm
+        if self._thread is None:
+            drive(conversation, comm)
+        else:
+            # Behind what is under way, since calls must come in the same order on all ranks.
+            self._thread.submit(drive, conversation, comm).result()
+
+    def start(self, conversation: Conversation[None]) -> Wait:
+        if self._thread is None:
+            # OpenMP keeps its number of threads by thread: a new one would take all cores.
+            cores = torch.get_num_threads()
+            self._thread = ThreadPoolExecutor(
+                1, "laconic-local", initializer=torch.set_num_threads, initargs=(cores,)
+            )
+        return self._thread.submit(drive, conversation, self._comm).result
+
+    def rest(self, *, wait: bool) -> None:
+        if not wait:
+            self._give_back.detach()
+        if self._thread is not None:
+            self._thread.shutdown(wait=wait)
+            self._thread = None
+
+    def prepare(self, node: int | None) -> None:
+        self._comm.prepare(node)
+
+
+class Seat(Peers):
+    """One worker's place among those of `simulated`."""
+
+    def __init__(self, table: "_Table", rank: int) -> None:
+        self._table, self.rank, self.size = table, rank, table.size
+        self.meter, self.aside = table.network.meters[rank], table.aside.meters[rank]
+
+    def talk(self, conversation: Conversation[None], *, aside: bool = False) -> None:
+        self._table.come(self.rank, conversation, aside)
+
+    def start(self, conversation: Conversation[None]) -> Wait:
+        self._table.come(self.rank, conversation, aside=False)
+        return lambda: self._table.check_over(self.rank)
+
+    def share(self, name: str, thing: T | None) -> T:
+        """What worker 0 has put on the table under this name."""
+        if thing is not None:
+            self._table.things[name] = thing
+        return cast(T, self._table.things[name])
+
+    def rest(self, *, wait: bool) -> None:
+        pass
+
+    def prepare(self, node: int | None) -> None:
+        pass
+
+
+class _Table:
+    """Workers who take each step in turn; what they say is said when the last one has come."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.network, self.aside = Simulated(size), Simulated(size)
+        self.things: dict[str, object] = {}
+        self._here: dict[int, Conversation[None]] = {}
+
+    def come(self, rank: int, conversation: Conversation[None], aside: bool) -> None:
+        self.check_over(rank)
+        self._here[rank] = conversation
+        if len(self._here) == self.size:
+            talks = [self._here[rank] for rank in range(self.size)]
+            self._here = {}
+            (self.aside if aside else self.network).run(talks)
+
+    def check_over(self, rank: int) -> None:
+        if rank in self._here:
+            late = sorted(set(range(self.size)) - self._here.keys())
+            raise PeerError(f"simulated worker {rank} goes on, but workers {late} have yet to come")
+
+
+def simulated(workers: int) -> list[Seat]:
+    """Seats for so many workers in this process, who take each step one after the other.
+
+    They talk when the last of them has taken the step; until then the others' models are waiting.
+    """
+    check_whole("simulated", "workers", workers, 1)
+    table = _Table(workers)
+    return [Seat(table, rank) for rank in range(workers)]
+
+
+Group: TypeAlias = dist.ProcessGroup | Seat | None
+"""Who takes part; None means all ranks of torch's default group."""
+
+
+def peers_of(group: Group, device: torch.device) -> Peers:
+    return group if isinstance(group, Seat) else GroupPeers(group, device)

@@ -1,0 +1,36 @@
+"""What a local method may say: a plan for drifts and updates instead of gradients."""
+
+from collections.abc import Iterable
+from typing import Literal, TypeAlias
+
+from torch import Tensor
+
+from laconic.contract import Compressor, Memory
+from laconic.errors import ConfigError
+from laconic.plan import Plan, make_plan
+from laconic.spec import format_spec
+
+LocalNanPolicy: TypeAlias = Literal["raise", "ignore"]
+"""What becomes of a sync in which a parameter is not finite on any worker.
+
+raise: the optimiser's step raises NonFiniteError on all workers, and nothing is remembered of the
+sync. ignore: nobody looks, and residuals need half the memory.
+"""
+
+
+def drift_plan(
+    method: str,
+    compressor: Compressor | str,
+    memory: Memory | str | None,
+    exchange: str,
+    tensors: Iterable[Tensor],
+    size: int,
+) -> Plan:
+    """A legal plan; error feedback on what is no contraction is refused, and so are votes."""
+    plan = make_plan(compressor, memory, exchange, list(tensors), size)
+    if plan.counts_votes():
+        raise ConfigError(
+            f"{method}: {format_spec(plan.compressor)} with exchange {plan.exchange!r} says which "
+            "way to go and not how far, which moves no parameter to where workers are"
+        )
+    return plan

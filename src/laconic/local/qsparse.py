@@ -1,0 +1,45 @@
+"""Qsparse-local-SGD: local steps, then what is left of the drift after choosing and quantising.
+
+Basu, Data, Karakus & Diggavi 2019, arXiv:1906.02367.
+"""
+
+from torch import nn
+from torch.optim import Optimizer
+
+from laconic.contract import Compressor, Memory
+from laconic.local.anchored import AnchoredSteps, Streaming, Telling
+from laconic.local.fragment import Outer
+from laconic.local.peers import Group
+from laconic.local.plans import LocalNanPolicy
+
+
+class QsparseLocalSGD(AnchoredSteps):
+    """Every `sync_every` steps workers move to the anchor minus the mean of what they say.
+
+    A worker says C(m + anchor - x) of its parameters x and keeps the rest as its memory m. `m` is
+    in units of the parameters, so a change of the learning rate needs no rescaling; with
+    `forget_below=0.5` it is dropped at a sync where the rate is below half of what it was at the
+    last one, as in the paper's experiments. Momentum and all else of the optimiser stay local. The
+    compressor must be a contraction; an unbiased one that is none goes with `memory="none"`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        compressor: Compressor | str = "topk:ratio=0.01 | qsgd:bits=4",
+        *,
+        sync_every: int,
+        memory: Memory | str = "residual",
+        forget_below: float | None = None,
+        exchange: str = "auto",
+        process_group: Group = None,
+        seed: int = 0,
+        broadcast: bool = False,
+        nan_policy: LocalNanPolicy = "raise",
+    ) -> None:
+        telling = Telling(compressor, memory, exchange, nan_policy, forget_below)
+        who = process_group, seed, broadcast
+        AnchoredSteps.__init__(
+            self, model, optimizer, telling, Outer(), Streaming(), sync_every, *who
+        )

@@ -1,0 +1,167 @@
+"""An optimiser whose steps are local, and workers who talk after some of them.
+
+What all methods of this folder share: who takes part, what is checked at the start, statistics,
+state, and the mean of all workers' models.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TypeVar, cast
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from laconic.checks import check_whole
+from laconic.comm.base import Conversation
+from laconic.errors import ConfigError
+from laconic.lanes import Lanes
+from laconic.local.entry import agreed, averaged, checked_same, copied_from_first
+from laconic.local.followed import check_unchanged, followed
+from laconic.local.peers import Group, peers_of
+from laconic.local.records import load_tensors, read_state, summary, write_state
+from laconic.types import State
+from laconic.version import VERSION
+
+S = TypeVar("S", bound="LocalSteps")
+
+
+class LocalSteps(ABC):
+    """A context in which a torch optimiser's steps are local and workers talk after some of them.
+
+    Entered on all workers alike. Models must be equal then, or become so by `broadcast`, which
+    takes worker 0's.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        sync_every: int,
+        group: Group,
+        seed: int,
+        broadcast: bool,
+    ) -> None:
+        check_whole(type(self).__name__, "sync_every", sync_every, 1)
+        self.model, self.optimizer, self.sync_every = model, optimizer, sync_every
+        self.parameters = followed(model, optimizer)
+        self.device = next(iter(self.parameters.values())).device
+        self.seed, self.steps, self.syncs = seed, 0, 0
+        self._broadcast = broadcast
+        self._peers = peers_of(group, self.device)
+        self._hook: RemovableHandle | None = None
+        self._meet: Callable[[], Conversation[None]] | None = None
+        self._leave: Callable[[bool], None] | None = None
+
+    @abstractmethod
+    def settings(self) -> dict[str, object]:
+        """What must be equal on all workers beside the parameters' forms."""
+
+    @abstractmethod
+    def planned_ratio(self) -> float:
+        """How much less a worker is to say than at dense steps, by the forms of its messages."""
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Takes the parameters as they are for the start that all workers share."""
+
+    @abstractmethod
+    def _step(self) -> None:
+        """What this worker does after its optimiser's step number `self.steps`, counted from 1."""
+
+    @abstractmethod
+    def _lanes(self) -> Sequence[Lanes]:
+        """Everything that remembers what was said; the first describes the method."""
+
+    @abstractmethod
+    def _tensors(self) -> dict[str, State]:
+        """What the method itself remembers, by kind and parameter; the tensors, not copies."""
+
+    @abstractmethod
+    def _common(self) -> Mapping[str, Tensor]:
+        """What is the same on all workers, to the bit."""
+
+    def __enter__(self: S) -> S:
+        if self._hook is not None:
+            raise ConfigError(f"{type(self).__name__} is entered already")
+        for lanes in self._lanes():
+            self._peers.prepare(lanes.plan.node())
+        self._peers.talk(self._entry(), aside=True)
+        self._hook = self.optimizer.register_step_post_hook(self._after_step)
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        """Steps are no longer followed; what workers have not told each other stays theirs."""
+        assert self._hook is not None
+        self._hook.remove()
+        self._hook = None
+        if self._leave is not None:
+            self._leave(error is not None)
+        # After an error others may never come to what is under way.
+        self._peers.rest(wait=error is None)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Gives the model the mean of all workers' parameters and buffers, for evaluation.
+
+        Called on all workers; afterwards each has its own again. Its bytes are counted aside.
+        """
+        floats = {n: t for n, t in self.model.state_dict().items() if t.is_floating_point()}
+        own = {name: tensor.clone() for name, tensor in floats.items()}
+        self._peers.talk(averaged(floats), aside=True)
+        try:
+            yield
+        finally:
+            for name, tensor in floats.items():
+                tensor.copy_(own[name])
+
+    def stats(self) -> dict[str, object]:
+        """What was said, what it cost and what it lost, on this worker; `ratio` is to dense steps.
+
+        A dense step is a ring all-reduce of all parameters after every optimiser step.
+        """
+        tensors = list(self.parameters.values())
+        counts = {"steps": self.steps, "syncs": self.syncs, "planned_ratio": self.planned_ratio()}
+        return {**summary(self._lanes(), self._peers, tensors, self.steps), **counts}
+
+    def state_dict(self) -> dict[str, object]:
+        """This worker's own state, as plain tensors and numbers under its rank's name.
+
+        Models differ between workers too: each saves its model, its optimiser and this.
+        """
+        head = {**self._identity(), "steps": self.steps, "syncs": self.syncs}
+        own = write_state(head, self._lanes(), self._tensors())
+        return {f"rank{self._peers.rank}": own}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Goes on exactly where this worker was saved; the model and optimiser are loaded apart."""
+        if self._hook is not None:
+            raise ConfigError("load the state before the context is entered")
+        own = read_state(state, f"rank{self._peers.rank}", self._identity(), self._lanes())
+        self.steps, self.syncs = cast(int, own["steps"]), cast(int, own["syncs"])
+        load_tensors(self._tensors(), cast(Mapping[str, State], own["tensors"]))
+
+    def _after_step(self, *_: object) -> None:
+        check_unchanged(self.model, self.optimizer, self.parameters)
+        self.steps += 1
+        self._step()
+
+    def _entry(self) -> Conversation[None]:
+        # Those who meet nobody but a server have taken different numbers of steps.
+        done = self.steps if self._meet is None else self.steps > 0
+        settings = {**self._identity(), "version": VERSION, "steps": done}
+        yield from agreed(self._peers.size, self.device, settings)
+        if self._broadcast and not self.steps:
+            yield from copied_from_first(self.model.state_dict())
+        common = self._common() if self.steps else self.parameters
+        yield from checked_same(common, self._peers.size)
+        if not self.steps:
+            self._begin()
+        if self._meet is not None:
+            yield from self._meet()
+
+    def _identity(self) -> dict[str, object]:
+        forms = {n: f"{tuple(p.shape)} {p.dtype}" for n, p in self.parameters.items()}
+        who = {"method": type(self).__name__, "sync_every": self.sync_every, "seed": self.seed}
+        return {**who, **self.settings(), **forms}

@@ -1,0 +1,212 @@
+"""What every mount hands back: the lanes of a model, and what can be asked and changed on the way.
+
+Where gradients come from, and when they are exchanged, is each mount's own.
+"""
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import ClassVar, NamedTuple, TypeAlias, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from laconic.checkpoint import Residuals, load, load_resized, save
+from laconic.comm.agree import agree
+from laconic.comm.torch import TorchComm
+from laconic.contract import Compressor, Memory
+from laconic.control.base import Controller
+from laconic.control.clock import WallClock
+from laconic.errors import ConfigError
+from laconic.lanes import Lanes, NanPolicy
+from laconic.mount.buckets import Buckets
+from laconic.mount.claims import check_free, claim, release
+from laconic.plan import Plan
+from laconic.spec import format_spec
+from laconic.version import VERSION
+
+log = logging.getLogger("laconic")
+
+Planner: TypeAlias = Callable[
+    [Compressor | str, Memory | str | None, str, Iterable[Tensor], int], Plan
+]
+"""Fills in what was left open of a method, and refuses what cannot work."""
+
+
+class Options(NamedTuple):
+    """What all mounts can be asked for beside the method."""
+
+    seed: int = 0
+    nan_policy: NanPolicy = "propagate"
+    check_every: int = 0
+    checksum: bool = False
+    controller: Controller | None = None
+
+
+class Wanted(NamedTuple):
+    """A method as the user asked for it."""
+
+    compressor: Compressor | str
+    memory: Memory | str | None = None
+    exchange: str = "auto"
+
+
+class Handle(ABC):
+    """Gradients that go through Laconic, until `detach`."""
+
+    has_slot: ClassVar[bool] = False
+    """Whether the model itself has one place for it, so that a second one would be seen there."""
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        tensors: Mapping[str, Tensor],
+        parameters: Mapping[nn.Parameter, str],
+        planner: Planner,
+        wanted: Wanted,
+        options: Options,
+    ) -> None:
+        check_free(parameters, type(self) if self.has_slot else None)
+        self._parameters = dict(parameters)
+        self._device = next(iter(tensors.values())).device
+        self._comm = TorchComm(group, checksum=options.checksum)
+        self._planner = planner
+        size, seed, policy = self._comm.size, options.seed, options.nan_policy
+        plan = planner(*wanted, tensors.values(), size)
+        self._lanes = Lanes(plan, tensors, self._comm.rank, size, seed, policy)
+        guards = {
+            "nan_policy": policy,
+            "check_every": options.check_every,
+            "checksum": options.checksum,
+            "controller": "none" if options.controller is None else format_spec(options.controller),
+        }
+        agree(self._comm, self._device, {**_settings(plan, tensors, seed), **guards})
+        if options.controller is not None:
+            self._lanes.steer(options.controller, WallClock())
+        self._comm.prepare(plan.node())
+        self._buckets = Buckets()
+        self._check_every, self._passes = options.check_every, 0
+        claim(self._parameters, self)
+        log.info("attached: %s, kernels: %s", plan.describe(), self.stats()["backend"])
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Leaves the place where gradients come from."""
+
+    @abstractmethod
+    def _is_attached(self) -> bool: ...
+
+    def _check_attached(self) -> None:
+        if not self._is_attached():
+            name = type(self).__name__.lower()
+            raise ConfigError(f"this {name} is detached; attach the model again")
+
+    def stats(self) -> dict[str, object]:
+        """What was sent, what it cost and what it lost, on this rank, since attach."""
+        return self._lanes.stats(self._comm.meter)
+
+    def switch(
+        self,
+        compressor: Compressor | str,
+        *,
+        memory: Memory | str | None = None,
+        exchange: str = "auto",
+    ) -> None:
+        """Changes the method between two steps, on all ranks alike; residuals are kept."""
+        self._check_attached()
+        tensors = self._lanes.tensors
+        plan = self._planner(compressor, memory, exchange, tensors.values(), self._comm.size)
+        agree(self._comm, self._device, plan.describe())
+        self._comm.prepare(plan.node())
+        self._lanes.switch(plan)
+
+    def learning_rate_changed(self, before: float, after: float) -> None:
+        """Keeps what residuals will do to the parameters the same under another learning rate.
+
+        A residual waits in units of the gradient: what a rate of `before` would have made of it,
+        `after` makes of `before / after` times as much.
+        """
+        if before <= 0 or after <= 0:
+            raise ConfigError(f"learning rates must be positive, got {before} and {after}")
+        self._lanes.rate_changed(before, after)
+
+    def epoch_ended(self, learning_rate: float | None = None) -> None:
+        """Tells the controller, on all ranks alike, with the learning rate of the next epoch.
+
+        Residuals stay as they are: for those there is `learning_rate_changed`.
+        """
+        self._check_attached()
+        self._lanes.epoch_ended(learning_rate)
+
+    def loss_scale_changed(self, scale: float) -> None:
+        """Brings what residuals hold to the loss scale of the next backward pass."""
+        if not scale > 0:
+            raise ConfigError(f"the loss scale must be positive, got {scale}")
+        self._lanes.follow_loss_scale(scale)
+
+    def state_dict(self) -> dict[str, object]:
+        """This rank's residuals and warm starts, as plain tensors and numbers under its own name.
+
+        So ranks do not overwrite each other where their states meet, as in a distributed
+        checkpoint.
+        """
+        return {self._key(): {**save(self._lanes), "buckets": self._buckets.last()}}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Goes on exactly where this rank was saved."""
+        key = self._key()
+        if key not in state:
+            raise ConfigError(
+                f"state: has {sorted(state)}, but not {key}; every rank saves its own"
+            )
+        own = cast(Mapping[str, object], state[key])
+        load(self._lanes, own)
+        self._buckets.replay(cast(list[list[str]], own["buckets"]))
+
+    def load_resized(self, states: Sequence[Mapping[str, object]], *, residuals: Residuals) -> None:
+        """Goes on where a run of another number of ranks was saved: their states, in order."""
+        merged = {key: value for state in states for key, value in state.items()}
+        ranks = [merged.get(f"rank{rank}") for rank in range(len(states))]
+        if None in ranks or len(merged) != len(states):
+            raise ConfigError(f"state: expected ranks 0 to {len(states) - 1}, got {sorted(merged)}")
+        load_resized(self._lanes, cast(list[Mapping[str, object]], ranks), residuals)
+
+    def _key(self) -> str:
+        return f"rank{self._comm.rank}"
+
+    def detach(self) -> None:
+        """Back to dense gradients; what residuals hold is dropped, with a line in the log."""
+        self._check_attached()
+        norm = self.stats()["residual_norm"]
+        if norm:
+            log.info("detach: residuals of norm %.3g are dropped", norm)
+        self._leave()
+
+    def _leave(self) -> None:
+        self._close()
+        release(self._parameters, self)
+
+    def _is_check_due(self) -> bool:
+        """Whether ranks compare their parameters after this pass, which is counted."""
+        self._passes += 1
+        return self._check_every > 0 and self._passes % self._check_every == 0
+
+    def _end_step(self) -> None:
+        """Raises what the policy for gradients that are not finite says must be raised."""
+        complaint = self._lanes.settle(wait=False)
+        if complaint is not None:
+            raise complaint
+
+
+def _settings(plan: Plan, tensors: Mapping[str, Tensor], seed: int) -> dict[str, object]:
+    """What must be equal on all ranks."""
+    forms = {
+        f"parameter {i}": f"{n} {tuple(t.shape)} {t.dtype}"
+        for i, (n, t) in enumerate(tensors.items())
+    }
+    return {**plan.describe(), "seed": seed, "version": VERSION, **forms}
+
+
+def at_end_of_backward(callback: Callable[[], None]) -> None:
+    torch.autograd.Variable._execution_engine.queue_callback(callback)

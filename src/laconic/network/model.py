@@ -1,0 +1,101 @@
+"""How long a call takes: hops that each wait a latency, and bytes that pass through one link.
+
+The algorithms are those that gloo and NCCL use for large messages. Mean is a ring in which every
+rank sends 2(N-1) pieces of m/N bytes; gather a ring that passes N-1 messages on; scatter sends
+N-1 pieces at once; broadcast is a tree of log2 N levels, each of which takes the whole message.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
+
+from laconic.errors import ConfigError
+from laconic.network.rate import format_rate
+
+Kind: TypeAlias = Literal["mean", "gather", "scatter", "broadcast"]
+KINDS: tuple[Kind, ...] = ("mean", "gather", "scatter", "broadcast")
+
+
+class Way(NamedTuple):
+    """What a call asks of one rank's link."""
+
+    hops: int
+    """Transfers that have to wait for one another."""
+    passed_bytes: float
+    """What goes out through the link, and as much comes in."""
+
+
+def way(kind: Kind, nbytes: float, size: int) -> Way:
+    """The way of a call of `size` ranks.
+
+    `nbytes` is the message: of mean and broadcast the buffer, of gather what one rank says, and of
+    scatter all that one rank says to the others.
+    """
+    others = size - 1
+    if kind == "mean":
+        return Way(2 * others, 2 * others * nbytes / size)
+    if kind == "gather":
+        return Way(others, others * nbytes)
+    if kind == "scatter":
+        return Way(min(1, others), nbytes * min(1, others))
+    levels = others.bit_length()
+    return Way(levels, levels * nbytes)
+
+
+@dataclass(frozen=True)
+class LinkModel:
+    """A link as two numbers; the defaults are a slow local network, waking the process included.
+
+    The processor has work with a call too, which matters where it computes at the same time.
+    """
+
+    latency_s: float = 1e-3
+    rate_bits: float = 1e9
+    hop_work_s: float = 0.0
+    byte_work_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.latency_s >= 0:
+            raise ConfigError(f"latency: must not be negative, got {self.latency_s:g} s")
+        if not self.rate_bits >= 1:
+            raise ConfigError(f"rate: must be at least 1bit, got {self.rate_bits:g}")
+
+    def call_s(self, kind: Kind, nbytes: float, size: int) -> float:
+        """How long the call takes when all ranks begin at once."""
+        hops, passed_bytes = way(kind, nbytes, size)
+        return hops * self.latency_s + 8 * passed_bytes / self.rate_bits
+
+    def work_s(self, kind: Kind, nbytes: float, size: int) -> float:
+        """How long it keeps one rank's processor busy."""
+        hops, passed_bytes = way(kind, nbytes, size)
+        return hops * self.hop_work_s + passed_bytes * self.byte_work_s
+
+    def words(self) -> str:
+        three_digits = round(float(f"{self.rate_bits:.3g}"))
+        return f"{format_rate(three_digits)}, {self.latency_s * 1e3:.3g} ms"
+
+
+@dataclass(frozen=True)
+class Network:
+    """The links of a cluster; where kinds of calls were measured one by one, each has its own."""
+
+    link: LinkModel
+    inside: LinkModel | None = None
+    """Inside nodes, where that is another one."""
+    measured: Mapping[Kind, LinkModel] = field(default_factory=dict)
+
+    def of(self, kind: Kind, inside: bool) -> LinkModel:
+        """What carries a call of this kind."""
+        if inside and self.inside is not None:
+            return self.inside
+        return self.measured.get(kind, self.link)
+
+
+def fit(kind: Kind, size: int, small: tuple[float, float], large: tuple[float, float]) -> LinkModel:
+    """The link on which calls of two lengths, (bytes, seconds), take what was measured."""
+    hops, few_bytes = way(kind, small[0], size)
+    many_bytes = way(kind, large[0], size).passed_bytes
+    # Noise can make the longer call the faster one; no link has a negative rate.
+    byte_s = max((large[1] - small[1]) / (many_bytes - few_bytes), 1e-12)
+    latency_s = max((small[1] - few_bytes * byte_s) / hops, 0.0)
+    return LinkModel(latency_s, 8 / byte_s)

@@ -1,0 +1,69 @@
+"""Letters over TCP: whole and in order from those who know the token, or not at all."""
+
+from queue import Queue
+
+import pytest
+
+from laconic.comm.mailbox import Mailbox, PostOffice, connect
+from laconic.errors import PeerError
+
+TOKEN = b"0123456789abcdef"
+
+
+def echo(box: Mailbox) -> None:
+    while True:
+        box.send(box.receive()[::-1])
+
+
+def test_letters_arrive_whole_and_in_order() -> None:
+    office = PostOffice("127.0.0.1", TOKEN, echo)
+    box = connect(office.address, TOKEN)
+    for letter in (b"abc", b"", bytes(3_000_001), b"z" * 10):
+        box.send(letter)
+        assert box.receive() == letter[::-1]
+    box.close()
+    office.close()
+
+
+@pytest.mark.parametrize("token", [b"0123456789abcdeX", b"", TOKEN + b"more"])
+def test_who_does_not_know_the_token_is_not_served(token: bytes) -> None:
+    served: Queue[Mailbox] = Queue()
+    office = PostOffice("127.0.0.1", TOKEN, served.put)
+    box = connect(office.address, token)
+    with pytest.raises(PeerError, match="the connection is lost"):
+        box.receive()
+    box.close()
+    assert served.empty()
+    office.close()
+
+
+def test_a_lost_connection_is_seen_by_the_other_side() -> None:
+    seen: Queue[str] = Queue()
+
+    def listen(box: Mailbox) -> None:
+        try:
+            box.receive()
+        except PeerError as error:
+            seen.put(str(error))
+
+    office = PostOffice("127.0.0.1", TOKEN, listen)
+    connect(office.address, TOKEN).close()
+    assert "the connection is lost" in seen.get(timeout=10)
+    office.close()
+
+
+def test_a_letter_longer_than_agreed() -> None:
+    office = PostOffice("127.0.0.1", TOKEN, echo)
+    box = connect(office.address, TOKEN)
+    box.send(b"12345678")
+    with pytest.raises(PeerError, match="a letter of 8 bytes, where 4 are the most"):
+        box.receive(longest=4)
+    box.close()
+    office.close()
+
+
+def test_nobody_there() -> None:
+    office = PostOffice("127.0.0.1", TOKEN, echo)
+    office.close()
+    with pytest.raises(PeerError, match=r"nobody answers at 127\.0\.0\.1"):
+        connect(office.address, TOKEN)

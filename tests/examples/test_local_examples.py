@@ -1,0 +1,21 @@
+"""The examples of methods that talk rarely, in tiny settings, on real ranks."""
+
+import pytest
+from example_jobs import run_example
+
+from processes import Ranks
+
+
+def test_qsparse(four_ranks: Ranks) -> None:
+    for accuracy, stats in four_ranks.run(run_example, "qsparse", 120, 64):
+        assert accuracy > 0.8
+        assert stats["syncs"] == 15
+        assert stats["ratio"] > 100
+
+
+@pytest.mark.parametrize(("method", "ratio"), [("diloco", 10), ("sparseloco", 300)])
+def test_diloco(four_ranks: Ranks, method: str, ratio: float) -> None:
+    for loss, stats in four_ranks.run(run_example, "diloco", method, 40, 64, 10):
+        assert loss < 5.3
+        assert stats["syncs"] == 4
+        assert stats["ratio"] >= 0.98 * ratio

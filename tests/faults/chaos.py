@@ -1,0 +1,140 @@
+"""Kills random ranks at random moments, restarts from checkpoints, and looks at what comes out.
+
+By hand: `python tests/faults/chaos.py --kills 50 --json results/chaos.jsonl` (Linux, root).
+"""
+
+import argparse
+import json
+import shutil
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+from arena import Arena, Attempt
+from doom import PHASES, Doom
+from doomed_job import Job
+
+from laconic.bench.machine import machine_facts
+from laconic.checkpoint_files import Checkpoints
+from laconic.network.testbed import Testbed
+
+WORKERS = 4
+RATE = "100mbit"
+STEPS_A_KILL = 3
+AHEAD = 6
+"""A kill comes within so many steps of a restart."""
+
+
+class Chaos:
+    """A job that is killed again and again, beside one that is left alone."""
+
+    def __init__(self, arena: Arena, kills: int, seed: int, spec: str, folder: Path) -> None:
+        self.kills = kills
+        self._arena = arena
+        self._random = Random(seed)
+        steps = kills * STEPS_A_KILL + 2 * AHEAD
+        self._job = Job(str(folder), steps=steps, spec=spec)
+        self._undisturbed = arena.run(Job(steps=steps, spec=spec))
+        assert self._undisturbed.codes == [0] * WORKERS, self._undisturbed.codes
+        self._curve = self._undisturbed.losses()
+        self.wrong_losses = 0
+        self.corrupted = 0
+        self.unfinished: set[tuple[str, int]] = set()
+
+    def kill(self, number: int) -> dict[str, object]:
+        """One kill, and what became of the others."""
+        first = self._newest()
+        doom = Doom(
+            rank=self._random.randrange(WORKERS),
+            step=min(first + self._random.randrange(AHEAD), self._job.steps - 3),
+            phase=self._random.choice(PHASES),
+            delay_s=self._random.uniform(0.0, 0.01),
+        )
+        attempt = self._arena.run(self._job, doom)
+        self._look_at(attempt)
+        errors = attempt.of("error")
+        survivors = [code for rank, code in enumerate(attempt.codes) if rank != doom.rank]
+        return {
+            "kind": "kill",
+            "kill": number,
+            "rank": doom.rank,
+            "step": doom.step,
+            "phase": doom.phase,
+            "resumed_from": first,
+            "detected_s": round(max(attempt.detected_s(), default=-1.0), 3),
+            "errors": dict(Counter(e["kind"] for e in errors)),
+            "ended": attempt.codes[doom.rank] == -9 and survivors == [1] * (WORKERS - 1),
+            "threads_left": sum(len(e["threads"]) for e in errors if e["kind"] == "PeerError"),
+        }
+
+    def finish(self) -> bool:
+        """Whether the last restart comes to the weights of the run that was left alone."""
+        attempt = self._arena.run(self._job)
+        self._look_at(attempt)
+        return attempt.weights() == self._undisturbed.weights()
+
+    def _newest(self) -> int:
+        files = [Checkpoints(self._job.folder or "", rank, WORKERS) for rank in range(WORKERS)]
+        return max(set.intersection(*(set(one.steps()) for one in files)), default=0)
+
+    def _look_at(self, attempt: Attempt) -> None:
+        self.wrong_losses += sum(self._curve[at] != loss for at, loss in attempt.losses().items())
+        folder = Path(self._job.folder or "")
+        finished = [Checkpoints(folder, rank, WORKERS) for rank in range(WORKERS)]
+        sound = sum(len(one.steps()) for one in finished)
+        self.corrupted += len(list(folder.glob("*.pt"))) - sound
+        self.unfinished |= {(p.name, p.stat().st_mtime_ns) for p in folder.glob("*.draft")}
+
+
+def run(kills: int, seed: int, spec: str, folder: Path) -> list[dict[str, object]]:
+    """A row for each kill, and a summary."""
+    start_s = time.monotonic()
+    with Testbed(WORKERS, RATE) as testbed:
+        chaos = Chaos(Arena(testbed, Job(spec=spec)), kills, seed, spec, folder)
+        rows = [chaos.kill(number) for number in range(kills)]
+        same = chaos.finish()
+    times = [float(str(row["detected_s"])) for row in rows]
+    timeout_s = Job().timeout_s
+    summary: dict[str, object] = {
+        "kind": "chaos",
+        "kills": kills,
+        "seed": seed,
+        "spec": spec,
+        "workers": WORKERS,
+        "rate": RATE,
+        "timeout_s": timeout_s,
+        "detected": sum(0 <= t <= timeout_s + 5 for t in times),
+        "max_detected_s": max(times),
+        "ended": sum(bool(row["ended"]) for row in rows),
+        "wrong_losses": chaos.wrong_losses,
+        "corrupted_checkpoints": chaos.corrupted,
+        "unfinished_files_ignored": len(chaos.unfinished),
+        "same_weights": same,
+        "took_s": round(time.monotonic() - start_s, 1),
+        "machine": machine_facts(),
+    }
+    return [*rows, summary]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--spec", default="topk:ratio=0.1")
+    parser.add_argument("--json", type=Path, help="adds the rows to this file")
+    options = parser.parse_args()
+    # No context manager: every forked child would leave it, too, and remove the folder.
+    folder = Path(tempfile.mkdtemp())
+    rows = run(options.kills, options.seed, options.spec, folder)
+    shutil.rmtree(folder)
+    lines = "".join(f"{json.dumps(row)}\n" for row in rows)
+    print(lines, end="", flush=True)
+    if options.json is not None:
+        with options.json.open("a") as file:
+            file.write(lines)
+
+
+if __name__ == "__main__":
+    main()

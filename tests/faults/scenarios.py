@@ -1,0 +1,91 @@
+"""Scenarios for the tests, each in a process of its own: `scenarios.py NAME` prints JSON lines."""
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+from arena import Arena, Attempt, Event, React
+from doom import Doom
+from doomed_job import Job
+
+from laconic.network.testbed import Testbed
+
+RATE = "100mbit"
+JOB = Job()
+# A message takes some 50 ms, so that death can come in the middle of it.
+LARGE = Job(spec="topk:ratio=0.25", width=512)
+
+
+def kills() -> None:
+    """One of four is killed in each phase of a step, and one fails by itself."""
+    with Testbed(4, RATE) as testbed:
+        arena = Arena(testbed, LARGE)
+        for rank, phase in enumerate(("encode", "wire", "decode")):
+            attempt = arena.run(LARGE, Doom(rank, step=2, phase=phase, delay_s=0.02))
+            show(phase, attempt, detected_s=attempt.detected_s(), missed=attempt.of("missed"))
+        show("hook", arena.run(LARGE, Doom(3, step=2, phase="hook")))
+
+
+def waits() -> None:
+    """Hosts that are slow, stopped or cut off for a while, within the timeout."""
+    patient = replace(JOB, timeout_s=30.0)
+    with Testbed(4, RATE) as testbed:
+        arena = Arena(testbed, patient)
+        show("undisturbed", arena.run(patient))
+        slow = replace(patient, lazy={"3": 0.2})
+        show("slow and stopped", arena.run(slow, react=once(1, 3, stop_for(3.0))))
+        show("cut", arena.run(patient, react=once(2, 3, cut_for(testbed, 2, 5.0))))
+
+
+def gives_up() -> None:
+    """A host that is stopped or cut off for longer than the timeout."""
+    hasty = replace(JOB, timeout_s=2.0)
+    with Testbed(4, RATE) as testbed:
+        arena = Arena(testbed, hasty)
+        for name, rank, act in (
+            ("stopped", 1, stop_for(3.5)),
+            ("cut", 2, cut_for(testbed, 2, 3.5)),
+        ):
+            attempt = arena.run(hasty, react=once(rank, 3, act))
+            last = [e["at_s"] for e in attempt.of("step") if (e["rank"], e["step"]) == (rank, 3)]
+            show(name, attempt, stalled_at_s=last[0])
+
+
+def show(name: str, attempt: Attempt, **more: object) -> None:
+    row = {"name": name, "codes": attempt.codes, "errors": attempt.of("error")}
+    last_s = attempt.events[-1]["at_s"] - attempt.events[0]["at_s"]
+    print(json.dumps({**row, "weights": attempt.weights(), "took_s": last_s, **more}), flush=True)
+
+
+def once(rank: int, step: int, act: Callable[[int], None]) -> React:
+    """Acts on the process of a rank when it has done a step."""
+
+    def react(event: Event, pids: list[int]) -> None:
+        if (event["event"], event["rank"], event.get("step")) == ("step", rank, step):
+            act(pids[rank])
+
+    return react
+
+
+def stop_for(wait_s: float) -> Callable[[int], None]:
+    def act(pid: int) -> None:
+        os.kill(pid, signal.SIGSTOP)
+        threading.Timer(wait_s, os.kill, [pid, signal.SIGCONT]).start()
+
+    return act
+
+
+def cut_for(testbed: Testbed, host: int, wait_s: float) -> Callable[[int], None]:
+    def act(_: int) -> None:
+        testbed.cut(host)
+        threading.Timer(wait_s, testbed.mend, [host]).start()
+
+    return act
+
+
+if __name__ == "__main__":
+    {"kills": kills, "waits": waits, "gives_up": gives_up}[sys.argv[1]]()

@@ -1,0 +1,119 @@
+"""The adviser's choice from options by hand, what risks it sees, and a whole job of real ranks."""
+
+import advise_jobs as jobs
+import pytest
+import small_model
+import torch
+
+import laconic
+from laconic.errors import ConfigError
+from laconic.forecast.advice import Advice, Option, advice, weigh
+from laconic.forecast.compute import Compute
+from laconic.forecast.forecast import Prediction
+from laconic.forecast.risk import Level, Risk, judge, lost
+from laconic.forecast.timeline import Forecast
+from laconic.network.model import LinkModel, Network
+from laconic.plan import make_plan
+from processes import Ranks
+
+TENSORS = {name: p.detach() for name, p in small_model.model().named_parameters()}
+
+
+@pytest.fixture(scope="module")
+def compute() -> Compute:
+    return small_model.measured(small_model.model())
+
+
+def option(spec: str, step_ms: float, level: Level = "none") -> Option:
+    forecast = Forecast(step_ms / 1e3, 0.0, 0.0, 0.0, 0.0)
+    return Option(spec, "mean", Prediction(forecast, 1e6, 1), Risk(level, 0.5, "why"))
+
+
+def advised(*methods: Option, fp32: float = 100, fp16: float = 60) -> Advice:
+    return advice("here", [option("none", fp32), option("fp16", fp16), *methods])
+
+
+def test_the_fastest_is_chosen() -> None:
+    found = advised(option("efsign", 30), option("topk:ratio=0.01", 20, "medium"))
+    assert found.choice.spec == "topk:ratio=0.01"
+    assert found.compresses
+    assert "Use topk:ratio=0.01: 3.00 times as fast as DDP in 16 bits, 5.00" in str(found)
+
+
+def test_of_equals_the_one_with_less_risk_is_chosen() -> None:
+    found = advised(option("efsign", 20.5, "low"), option("topk:ratio=0.01", 20, "medium"))
+    assert found.choice.spec == "efsign"
+
+
+@pytest.mark.parametrize("step_ms", [58, 60, 80])
+def test_no_compression_where_it_gains_less_than_5_percent(step_ms: float) -> None:
+    found = advised(option("efsign", step_ms))
+    assert found.choice.spec == "fp16"
+    assert "Do not compress here" in str(found)
+    assert str(found).endswith("Use DDP in 16 bits.")
+
+
+def test_16_bits_must_pay_too() -> None:
+    assert str(advised(option("efsign", 99), fp32=100, fp16=120)).endswith("Use DDP as it is.")
+
+
+def test_a_fast_network_is_left_alone_and_a_slow_one_is_not(compute: Compute) -> None:
+    """The small model's work takes milliseconds; its bytes none at all, or seconds."""
+    plans = {
+        spec: make_plan(spec, None, "auto", TENSORS.values(), 4)
+        for spec in ("none", "fp16", "powersgd:rank=1", "efsign")
+    }
+    verdicts = []
+    for rate_bits in (1e13, 1e6):
+        network = Network(LinkModel(0.0, rate_bits))
+        options = weigh(plans, compute, TENSORS, 4, network, cores=float("inf"))
+        verdicts.append(advice("here", options).compresses)
+    assert verdicts == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("spec", "memory", "error", "level"),
+    [
+        ("none", None, 0.0, "none"),
+        ("fp16", None, 0.001, "none"),
+        ("signsgd", None, 5.0, "high"),
+        ("topk:ratio=0.01", "residual", 0.8, "low"),
+        ("topk:ratio=0.01", "residual", 0.95, "medium"),
+        ("topk:ratio=0.01", "residual", 0.99, "high"),
+        ("topk:ratio=0.01", "none", 0.8, "high"),
+        ("qsgd:bits=4", None, 0.4, "low"),
+        ("qsgd:bits=4", None, 1.5, "medium"),
+        ("qsgd:bits=4", None, 9.0, "high"),
+    ],
+)
+def test_risk_is_judged_by_kind_and_error(
+    spec: str, memory: str | None, error: float, level: str
+) -> None:
+    plan = make_plan(spec, memory, "auto", TENSORS.values(), 4)
+    assert judge(plan, error, size=4).level == level
+
+
+def test_errors_are_measured_on_the_gradients(compute: Compute) -> None:
+    def error(spec: str) -> float:
+        return lost(make_plan(spec, None, "auto", TENSORS.values(), 2), TENSORS, compute.steps)
+
+    assert error("none") == pytest.approx(0, abs=1e-6)
+    assert 0 < error("fp16") < 0.01
+    assert error("topk:ratio=0.5") < error("topk:ratio=0.05") < 1
+    assert error("powersgd:rank=4") < error("powersgd:rank=1") < 1
+
+
+def test_ranks_of_a_running_job_agree_on_the_advice(four_ranks: Ranks) -> None:
+    answers = four_ranks.run(jobs.advised, ["efsign"])
+    texts = [text for text, _ in answers]
+    assert len(set(texts)) == 1
+    assert "4 workers, links as probed" in texts[0]
+    for spec in ("none", "fp16", "efsign"):
+        assert spec in texts[0]
+    # Neither the parameters nor the gradients of the job have changed.
+    assert all(untouched for _, untouched in answers)
+
+
+def test_only_a_ddp_model_can_be_asked() -> None:
+    with pytest.raises(ConfigError, match="expected a DistributedDataParallel, got Linear"):
+        laconic.advise(torch.nn.Linear(2, 2), lambda model: torch.zeros(()))  # type: ignore[arg-type]

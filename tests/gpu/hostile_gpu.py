@@ -1,0 +1,83 @@
+"""Hostile messages for the decoders of the card; made to be run under compute-sanitizer.
+
+    PYTHONPATH=src compute-sanitizer --error-exitcode 9 python tests/gpu/hostile_gpu.py [messages]
+
+A card's message is checked by the card, which then stops for good, so what the CPU refuses for what
+it says is kept from it here (`--refused` sends just one such message, and must fail). All else, any
+codes, scales and positions in range, is decoded on both, and lengths are refused by both.
+"""
+
+import random
+import sys
+
+import torch
+
+from laconic.bench.fuzz.cases import all_specs, cases_of
+from laconic.bench.fuzz.decoder import NUMELS, Decoder
+from laconic.bench.fuzz.mutate import ANY_LENGTH
+from laconic.bench.fuzz.target import DECODE
+from laconic.contract import OneRound
+from laconic.errors import WireError
+from laconic.spec import parse
+from laconic.types import Turn
+from laconic.wire.layout import unpack
+
+
+def agrees(codec: OneRound, target: Decoder, dice: random.Random) -> str:
+    """Sends one message to both; what became of it, or an AssertionError."""
+    place = dice.choice(target.places)
+    mutation = dice.choice(ANY_LENGTH)
+    message = mutation(place.said.numpy(), dice.choice(target.places).said.numpy(), dice)
+    buffer = torch.from_numpy(message.copy())
+    numel = NUMELS[place.call]
+    layout = codec.layout(numel)
+    try:
+        expected = target.hears(place, buffer)
+    except WireError:
+        try:
+            unpack(buffer, [layout._replace(check=None)])
+        except WireError:
+            return refused(buffer, codec, numel)
+        return "kept from the card"
+    out = target._starts[place.call].cuda()
+    codec.add_to(out, unpack(buffer.cuda(), [layout]), 0.5, Turn((numel,), 1, 2, step=1))
+    good = expected.isfinite() & (expected.abs() < 1e30)
+    torch.testing.assert_close(out.cpu()[good], expected[good], rtol=1e-3, atol=1e-4)
+    return "decoded"
+
+
+def refused(buffer: torch.Tensor, codec: OneRound, numel: int) -> str:
+    try:
+        unpack(buffer.cuda(), [codec.layout(numel)])
+    except WireError:
+        return "refused"
+    raise AssertionError("the card takes a message of a length that the CPU refuses")
+
+
+def send_bad_positions() -> None:
+    """What the card's own check must stop: positions that point outside the tensor."""
+    codec = parse("topk:ratio=0.1")
+    assert isinstance(codec, OneRound)
+    place = Decoder(codec).places[0]
+    unpack(torch.full_like(place.said, 255).cuda(), [codec.layout(NUMELS[0])])
+    torch.cuda.synchronize()
+
+
+def main(messages: int) -> None:
+    specs = [spec for spec in all_specs() if cases_of(spec)[0].exchange == DECODE]
+    counts = dict.fromkeys(("decoded", "refused", "kept from the card"), 0)
+    for spec in specs:
+        codec = parse(spec)
+        assert isinstance(codec, OneRound)
+        target, dice = Decoder(codec), random.Random(0)
+        for _ in range(-(-messages // len(specs))):
+            counts[agrees(codec, target, dice)] += 1
+    torch.cuda.synchronize()
+    print(f"{len(specs)} methods and pipelines: {counts}")
+
+
+if __name__ == "__main__":
+    if "--refused" in sys.argv:
+        send_bad_positions()
+    else:
+        main(int(sys.argv[1]) if len(sys.argv) > 1 else 2000)

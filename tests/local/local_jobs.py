@@ -1,0 +1,42 @@
+"""Every method of the folder in a small setting, and what its real ranks do in tests."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from crew import Method, plain_sgd, small_model, take_step, weights
+from torch import Tensor
+
+from laconic.local import CSER, BlockCSER, DiLoCo, LocalSGD, QsparseLocalSGD, SparseLoCo
+
+Setting = tuple[Method, tuple[Any, ...], dict[str, Any]]
+
+METHODS: dict[str, Setting] = {
+    "qsparse": (QsparseLocalSGD, ("topk:ratio=0.1 | qsgd:bits=4",), {"sync_every": 4}),
+    "cser": (CSER, ("topk:ratio=0.1", "grbs:ratio=0.25,block=64"), {"sync_every": 4}),
+    "cser-pl": (CSER, (None, "topk:ratio=0.1 | sign"), {"sync_every": 4}),
+    "cser-blocks": (
+        BlockCSER,
+        ("grbs:ratio=0.1,block=16", "grbs:ratio=0.25,block=16"),
+        {"sync_every": 4},
+    ),
+    "local": (LocalSGD, (), {"sync_every": 4}),
+    "diloco": (DiLoCo, ("codebook:bits=8,spread=12",), {"sync_every": 4}),
+    "streaming": (DiLoCo, ("fp16",), {"sync_every": 4, "fragments": 2, "delay": 1}),
+    "sparseloco": (SparseLoCo, ("chunktopk:k=8,chunk=64 | codebook",), {"sync_every": 4}),
+    "qsparse-sign": (QsparseLocalSGD, ("topk:ratio=0.1 | sign",), {"sync_every": 4}),
+}
+
+
+def trained_rank(name: str, steps: int) -> tuple[Tensor, Tensor, dict[str, object]]:
+    """This rank's weights, their mean over all, and its statistics."""
+    method, args, settings = METHODS[name]
+    model = small_model()
+    optimizer = plain_sgd(model)
+    with method(model, optimizer, *args, **settings) as worker:
+        for step in range(steps):
+            take_step(model, optimizer, step, dist.get_rank())
+        with worker.averaged():
+            mean = weights(model)
+        torch.manual_seed(0)
+        return weights(model), mean, worker.stats()

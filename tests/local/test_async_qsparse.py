@@ -1,0 +1,225 @@
+"""Asynchronous Qsparse-local-SGD: by definition in simulation, and on ranks of unlike speed."""
+
+import logging
+import time
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.distributed as dist
+from crew import Crew, batch, momentum_sgd, plain_sgd, small_model, take_step, trained, weights
+from torch import Tensor, nn
+
+from laconic.errors import ConfigError, NonFiniteError
+from laconic.local import AsyncQsparseLocalSGD, QsparseLocalSGD
+from laconic.local.letters import Correspondence
+from processes import Ranks
+
+SPEC = "topk:ratio=0.1,values=fp32"
+
+
+def largest(x: Tensor, ratio: float) -> Tensor:
+    if x.dim() < 2:
+        return x
+    kept = torch.zeros_like(x).view(-1)
+    index = x.view(-1).abs().topk(round(ratio * x.numel())).indices
+    kept[index] = x.view(-1)[index]
+    return kept.view(x.shape)
+
+
+def by_definition(order: list[int], gap: int, size: int) -> list[Tensor]:
+    """Workers take steps in this order, and visit the server after every `gap` of their own."""
+    models = [small_model() for _ in range(size)]
+    optimizers = [plain_sgd(model) for model in models]
+    server = [p.detach().clone() for p in models[0].parameters()]
+    anchors = [[p.clone() for p in server] for _ in range(size)]
+    memory = [[torch.zeros_like(p) for p in server] for _ in range(size)]
+    steps = [0] * size
+    for rank in order:
+        take_step(models[rank], optimizers[rank], steps[rank], rank)
+        steps[rank] += 1
+        if steps[rank] % gap == 0:
+            for place, parameter in enumerate(models[rank].parameters()):
+                drift = memory[rank][place] + anchors[rank][place] - parameter.detach()
+                said = largest(drift, 0.1)
+                memory[rank][place] = drift - said
+                server[place] -= said / size
+                anchors[rank][place] = server[place].clone()
+                parameter.data.copy_(server[place])
+    return [weights(model) for model in models]
+
+
+def run_in_order(crew: Crew, order: list[int]) -> None:
+    steps = [0] * len(crew.models)
+    for rank in order:
+        take_step(crew.models[rank], crew.optimizers[rank], steps[rank], rank)
+        steps[rank] += 1
+
+
+def test_is_its_definition() -> None:
+    # Worker 0 is twice as fast as worker 1 and four times as fast as worker 2.
+    order = [0, 1, 0, 0, 1, 2, 0] * 6
+    with Crew(AsyncQsparseLocalSGD, SPEC, sync_every=2) as crew:
+        run_in_order(crew, order)
+    for ours, theirs in zip(crew.weights(), by_definition(order, 2, 3), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_one_worker_alone_needs_no_server() -> None:
+    settings = {"sync_every": 3, "size": 1, "steps": 10}
+    alone = trained(AsyncQsparseLocalSGD, SPEC, **settings)[0]
+    torch.testing.assert_close(alone, trained(QsparseLocalSGD, SPEC, **settings)[0])
+
+
+@pytest.mark.parametrize("spec", ["topk:ratio=0.1 | qsgd:bits=4", "randomk:ratio=0.1", "efsign"])
+def test_messages_bring_a_worker_to_the_servers_model(spec: str) -> None:
+    with Crew(AsyncQsparseLocalSGD, spec, sync_every=2, gaps="random") as crew:
+        for turn in range(40):
+            rank = turn * turn % 3
+            visits = crew.workers[rank].syncs
+            take_step(crew.models[rank], crew.optimizers[rank], turn, rank)
+            if crew.workers[rank].syncs > visits:
+                server = crew.workers[0]._server_model
+                known = crew.workers[rank]._anchor
+                assert all(torch.equal(known[name], server[name]) for name in server)
+        assert all(worker.syncs > 3 for worker in crew.workers[:2])
+
+
+def test_who_comes_late_is_told_the_model_where_that_is_shorter() -> None:
+    with Crew(AsyncQsparseLocalSGD, "topk:ratio=0.3", sync_every=1, size=2) as crew:
+        run_in_order(crew, [0] * 20)
+        heard = crew.workers[1].stats()["received_bytes"]
+        assert heard == 0
+        take_step(crew.models[1], crew.optimizers[1], 0, 1)
+        assert crew.workers[1].stats()["received_bytes"] == 4 * weights(small_model()).numel()
+        assert torch.equal(
+            crew.workers[1]._anchor["0.weight"], crew.workers[0]._server_model["0.weight"]
+        )
+
+
+def test_random_gaps_are_at_most_sync_every() -> None:
+    with Crew(AsyncQsparseLocalSGD, SPEC, sync_every=4, gaps="random", size=2) as crew:
+        visits: list[list[int]] = [[], []]
+        for step in range(80):
+            for rank in range(2):
+                before = crew.workers[rank].syncs
+                take_step(crew.models[rank], crew.optimizers[rank], step, rank)
+                if crew.workers[rank].syncs > before:
+                    visits[rank].append(step)
+    for own in visits:
+        gaps = [b - a for a, b in pairwise(own)]
+        assert set(gaps) == {1, 2, 3, 4}
+    assert visits[0] != visits[1]
+
+
+def test_learns_with_workers_of_unlike_speed() -> None:
+    spec = "topk:ratio=0.1 | qsgd:bits=4"
+    with Crew(AsyncQsparseLocalSGD, spec, sync_every=4, optimizer=momentum_sgd) as crew:
+        run_in_order(crew, ([0, 1] * 10 + [2]) * 20)
+    inputs, targets = batch(0, 1)
+    with torch.no_grad():
+        loss = nn.functional.mse_loss(crew.models[1](inputs), targets)
+        before = nn.functional.mse_loss(small_model()(inputs), targets)
+    assert float(loss) < 0.5 * float(before)
+
+
+def test_resumes_from_the_servers_model() -> None:
+    order = [0, 1, 0, 2] * 5
+    with Crew(AsyncQsparseLocalSGD, SPEC, sync_every=2) as crew:
+        run_in_order(crew, order)
+        states = [worker.state_dict() for worker in crew.workers]
+        server = {n: t.clone() for n, t in crew.workers[0]._server_model.items()}
+    again = Crew(AsyncQsparseLocalSGD, SPEC, sync_every=2)
+    for old, model, worker, state in zip(
+        crew.models, again.models, again.workers, states, strict=True
+    ):
+        model.load_state_dict(old.state_dict())
+        worker.load_state_dict(state)
+    with again:
+        assert all(torch.equal(again.workers[0]._server_model[n], t) for n, t in server.items())
+        run_in_order(again, order)
+    assert again.workers[0].steps == 2 * crew.workers[0].steps
+    assert again.workers[2].syncs == 5
+
+
+def test_methods_that_talk_in_rounds_are_refused() -> None:
+    with pytest.raises(ConfigError, match="powersgd:rank=2 talks with all workers in rounds"):
+        Crew(AsyncQsparseLocalSGD, "powersgd:rank=2", sync_every=2)
+    with pytest.raises(ConfigError, match="needs a contraction"):
+        Crew(AsyncQsparseLocalSGD, "qsgd:bits=2", sync_every=2)
+    with pytest.raises(ConfigError, match="gaps must be"):
+        Crew(AsyncQsparseLocalSGD, SPEC, sync_every=2, gaps="none")
+
+
+def test_a_number_that_is_none_is_not_told() -> None:
+    with Crew(AsyncQsparseLocalSGD, SPEC, sync_every=1, size=2) as crew:
+        crew.models[1][0].weight.data[0, 0] = torch.nan
+        with pytest.raises(NonFiniteError, match=r"parameter '0\.weight' is not finite"):
+            take_step(crew.models[1], crew.optimizers[1], 0, 1)
+        take_step(crew.models[0], crew.optimizers[0], 0, 0)
+        assert weights(crew.models[0]).isfinite().all()
+
+
+def at_unlike_speed(steps: int, pause_s: float) -> tuple[float, int, int, float]:
+    """Rank 3 takes ten times as long a step; the time, visits and bytes of each, and its loss."""
+    rank = dist.get_rank()
+    model = small_model()
+    optimizer = plain_sgd(model)
+    worker = AsyncQsparseLocalSGD(model, optimizer, "topk:ratio=0.1 | qsgd:bits=4", sync_every=4)
+    with worker:
+        for step in range(steps):
+            if step == 8:
+                # The first visits compile kernels.
+                start = time.perf_counter()
+            time.sleep(10 * pause_s if rank == 3 else pause_s)
+            loss = take_step(model, optimizer, step, rank)
+        took = time.perf_counter() - start
+    stats = worker.stats()
+    return took, worker.syncs, int(stats["sent_bytes"]), loss  # type: ignore[call-overload]
+
+
+def test_a_slow_worker_does_not_slow_the_others(four_ranks: Ranks) -> None:
+    results = four_ranks.run(at_unlike_speed, 24, 0.01)
+    times = [took for took, *_ in results]
+    assert times[3] >= 16 * 0.1
+    assert max(times[:3]) < times[3] / 2
+    assert [visits for _, visits, *_ in results] == [6] * 4
+    assert len({sent for _, _, sent, _ in results}) == 1
+    assert all(loss < 1.3 for *_, loss in results)
+
+
+def with_one_lost(steps: int) -> tuple[list[int], list[str], int]:
+    """Rank 3 breaks off in the middle; what rank 0 knows and logs, and how far each got."""
+    rank = dist.get_rank()
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("laconic").addHandler(handler)
+    model = small_model()
+    optimizer = plain_sgd(model)
+    worker = AsyncQsparseLocalSGD(model, optimizer, SPEC, sync_every=2)
+    worker.__enter__()
+    alive: list[int] = []
+    for step in range(steps):
+        take_step(model, optimizer, step, rank)
+        time.sleep(0.05)
+        if rank == 3 and step == 4:
+            assert isinstance(worker._counter, Correspondence)
+            worker._counter._box.close()
+            assert worker._hook is not None
+            worker._hook.remove()
+            return [], [], step
+    if rank == 0:
+        alive = worker.workers()
+    dist.barrier(dist.new_group([0, 1, 2], use_local_synchronization=True))
+    worker.__exit__(None, None, None)
+    logging.getLogger("laconic").removeHandler(handler)
+    return alive, lines, step
+
+
+def test_the_server_goes_on_without_a_worker_that_is_lost(four_ranks: Ranks) -> None:
+    results = four_ranks.run(with_one_lost, 30)
+    alive, lines, _ = results[0]
+    assert alive == [0, 1, 2]
+    assert [line for line in lines if "worker 3 is lost" in line and "[0, 1, 2]" in line]
+    assert [step for *_, step in results] == [29, 29, 29, 4]

@@ -1,0 +1,267 @@
+"""CSER and its kin: the definition written out, the invariant, and what it becomes at its ends."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from crew import (
+    Crew,
+    MakeOptimizer,
+    all_equal,
+    batch,
+    momentum_sgd,
+    plain_sgd,
+    small_model,
+    take_step,
+    weights,
+)
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from laconic.compressors.grbs import GRBS
+from laconic.errors import ConfigError
+from laconic.local import CSER, BlockCSER, QsparseLocalSGD
+from laconic.types import Given
+
+PAIRS = [
+    ("topk:ratio=0.1", "topk:ratio=0.3"),
+    ("grbs:ratio=0.1,block=16", "grbs:ratio=0.25,block=16"),
+    ("efsign", "topk:ratio=0.1 | qsgd:bits=4"),
+    ("powersgd:rank=1", "randomk:ratio=0.2"),
+    (None, "topk:ratio=0.1"),
+]
+
+
+def heavy_ball(model: nn.Module) -> Optimizer:
+    return SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def nesterov(model: nn.Module) -> Optimizer:
+    return SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
+
+
+Direction = Callable[[Tensor, Tensor], Tensor]
+
+
+def largest(x: Tensor, ratio: float) -> Tensor:
+    """Top-k of matrices; vectors are told in full."""
+    if x.dim() < 2:
+        return x
+    kept = torch.zeros_like(x).view(-1)
+    index = x.view(-1).abs().topk(round(ratio * x.numel())).indices
+    kept[index] = x.view(-1)[index]
+    return kept.view(x.shape)
+
+
+def psync(vectors: list[Tensor], ratio: float) -> tuple[list[Tensor], list[Tensor]]:
+    said = [largest(v, ratio) for v in vectors]
+    left = [v - c for v, c in zip(vectors, said, strict=True)]
+    mean = torch.stack(said).mean(0)
+    return [mean + r for r in left], left
+
+
+def by_definition(
+    size: int, steps: int, gap: int, c2: float | None, c1: float, direction: Direction
+) -> list[Tensor]:
+    """M-CSER with learning rate 0.05 and momentum 0.9, as the paper states it."""
+    models = [small_model() for _ in range(size)]
+    places = range(len(list(models[0].parameters())))
+    x = [[p.detach().clone() for p in model.parameters()] for model in models]
+    m = [[torch.zeros_like(p) for p in own] for own in x]
+    e = [[torch.zeros_like(p) for p in own] for own in x]
+    for step in range(1, steps + 1):
+        steps_of: list[list[Tensor]] = []
+        for rank, model in enumerate(models):
+            inputs, targets = batch(step - 1, rank)
+            for parameter, own in zip(model.parameters(), x[rank], strict=True):
+                parameter.data.copy_(own)
+            loss = nn.functional.mse_loss(model(inputs), targets)
+            grads = torch.autograd.grad(loss, list(model.parameters()))
+            m[rank] = [0.9 * old + grad for old, grad in zip(m[rank], grads, strict=True)]
+            pairs = zip(m[rank], grads, strict=True)
+            steps_of.append([0.05 * direction(momentum, grad) for momentum, grad in pairs])
+        for place in places:
+            p = [own[place] for own in steps_of]
+            told, left = psync(p, c2) if c2 is not None else (p, p)
+            for rank, own in enumerate(x):
+                own[place] = own[place] - told[rank]
+                e[rank][place] = e[rank][place] - left[rank]
+            if step % gap == 0:
+                told, left = psync([own[place] for own in e], c1)
+                for rank, own in enumerate(x):
+                    own[place] = own[place] + told[rank] - e[rank][place]
+                    e[rank][place] = left[rank]
+    return [torch.cat([p.reshape(-1) for p in own]) for own in x]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "direction"),
+    [(heavy_ball, lambda m, g: m), (nesterov, lambda m, g: 0.9 * m + g)],
+    ids=["heavy ball", "nesterov"],
+)
+@pytest.mark.parametrize("updates", [0.1, None])
+def test_is_its_definition(
+    optimizer: MakeOptimizer, direction: Direction, updates: float | None
+) -> None:
+    specs = updates and f"topk:ratio={updates},values=fp32", "topk:ratio=0.3,values=fp32"
+    with Crew(CSER, *specs, sync_every=3, optimizer=optimizer) as crew:
+        crew.train(8)
+    expected = by_definition(3, 8, 3, updates, 0.3, direction)
+    for ours, theirs in zip(crew.weights(), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+@pytest.mark.parametrize("exchange", ["auto", "sharded"])
+def test_without_their_errors_all_workers_are_the_same(
+    pair: tuple[str | None, str], exchange: str
+) -> None:
+    if exchange == "sharded" and any(spec and "powersgd" in spec for spec in pair):
+        pytest.skip("PowerSGD talks in rounds of its own")
+    with Crew(CSER, *pair, sync_every=4, optimizer=momentum_sgd, exchange=exchange) as crew:
+        for step in range(10):
+            crew.step(step)
+            commons = [worker._common()["0.weight"] for worker in crew.workers]
+            assert all_equal(commons)
+            for model, worker in zip(crew.models, crew.workers, strict=True):
+                x, e = model[0].weight.detach(), worker.error()["0.weight"]
+                torch.testing.assert_close((x - e).view(-1), commons[0], rtol=0, atol=1e-6)
+        assert not all_equal(crew.weights())
+        assert float(crew.workers[0].error()["0.weight"].norm()) > 0
+
+
+def local_sgd(size: int, steps: int, gap: int, optimizer: MakeOptimizer) -> list[Tensor]:
+    models = [small_model() for _ in range(size)]
+    optimizers = [optimizer(model) for model in models]
+    for step in range(steps):
+        for rank, (model, own) in enumerate(zip(models, optimizers, strict=True)):
+            take_step(model, own, step, rank)
+        if (step + 1) % gap == 0:
+            with torch.no_grad():
+                for together in zip(*(model.parameters() for model in models), strict=True):
+                    mean = torch.stack([p.detach() for p in together]).mean(0)
+                    for parameter in together:
+                        parameter.copy_(mean)
+    return [weights(model) for model in models]
+
+
+@pytest.mark.parametrize("optimizer", [plain_sgd, momentum_sgd])
+@pytest.mark.parametrize("method", [CSER, BlockCSER])
+def test_all_errors_and_no_updates_is_local_sgd(
+    method: type[CSER] | type[BlockCSER], optimizer: MakeOptimizer
+) -> None:
+    with Crew(method, None, "none", sync_every=4, optimizer=optimizer) as crew:
+        crew.train(10)
+    expected = local_sgd(3, 10, 4, optimizer)
+    for ours, theirs in zip(crew.weights(), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_all_updates_is_sgd_on_the_mean_gradient() -> None:
+    with Crew(CSER, "none", "topk:ratio=0.1", sync_every=4) as crew:
+        crew.train(10)
+    model = small_model()
+    optimizer = plain_sgd(model)
+    for step in range(10):
+        optimizer.zero_grad()
+        for rank in range(3):
+            inputs, targets = batch(step, rank)
+            (nn.functional.mse_loss(model(inputs), targets) / 3).backward()
+        optimizer.step()
+    assert all_equal(crew.weights())
+    torch.testing.assert_close(crew.weights()[0], weights(model), rtol=1e-5, atol=1e-6)
+
+
+def test_both_implementations_are_one_method() -> None:
+    """With errors told in full both are local SGD in which some blocks meet earlier."""
+    blocks = "grbs:ratio=0.25,block=16"
+    with Crew(BlockCSER, blocks, "none", sync_every=4) as crew:
+        for step in range(8):
+            before = crew.weights()
+            crew.step(step)
+            assert all_equal(crew.weights()) == (step % 4 == 3)
+            assert not torch.equal(before[0], crew.weights()[0])
+
+
+def test_blocks_become_their_mean_and_all_else_stays() -> None:
+    with Crew(BlockCSER, None, "grbs:ratio=0.25,block=16", sync_every=1) as crew:
+        alone = [small_model() for _ in crew.models]
+        for rank, model in enumerate(alone):
+            take_step(model, plain_sgd(model), 0, rank)
+        crew.step(0)
+        turn = crew.workers[0]._errors.lanes["0.weight"].turn._replace(step=1)
+        index = GRBS(ratio=0.25, block=16).select(Given(torch.zeros(48 * 40)), turn)
+        said = torch.zeros(48 * 40, dtype=torch.bool)
+        said[index] = True
+        own = torch.stack([model[0].weight.detach().view(-1) for model in alone])
+        for rank, model in enumerate(crew.models):
+            now = model[0].weight.detach().view(-1)
+            assert torch.equal(now[~said], own[rank][~said])
+            torch.testing.assert_close(now[said], own.mean(0)[said])
+
+
+@pytest.mark.parametrize("method", [CSER, BlockCSER])
+@pytest.mark.parametrize("updates", ["grbs:ratio=0.02", "grbs:ratio=0.1", None])
+def test_ratio_is_as_planned(method: type[CSER], updates: str | None) -> None:
+    def wide() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Linear(40, 32 * 40, bias=False)
+
+    def zero_gradients(optimizer: Optimizer) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.zeros_like(parameter)
+
+    with Crew(method, updates, "grbs:ratio=0.25", sync_every=8, model=wide) as crew:
+        for _ in range(16):
+            for optimizer in crew.optimizers:
+                zero_gradients(optimizer)
+                optimizer.step()
+        stats = crew.workers[0].stats()
+    r2 = 0.0 if updates is None else float(updates.partition("=")[2])
+    told = r2 + 0.25 / 8 if method is CSER else r2 * 7 / 8 + 0.25 / 8
+    assert stats["planned_ratio"] == pytest.approx(1 / told, rel=2e-3)
+    # The alarm, a number at every talk, is all that comes on top.
+    assert stats["ratio"] == pytest.approx(stats["planned_ratio"], rel=2e-3)
+
+
+def test_errors_bring_workers_as_far_as_full_updates_do() -> None:
+    def late_loss(*specs: str | None) -> float:
+        with Crew(CSER, *specs, sync_every=8, size=2, optimizer=momentum_sgd) as crew:
+            return sum(crew.train(120)[-10:]) / 10
+
+    dense = late_loss("none", "none")
+    assert late_loss("grbs:ratio=0.05,block=16", "grbs:ratio=0.25,block=16") < 1.5 * dense
+    assert late_loss(None, "topk:ratio=0.1") < 1.5 * dense
+
+
+def test_compressors_that_are_no_contractions_are_refused() -> None:
+    with pytest.raises(ConfigError, match="qsgd:bits=2 does not go with memory 'psync'"):
+        Crew(CSER, "qsgd:bits=2", "topk:ratio=0.1", sync_every=4)
+    with pytest.raises(ConfigError, match="needs a contraction"):
+        Crew(CSER, None, "terngrad", sync_every=4)
+
+
+def test_blocks_must_be_the_same_on_all_workers() -> None:
+    message = "BlockCSER: topk:ratio=0.1 does not choose the same entries on all workers"
+    with pytest.raises(ConfigError, match=message):
+        Crew(BlockCSER, None, "topk:ratio=0.1", sync_every=4)
+    for spec in ("efsign", "powersgd:rank=1", "topk:ratio=0.1 | sign"):
+        with pytest.raises(ConfigError, match="BlockCSER"):
+            Crew(BlockCSER, spec, "grbs:ratio=0.1", sync_every=4)
+
+
+def test_it_forgets_nothing_that_qsparse_would_keep() -> None:
+    """Without updates the model of a worker holds what Qsparse's memory would."""
+    spec = "topk:ratio=0.1,values=fp32"
+    with Crew(CSER, None, spec, sync_every=1, size=1) as crew:
+        crew.train(5)
+    with Crew(QsparseLocalSGD, spec, sync_every=1, size=1) as other:
+        other.train(5)
+    # One worker alone is plain SGD by CSER, whatever it says.
+    model = small_model()
+    optimizer = plain_sgd(model)
+    for step in range(5):
+        take_step(model, optimizer, step, 0)
+    torch.testing.assert_close(crew.weights()[0], weights(model), rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(other.weights()[0], weights(model), rtol=1e-5, atol=1e-6)

@@ -1,0 +1,212 @@
+"""Local SGD, DiLoCo and SparseLoCo: by hand, against torch's own outer optimiser, in fragments."""
+
+from typing import Any
+
+import pytest
+import torch
+from crew import Crew, adam, all_equal, momentum_sgd, plain_sgd, small_model, take_step, weights
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from laconic.errors import ConfigError
+from laconic.local import DiLoCo, LocalSGD, SparseLoCo, simulated
+
+
+def test_local_sgd_by_hand() -> None:
+    """Two workers at 1 whose gradients are 1 and 3: after two steps of 0.1 they meet at 0.6."""
+    models = [nn.Linear(1, 1, bias=False) for _ in range(2)]
+    for model in models:
+        model.weight.data.fill_(1.0)
+    optimizers = [SGD(model.parameters(), lr=0.1) for model in models]
+    workers = [
+        LocalSGD(model, own, sync_every=2, process_group=seat)
+        for model, own, seat in zip(models, optimizers, simulated(2), strict=True)
+    ]
+    seen = []
+    with workers[0], workers[1]:
+        for _ in range(3):
+            for model, own, grad in zip(models, optimizers, (1.0, 3.0), strict=True):
+                model.weight.grad = torch.full((1, 1), grad)
+                own.step()
+            seen += [[float(model.weight.detach()) for model in models]]
+    assert seen[0] == pytest.approx([0.9, 0.7])
+    assert seen[1] == pytest.approx([0.6, 0.6])
+    assert seen[2] == pytest.approx([0.5, 0.3])
+
+
+def by_torch(size: int, steps: int, gap: int, outer: dict[str, Any]) -> Tensor:
+    """The same with torch's optimiser for the outer step."""
+    models = [small_model() for _ in range(size)]
+    optimizers = [adam(model) for model in models]
+    anchor = small_model()
+    outer_optimizer = SGD(anchor.parameters(), **outer)
+    for step in range(steps):
+        for rank, (model, own) in enumerate(zip(models, optimizers, strict=True)):
+            take_step(model, own, step, rank)
+        if (step + 1) % gap == 0:
+            for place, common in enumerate(anchor.parameters()):
+                drifts = [common.detach() - list(m.parameters())[place].detach() for m in models]
+                common.grad = torch.stack(drifts).mean(0)
+            outer_optimizer.step()
+            for model in models:
+                model.load_state_dict(anchor.state_dict())
+    return weights(anchor)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({}, {"lr": 0.7, "momentum": 0.9, "nesterov": True}),
+        ({"nesterov": False, "outer_lr": 0.3}, {"lr": 0.3, "momentum": 0.9}),
+        ({"outer_momentum": 0.0, "outer_lr": 1.0}, {"lr": 1.0}),
+    ],
+    ids=["nesterov", "heavy ball", "plain"],
+)
+def test_outer_steps_are_torchs(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    with Crew(DiLoCo, sync_every=5, optimizer=adam, **ours) as crew:
+        crew.train(20)
+    assert all_equal(crew.weights())
+    expected = by_torch(3, 20, 5, theirs)
+    torch.testing.assert_close(crew.weights()[0], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_plain_outer_steps_are_local_sgd() -> None:
+    plain = {"outer_lr": 1.0, "outer_momentum": 0.0}
+    with Crew(DiLoCo, sync_every=3, optimizer=momentum_sgd, **plain) as crew:
+        crew.train(7)
+    with Crew(LocalSGD, sync_every=3, optimizer=momentum_sgd) as other:
+        other.train(7)
+    assert all(torch.equal(a, b) for a, b in zip(crew.weights(), other.weights(), strict=True))
+
+
+def parts_equal(crew: Crew) -> tuple[bool, bool]:
+    """Whether workers have the same first and the same last layer."""
+    layers = [[model[i].weight.detach() for model in crew.models] for i in (0, 2)]
+    return all_equal(layers[0]), all_equal(layers[1])
+
+
+def test_fragments_are_told_in_turn() -> None:
+    with Crew(DiLoCo, sync_every=4, fragments=2) as crew:
+        seen = []
+        for step in range(8):
+            crew.step(step)
+            seen.append(parts_equal(crew))
+    nobody, first, last = (False, False), (True, False), (False, True)
+    assert seen == [nobody, first, nobody, last] * 2
+    stats = crew.workers[0].stats()
+    assert stats["syncs"] == 4
+    assert stats["ratio"] == pytest.approx(4, rel=0.01)
+
+
+def test_fragments_by_name() -> None:
+    with Crew(DiLoCo, sync_every=2, fragments=[["2."], ["0.weight", "0.bias"]]) as crew:
+        crew.step(0)
+        assert parts_equal(crew) == (False, True)
+        crew.step(1)
+        assert parts_equal(crew) == (True, False)
+
+
+def test_what_is_delayed_meets_where_it_would_have_met() -> None:
+    """With no share of its own, a worker loses the steps since; the anchor is where it was."""
+    plain = {"outer_lr": 1.0, "outer_momentum": 0.0}
+    with Crew(DiLoCo, sync_every=4, delay=2, alpha=0.0, **plain) as crew:
+        crew.train(4)
+        assert not all_equal(crew.weights())
+        crew.train(1, first=4)
+        assert not all_equal(crew.weights())
+        crew.train(1, first=5)
+        late = crew.weights()
+    with Crew(LocalSGD, sync_every=4) as other:
+        other.train(4)
+    assert all_equal(late)
+    assert torch.equal(late[0], other.weights()[0])
+
+
+def test_a_share_of_the_steps_meanwhile_stays() -> None:
+    plain = {"outer_lr": 1.0, "outer_momentum": 0.0, "sync_every": 4, "delay": 1}
+
+    def after(alpha: float) -> list[Tensor]:
+        with Crew(DiLoCo, alpha=alpha, **plain) as crew:
+            crew.train(5)
+        return crew.weights()
+
+    with Crew(LocalSGD, sync_every=100) as alone:
+        alone.train(5)
+    met = after(0.0)[0]
+    for own, ours in zip(alone.weights(), after(0.25), strict=True):
+        torch.testing.assert_close(ours, 0.75 * met + 0.25 * own)
+
+
+def test_sparseloco_says_146_times_less_at_every_sync() -> None:
+    def wide() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Linear(40, 32 * 128, bias=False)
+
+    def idle(crew: Crew) -> None:
+        for optimizer in crew.optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+
+    with Crew(SparseLoCo, sync_every=1, model=wide) as crew:
+        idle(crew)
+        stats = crew.workers[0].stats()
+    assert wide().weight.nbytes / stats["message_bytes"] > 200  # type: ignore[operator]
+    assert stats["planned_ratio"] > 200
+
+
+def test_sparseloco_feeds_a_fading_error_back() -> None:
+    spec = "chunktopk:k=8,chunk=64,values=fp32"
+    with Crew(SparseLoCo, spec, sync_every=1, size=1, outer_lr=0.5, decay=0.9) as crew:
+        [model] = crew.models
+        anchor = model[0].weight.detach().clone()
+        error = torch.zeros_like(anchor)
+        for step in range(3):
+            alone = small_model()
+            alone.load_state_dict(model.state_dict())
+            take_step(alone, plain_sgd(alone), step, 0)
+            error = 0.9 * error + anchor - alone[0].weight.detach()
+            rows = error.view(-1, 64)
+            said = torch.zeros_like(rows)
+            index = rows.abs().topk(8, dim=1).indices
+            said.scatter_(1, index, rows.gather(1, index))
+            error = error - said.view(error.shape)
+            anchor = anchor - 0.5 * said.view(error.shape)
+            crew.step(step)
+            torch.testing.assert_close(model[0].weight.detach(), anchor, rtol=1e-5, atol=1e-6)
+
+
+def test_they_learn() -> None:
+    def late_loss(method: Any, *args: Any, **settings: Any) -> float:
+        settings = {"sync_every": 5, **settings}
+        with Crew(method, *args, size=2, optimizer=adam, **settings) as crew:
+            return sum(crew.train(150)[-10:]) / 10
+
+    local = late_loss(LocalSGD)
+    assert local < 0.3
+    # Thirty outer steps are few for a momentum of 0.9.
+    calm = {"outer_lr": 0.7, "outer_momentum": 0.3}
+    assert late_loss(DiLoCo, **calm) < 1.2 * local
+    streaming = {"fragments": [["0."], ["2."]], "delay": 1, **calm, "sync_every": 6}
+    assert late_loss(DiLoCo, "codebook:bits=8,spread=12", **streaming) < 1.5 * local
+    assert late_loss(SparseLoCo, "chunktopk:k=8,chunk=64 | codebook") < 1.5 * local
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sync_every": 5, "fragments": 2}, "sync_every 5 must be a multiple of 2 fragments"),
+        ({"sync_every": 4, "fragments": 3}, "3 fragments of a model with 2 layers"),
+        ({"sync_every": 4, "fragments": 0}, "fragments must be at least 1, got 0"),
+        ({"sync_every": 4, "fragments": [["0."]]}, "'2.weight' is in 0 fragments, not in one"),
+        ({"sync_every": 2, "fragments": [["0.", "2."], ["x"]]}, "fragment without parameters"),
+        ({"sync_every": 4, "delay": 4}, "delay must be 0 to 3, got 4"),
+        ({"sync_every": 4, "alpha": 1.0}, r"alpha must be in \[0, 1\), got 1.0"),
+        ({"sync_every": 4, "outer_lr": 0.0}, "outer_lr must be positive, got 0.0"),
+        ({"sync_every": 4, "outer_momentum": 1.0}, "outer_momentum must be in"),
+    ],
+)
+def test_settings_out_of_range(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Crew(DiLoCo, **settings)

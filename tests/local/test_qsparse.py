@@ -1,0 +1,163 @@
+"""Qsparse-local-SGD against its definition written out, and what it promises."""
+
+import pytest
+import torch
+from crew import Crew, all_equal, momentum_sgd, plain_sgd, small_model, take_step, trained, weights
+from torch import Tensor
+
+from laconic.errors import ConfigError
+from laconic.local import QsparseLocalSGD, simulated
+from laconic.spec import parse
+
+SPECS = [
+    "topk:ratio=0.1 | qsgd:bits=4",
+    "topk:ratio=0.1 | qsgd:bits=3,bucket=32,scaled=true",
+    "topk:ratio=0.1 | sign",
+    "randomk:ratio=0.5",
+    "powersgd:rank=4",
+]
+
+
+def largest(x: Tensor, ratio: float) -> Tensor:
+    kept = torch.zeros_like(x).view(-1)
+    index = x.view(-1).abs().topk(round(ratio * x.numel())).indices
+    kept[index] = x.view(-1)[index]
+    return kept.view(x.shape)
+
+
+def by_definition(size: int, steps: int, gap: int, ratio: float) -> Tensor:
+    """Top-k of memory plus drift for matrices, all of the drift for vectors."""
+    models = [small_model() for _ in range(size)]
+    optimizers = [momentum_sgd(model) for model in models]
+    anchor = [p.detach().clone() for p in models[0].parameters()]
+    memory = [[torch.zeros_like(a) for a in anchor] for _ in range(size)]
+    for step in range(steps):
+        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            take_step(model, optimizer, step, rank)
+        if (step + 1) % gap:
+            continue
+        for place, common in enumerate(anchor):
+            said = []
+            for rank, model in enumerate(models):
+                drift = memory[rank][place] + common - list(model.parameters())[place].detach()
+                said.append(largest(drift, ratio) if drift.dim() == 2 else drift)
+                memory[rank][place] = drift - said[-1]
+            common.sub_(torch.stack(said).mean(0))
+            for model in models:
+                list(model.parameters())[place].data.copy_(common)
+    return torch.cat([weights(model) for model in models])
+
+
+@pytest.mark.parametrize("gap", [1, 4])
+def test_is_its_definition(gap: int) -> None:
+    spec = "topk:ratio=0.1,values=fp32"
+    ours = trained(QsparseLocalSGD, spec, sync_every=gap, optimizer=momentum_sgd, steps=14)
+    expected = by_definition(size=3, steps=14, gap=gap, ratio=0.1)
+    torch.testing.assert_close(torch.cat(ours), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_workers_meet_at_every_sync_and_only_there(spec: str) -> None:
+    with Crew(QsparseLocalSGD, spec, sync_every=4) as crew:
+        for step in range(12):
+            crew.step(step)
+            assert all_equal(crew.weights()) == (step % 4 == 3)
+
+
+def late_loss(spec: str) -> float:
+    with Crew(QsparseLocalSGD, spec, sync_every=4, size=2, optimizer=momentum_sgd) as crew:
+        return sum(crew.train(120)[-10:]) / 10
+
+
+def test_learns_nearly_as_well_as_without_compression() -> None:
+    dense = late_loss("none")
+    assert dense < 0.1
+    for spec in SPECS:
+        assert late_loss(spec) < 2 * dense, spec
+
+
+def test_memory_carries_what_was_not_said() -> None:
+    """What arrives in the end is the sum of all drifts, less what memories hold."""
+    with Crew(QsparseLocalSGD, "topk:ratio=0.1,values=fp32", sync_every=2, size=1) as crew:
+        [worker] = crew.workers
+        crew.train(6)
+        [lanes] = worker._lanes()
+        owed = lanes.lanes["0.weight"].kept["residual"]
+        assert owed.count_nonzero() == round(0.9 * owed.numel())
+        assert worker.stats()["residual_norm"] > 0
+
+
+def rates(forget_below: float | None, new_rate: float) -> float:
+    """What memories hold after a sync that follows a change of the learning rate."""
+    settings = {"sync_every": 2, "forget_below": forget_below}
+    with Crew(QsparseLocalSGD, "topk:ratio=0.01", **settings) as crew:
+        crew.train(4)
+        for optimizer in crew.optimizers:
+            optimizer.param_groups[0]["lr"] = new_rate
+        crew.train(2, first=4)
+        return float(crew.workers[0].stats()["residual_norm"])
+
+
+def test_memory_can_be_dropped_where_the_learning_rate_decays() -> None:
+    kept = rates(None, 1e-6)
+    assert rates(0.5, 1e-6) < 1e-3 * kept
+    assert rates(0.5, 0.06) == rates(None, 0.06)
+
+
+def test_bytes_are_those_of_the_messages() -> None:
+    with Crew(QsparseLocalSGD, "topk:ratio=0.1 | sign", sync_every=4, exchange="gather") as crew:
+        crew.train(9)
+        stats = crew.workers[0].stats()
+    assert stats["steps"] == 9
+    assert stats["syncs"] == stats["calls"] == 2
+    # Positions of k of n entries, a bit each, a scale; two vectors in float32; the alarm.
+    codec = parse("topk:ratio=0.1 | sign")
+    message = codec.nbytes((48, 40)) + codec.nbytes((32, 48)) + 4 * (48 + 32) + 4
+    assert stats["message_bytes"] == 2 * message
+    assert stats["sent_bytes"] == 2 * 2 * message
+
+
+def test_what_is_no_contraction_needs_no_memory() -> None:
+    message = "qsgd:bits=2 does not go with memory 'residual', which needs a contraction"
+    with pytest.raises(ConfigError, match=message):
+        Crew(QsparseLocalSGD, "qsgd:bits=2", sync_every=4)
+    with Crew(QsparseLocalSGD, "qsgd:bits=2", sync_every=4, memory="none") as crew:
+        losses = crew.train(40)
+    assert losses[-1] < losses[0]
+
+
+def test_votes_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"QsparseLocalSGD: signsgd .* not how far"):
+        Crew(QsparseLocalSGD, "signsgd", sync_every=4, memory="none")
+
+
+@pytest.mark.parametrize("share", [0, -1, 1.5])
+def test_share_out_of_range(share: float) -> None:
+    with pytest.raises(ConfigError, match=r"forget_below must be in \(0, 1\], got"):
+        Crew(QsparseLocalSGD, "topk:ratio=0.1", sync_every=4, forget_below=share)
+
+
+def test_sixteen_bit_parameters_follow_a_finer_anchor() -> None:
+    def half() -> torch.nn.Module:
+        return small_model().to(torch.bfloat16)
+
+    models = [half() for _ in range(2)]
+    optimizers = [plain_sgd(model) for model in models]
+    seats = simulated(2)
+    workers = [
+        QsparseLocalSGD(m, o, "topk:ratio=0.1", sync_every=1, process_group=s)
+        for m, o, s in zip(models, optimizers, seats, strict=True)
+    ]
+    with workers[0], workers[1]:
+        for _ in range(3):
+            for model, optimizer in zip(models, optimizers, strict=True):
+                for parameter in model.parameters():
+                    parameter.grad = torch.full_like(parameter, 0.01)
+                optimizer.step()
+    assert all_equal([weights(model) for model in models])
+    assert all(p.dtype == torch.bfloat16 for m in models for p in m.parameters())
+    anchor = workers[0]._common()["0.weight"]
+    assert anchor.dtype == torch.float32
+    rounded = anchor.to(torch.bfloat16)
+    assert torch.equal(rounded, next(models[0].parameters()).detach().view(-1))
+    assert not torch.equal(rounded.float(), anchor)

@@ -1,0 +1,246 @@
+"""What all methods that talk rarely have in common: who takes part, checks, state, evaluation."""
+
+import io
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+from crew import Crew, adam, all_equal, momentum_sgd, plain_sgd, small_model, weights
+from local_jobs import METHODS
+from local_jobs import trained_rank as trained_on_rank
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import laconic
+from laconic.errors import ConfigError, NonFiniteError, PeerError
+from laconic.local import QsparseLocalSGD, simulated
+from processes import Ranks
+
+every_method = pytest.mark.parametrize("name", sorted(METHODS))
+
+
+def crew_of(name: str, **settings: Any) -> Crew:
+    method, args, own = METHODS[name]
+    return Crew(method, *args, **{**own, **settings})
+
+
+def saved(state: object) -> Any:
+    """The state as it comes back from a file."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@every_method
+@pytest.mark.parametrize("at", [3, 4, 6])
+def test_resumes_bitwise(name: str, at: int) -> None:
+    with crew_of(name, optimizer=momentum_sgd) as crew:
+        crew.train(at)
+        states = saved([worker.state_dict() for worker in crew.workers])
+        models = saved([model.state_dict() for model in crew.models])
+        optimizers = saved([optimizer.state_dict() for optimizer in crew.optimizers])
+        crew.train(9, first=at)
+    again = crew_of(name, optimizer=momentum_sgd)
+    for rank, worker in enumerate(again.workers):
+        again.models[rank].load_state_dict(models[rank])
+        again.optimizers[rank].load_state_dict(optimizers[rank])
+        worker.load_state_dict(states[rank])
+    with again:
+        again.train(9, first=at)
+    assert all(torch.equal(a, b) for a, b in zip(crew.weights(), again.weights(), strict=True))
+    assert again.workers[0].stats()["steps"] == at + 9
+
+
+@every_method
+def test_real_ranks_do_what_simulated_ones_do(four_ranks: Ranks, name: str) -> None:
+    with crew_of(name, size=4) as crew:
+        crew.train(8)
+        with ExitStack() as stack:
+            for worker in crew.workers:
+                stack.enter_context(worker.averaged())
+            mean = weights(crew.models[0])
+        stats = crew.workers[0].stats()
+    results = four_ranks.run(trained_on_rank, name, 8)
+    for (real, real_mean, real_stats), ours in zip(results, crew.weights(), strict=True):
+        # An all-reduce may add in another order than rank by rank.
+        torch.testing.assert_close(real, ours, rtol=2e-4, atol=1e-5)
+        torch.testing.assert_close(real_mean, mean, rtol=2e-4, atol=1e-5)
+        for key in ("steps", "syncs", "sent_bytes", "message_bytes", "dense_bytes", "ratio"):
+            assert real_stats[key] == stats[key]
+        assert real_stats["sent_bytes"] > 0
+
+
+@every_method
+def test_any_optimiser_goes_inside(name: str) -> None:
+    with crew_of(name, optimizer=adam) as crew:
+        losses = crew.train(60)
+    assert losses[-1] < 0.7 * losses[0]
+
+
+@every_method
+def test_evaluation_on_the_mean_of_all_models(name: str) -> None:
+    with crew_of(name) as crew:
+        crew.train(7)
+        before = crew.weights()
+        sent = crew.workers[0].stats()["sent_bytes"]
+        assert not all_equal(before)
+        with ExitStack() as stack:
+            for worker in crew.workers:
+                stack.enter_context(worker.averaged())
+            during = crew.weights()
+        assert all_equal(during)
+        torch.testing.assert_close(during[0], torch.stack(before).mean(0))
+        assert all(torch.equal(a, b) for a, b in zip(before, crew.weights(), strict=True))
+        stats = crew.workers[0].stats()
+        assert stats["sent_bytes"] == sent
+        assert stats["aside_bytes"] >= 2 * 2 * before[0].nbytes // 3
+
+
+@every_method
+def test_a_number_that_is_none_is_an_error_on_all_workers(name: str) -> None:
+    with crew_of(name) as crew:
+        crew.train(3)
+        next(crew.models[1].parameters()).data[0, 0] = torch.nan
+        if name in ("local", "cser-blocks"):
+            # All is said as it is, so that all have it.
+            crew.train(8, first=3)
+            assert all(not w.isfinite().all() for w in crew.weights())
+        else:
+            with pytest.raises(NonFiniteError):
+                crew.train(8, first=3)
+
+
+@pytest.mark.parametrize("sync_every", [0, -1, 2.0, True])
+def test_sync_every_is_a_positive_number(sync_every: object) -> None:
+    with pytest.raises(ConfigError, match="QsparseLocalSGD: sync_every must be at least 1, got"):
+        Crew(QsparseLocalSGD, "topk:ratio=0.1", sync_every=sync_every)
+
+
+def other_models() -> Crew:
+    crew = crew_of("qsparse")
+    crew.models[2][2].weight.data[0, 0] += 1
+    return crew
+
+
+def test_models_that_differ_at_the_start_are_named() -> None:
+    with pytest.raises(PeerError, match="differ at the start") as caught, other_models():
+        pass
+    assert "2.weight: rank [2]" in str(caught.value)
+    assert "0.weight" not in str(caught.value)
+
+
+def test_models_are_made_equal_on_request() -> None:
+    crew = crew_of("qsparse", broadcast=True)
+    for rank, model in enumerate(crew.models):
+        model[0].bias.data += rank
+    with crew:
+        assert all_equal(crew.weights())
+        assert torch.equal(crew.weights()[0], weights(small_model()))
+        crew.train(4)
+        assert all_equal(crew.weights())
+
+
+def test_settings_that_differ_are_named() -> None:
+    model, seats = [small_model() for _ in range(2)], simulated(2)
+    workers = [
+        QsparseLocalSGD(m, plain_sgd(m), f"topk:ratio={r}", sync_every=4, process_group=seat)
+        for m, r, seat in zip(model, [0.1, 0.2], seats, strict=True)
+    ]
+    differ = pytest.raises(ConfigError, match="ranks are set up differently")
+    with differ as caught, workers[0], workers[1]:
+        pass
+    assert 'spec: "topk:ratio=0.1" on rank [0]; "topk:ratio=0.2" on rank [1]' in str(caught.value)
+
+
+def test_a_parameter_added_midway() -> None:
+    with crew_of("qsparse", size=1) as crew:
+        crew.train(1)
+        crew.models[0].extra = nn.Parameter(torch.zeros(3))
+        crew.optimizers[0].add_param_group({"params": [crew.models[0].extra]})
+        with pytest.raises(ConfigError, match=r"added or unfrozen: \['extra'\]"):
+            crew.train(1)
+
+
+def test_a_parameter_frozen_midway() -> None:
+    with crew_of("qsparse", size=1) as crew:
+        crew.train(1)
+        crew.models[0][0].bias.requires_grad_(False)
+        with pytest.raises(ConfigError, match=r"frozen or removed: \['0.bias'\]"):
+            crew.train(1)
+
+
+def test_a_parameter_frozen_from_the_start_is_left_alone() -> None:
+    def partly_frozen() -> nn.Sequential:
+        model = small_model()
+        model[0].weight.requires_grad_(False)
+        return model
+
+    with crew_of("qsparse", model=partly_frozen) as crew:
+        crew.train(4)
+    assert all_equal(crew.weights())
+    assert torch.equal(crew.models[0][0].weight, small_model()[0].weight)
+
+
+def test_a_model_that_talks_already(four_ranks: Ranks) -> None:
+    assert "give its .module" in four_ranks.run(_wrapped_in_ddp)[0]
+
+
+def _wrapped_in_ddp() -> str:
+    model = DDP(small_model())
+    try:
+        QsparseLocalSGD(model, plain_sgd(model), sync_every=4)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_an_optimiser_of_another_model() -> None:
+    with pytest.raises(ConfigError, match="4 parameters that no model has"):
+        QsparseLocalSGD(small_model(), plain_sgd(small_model()), sync_every=4)
+
+
+def test_without_a_process_group() -> None:
+    model = small_model()
+    with pytest.raises(ConfigError, match="there is no process group"):
+        QsparseLocalSGD(model, plain_sgd(model), sync_every=4)
+
+
+def test_simulated_workers_out_of_step() -> None:
+    with crew_of("qsparse", sync_every=1) as crew:
+        crew.optimizers[0].step()
+        message = r"simulated worker 0 goes on, but workers \[1, 2\] have yet to come"
+        with pytest.raises(PeerError, match=message):
+            crew.optimizers[0].step()
+
+
+def test_a_state_of_another_set_up() -> None:
+    with crew_of("qsparse", size=2) as crew:
+        crew.train(2)
+    state = crew.workers[0].state_dict()
+    with pytest.raises(ConfigError, match="state: sync_every is 4, expected 8"):
+        crew_of("qsparse", size=2, sync_every=8).workers[0].load_state_dict(state)
+    with pytest.raises(ConfigError, match=r"state: has \['rank0'\], but not rank1"):
+        crew_of("qsparse", size=2).workers[1].load_state_dict(state)
+
+
+def test_a_state_comes_before_the_first_step() -> None:
+    with crew_of("qsparse") as crew:
+        with pytest.raises(ConfigError, match="before the context is entered"):
+            crew.workers[0].load_state_dict(crew.workers[0].state_dict())
+        with pytest.raises(ConfigError, match="is entered already"):
+            crew.workers[0].__enter__()
+
+
+def test_steps_after_the_context_are_not_followed() -> None:
+    crew = crew_of("qsparse")
+    with crew:
+        crew.train(4)
+    crew.train(4, first=4)
+    assert crew.workers[0].stats()["steps"] == 4
+    assert not all_equal(crew.weights())
+
+
+def test_public_names() -> None:
+    assert laconic.local.QsparseLocalSGD is QsparseLocalSGD

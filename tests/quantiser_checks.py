@@ -1,0 +1,147 @@
+"""Compares the dense quantisers' kernels of one backend with the reference, on any device.
+
+Codes must be the same to the bit, and what is left and what is added up too; only means over many
+entries are compared to rounding. Outputs hold NaN before.
+"""
+
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from laconic.kernels import reference
+from laconic.kernels.rule import Rule
+
+KEY = 0x9E3779B97F4A7C15
+
+RULES = [
+    Rule("chance", 128, 4),
+    Rule("chance", 77, 3),
+    Rule("chance", 100, 8),
+    Rule("chance", 64, 2, over=8.5),
+    Rule("nearest", 128, 4),
+    Rule("nearest", 33, 4, "max16"),
+    Rule("e4m3", 1024),
+    Rule("e5m2", 128),
+    Rule("tree", 1024),
+    Rule("tree", 7),
+    Rule("power", 1024),
+    Rule("power", 30),
+]
+
+
+def normal(numel: int, seed: int = 0) -> Tensor:
+    return torch.randn(numel, generator=torch.Generator().manual_seed(seed))
+
+
+def odd_numbers(numel: int) -> dict[str, Tensor]:
+    """Inputs with ties, zeros of both signs, NaN, infinities, and the ends of the range."""
+    place = torch.arange(numel)
+    plain = normal(numel)
+    return {
+        "normal": plain,
+        "wide": plain * torch.exp(20 * normal(numel, 1)),
+        "ties": (place * 37 % 5 - 2).float(),
+        "zeros": torch.where(place % 2 == 0, 0.0, -0.0),
+        "nan": torch.where(place % 301 == 3, torch.nan, plain),
+        "inf": torch.where(
+            place % 301 == 3, torch.inf, torch.where(place % 401 == 5, -torch.inf, plain)
+        ),
+        "tiny": plain * 1e-41,
+        "small": plain * 1e-25,
+        "huge": plain.sign() * 3e38,
+    }
+
+
+def beside(x: Tensor) -> Tensor:
+    """A residual of the size of `x`."""
+    sizes = x.abs().nan_to_num(0.0, 0.0, 0.0)
+    return normal(x.numel(), 2) * (float(sizes.max()) / 8 if x.numel() else 1.0)
+
+
+def same(ours: Tensor, expected: Tensor) -> None:
+    """Equal to the bit, but for what NaN is made of and the sign of zero."""
+    torch.testing.assert_close(ours.cpu(), expected, rtol=0, atol=0, equal_nan=True)
+
+
+def close(ours: Tensor, expected: Tensor, size: float = 0.0) -> None:
+    torch.testing.assert_close(ours.cpu(), expected, rtol=1e-4, atol=1e-5 * size, equal_nan=True)
+
+
+def nothing(x: Tensor, device: str) -> Tensor:
+    return torch.full_like(x, torch.nan).to(device)
+
+
+def check_rounding(
+    backend: ModuleType, x: Tensor, rule: Rule, decay: float = 0.9, device: str = "cpu"
+) -> None:
+    expected = reference.round_pack(x, rule, KEY)
+    ours = backend.round_pack(x.to(device), rule, KEY)
+    for one, two in zip(ours, expected, strict=True):
+        same(one, two)
+    residual, left, other = beside(x), nothing(x, device), nothing(x, "cpu")
+    ours = backend.round_pack_sum(x.to(device), residual.to(device), decay, left, rule, KEY)
+    expected_sum = reference.round_pack_sum(x, residual, decay, other, rule, KEY)
+    for one, two in zip((*ours, left), (*expected_sum, other), strict=True):
+        same(one, two)
+    rows = [torch.stack([a, b, a]) for a, b in zip(expected, expected_sum, strict=True)]
+    out, other = residual.to(device, copy=True), residual.clone()
+    backend.round_add(out, *(row.to(device) for row in rows), 1 / 3, rule)
+    reference.round_add(other, *rows, 1 / 3, rule)
+    same(out, other)
+
+
+def check_signs(backend: ModuleType, x: Tensor, decay: float = 0.9, device: str = "cpu") -> None:
+    """Not for huge entries: where their sum leaves float32 is up to its order."""
+    expected, ours = reference.sign_pack(x), backend.sign_pack(x.to(device))
+    same(ours[0], expected[0])
+    close(ours[1], expected[1])
+    residual, left, other = beside(x), nothing(x, device), nothing(x, "cpu")
+    ours = backend.sign_pack_sum(x.to(device), residual.to(device), decay, left)
+    expected = reference.sign_pack_sum(x, residual, decay, other)
+    same(ours[0], expected[0])
+    close(ours[1], expected[1])
+    close(left, other, float(expected[1].nan_to_num(0.0)))
+    rows = [torch.stack([part] * 3) for part in expected]
+    out, other = residual.to(device, copy=True), residual.clone()
+    backend.sign_add(out, *(row.to(device) for row in rows), 1 / 3)
+    reference.sign_add(other, *rows, 1 / 3)
+    same(out, other)
+
+
+def check_sides(
+    backend: ModuleType, x: Tensor, bucket: int, decay: float = 0.9, device: str = "cpu"
+) -> None:
+    expected, ours = reference.sides_pack(x, bucket), backend.sides_pack(x.to(device), bucket)
+    same(ours[0], expected[0])
+    for one, two in zip(ours[1:], expected[1:], strict=True):
+        close(one, two)
+    residual, left, other = beside(x), nothing(x, device), nothing(x, "cpu")
+    ours = backend.sides_pack_sum(x.to(device), residual.to(device), decay, left, bucket)
+    expected = reference.sides_pack_sum(x, residual, decay, other, bucket)
+    same(ours[0], expected[0])
+    close(left, other, float(residual.abs().max()) if x.numel() else 0.0)
+    rows = [torch.stack([part] * 3) for part in expected]
+    out, other = residual.to(device, copy=True), residual.clone()
+    backend.sides_add(out, *(row.to(device) for row in rows), 1 / 3, bucket)
+    reference.sides_add(other, *rows, 1 / 3, bucket)
+    same(out, other)
+
+
+def check_votes(backend: ModuleType, x: Tensor, device: str = "cpu") -> None:
+    ours, expected = backend.votes_pack(x.to(device), KEY), reference.votes_pack(x, KEY)
+    for one, two in zip(ours, expected, strict=True):
+        same(one, two)
+
+
+def check_trits(backend: ModuleType, x: Tensor, clip: float, device: str = "cpu") -> None:
+    ours, expected = backend.trits_pack(x.to(device), clip, KEY), reference.trits_pack(x, clip, KEY)
+    close(ours[1], expected[1])
+    # A root mean square may differ in its last bit, and so may a draw that is near it.
+    differ = (ours[0].cpu() != expected[0]).sum()
+    assert differ <= (1 + x.numel() // 100_000 if clip else 0)
+    rows = [torch.stack([part] * 3) for part in expected]
+    out, other = beside(x).to(device), beside(x)
+    backend.trits_add(out, *(row.to(device) for row in rows), 1 / 3)
+    reference.trits_add(other, *rows, 1 / 3)
+    same(out, other)

@@ -1,0 +1,68 @@
+"""`laconic simulate` and `laconic advise` as users call them."""
+
+from pathlib import Path
+
+import pytest
+
+from laconic import cli
+from laconic.bench.forecast_records import read_forecasts
+
+
+def laconic(monkeypatch: pytest.MonkeyPatch, words: str) -> object:
+    monkeypatch.setattr("sys.argv", ["laconic", *words.split()])
+    with pytest.raises(SystemExit) as end:
+        cli.run()
+    return end.value.code
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("advise --workload mlp", "advise: give the links' --rate such as 1gbit, or let"),
+        ("advise --rate 1gbit", "advise: give either --model module:function or --workload"),
+        ("advise --rate 1gbit --model x --workload mlp", "advise: give either --model"),
+        ("advise --rate 1gbit --model nowhere:f", "model: cannot import 'nowhere'"),
+        ("advise --rate fast --workload mlp", "rate: expected a number and bit"),
+        ("advise --rate 1gbit --workload mlp-tiny --workers 1", "advise: workers must be at least"),
+        ("simulate --latency 5", "latency: expected a number and s, ms or us"),
+        ("simulate --workers 0", "sizes: must be at least 1, got '0'"),
+        ("simulate --case torch-powersgd:rank=1", "torch-powersgd:rank=1: torch's own hooks"),
+        ("simulate --workload mlp-tiny --steps 0", "simulate: steps must be at least 1, got 0"),
+        ("bench validate --workers four", "sizes: expected numbers such as"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, message: str
+) -> None:
+    if words.startswith("simulate --case"):
+        words += " --workload mlp-tiny"
+    assert laconic(monkeypatch, words) == 2
+    _, err = capsys.readouterr()
+    assert err.startswith(f"laconic: {message}")
+    assert err.count("\n") == 1
+
+
+def test_a_thousand_workers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "f.jsonl"
+    words = "simulate --workload mlp-tiny --workers 2,1024 --case ddp-fp32,efsign --rate 100mbit"
+    assert laconic(monkeypatch, f"{words} --latency 1ms --json {path}") == 0
+    assert "Sent per step and worker" in capsys.readouterr().out
+    found = {(r.spec, r.workers): r for r in read_forecasts(path)}
+    assert found.keys() == {(s, n) for s in ("ddp-fp32", "efsign") for n in (2, 1024)}
+    dense = found["ddp-fp32", 1024]
+    assert dense.sent_bytes == pytest.approx(2 * 1023 / 1024 * 4 * dense.parameters, rel=1e-3)
+    # 2046 hops of a millisecond, and the bytes.
+    assert dense.wire_ms == pytest.approx(2046 + 8 * dense.sent_bytes / 1e5, rel=1e-3)
+
+
+def test_advice_is_printed_with_a_verdict(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = "advise --workload mlp-tiny --workers 4 --rate 1mbit --case powersgd:rank=1,efsign"
+    assert laconic(monkeypatch, f"{words} --json {tmp_path / 'a.jsonl'}") == 0
+    out = capsys.readouterr().out
+    assert "4 workers, links of 1mbit, 0.1 ms" in out
+    assert "Use " in out.splitlines()[-1]
+    assert len(read_forecasts(tmp_path / "a.jsonl")) == 4

@@ -1,0 +1,43 @@
+"""Nothing that comes from the network is ever unpickled, or run."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "laconic"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "torch.distributed.rpc"}
+NAMES = {
+    "all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list",
+    "send_object_list", "recv_object_list", "eval", "exec",
+}  # fmt: skip
+"""torch's collectives of objects are pickles."""
+
+READERS = {"bench/data/cifar10.py"}
+"""Reads a public data set from the user's disk, by an unpickler that knows a few harmless names."""
+
+
+def test_the_source_was_found() -> None:
+    assert len(FILES) > 40
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.relative_to(SOURCE).as_posix())
+def test_no_pickles(file: Path) -> None:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            allowed = {"pickle"} if file.relative_to(SOURCE).as_posix() in READERS else set()
+            assert not (MODULES - allowed) & {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module not in MODULES
+            assert not NAMES & {alias.name for alias in node.names}
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "pickle":
+            assert node.attr in ("Unpickler", "UnpicklingError")
+        elif isinstance(node, ast.Attribute):
+            # `model.eval()` and `.load` with weights only are other things.
+            assert node.attr not in NAMES - {"eval"}
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in NAMES
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
+            assert "weights_only=True" in ast.unparse(node)
