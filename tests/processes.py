@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-TIMEOUT_S = 45
+TIMEOUT_S = 58
 
 
 class RankFailed(AssertionError):

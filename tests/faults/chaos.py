@@ -1,6 +1,6 @@
 """Kills random ranks at random moments, restarts from checkpoints, and looks at what comes out.
 
-By hand: `python tests/faults/chaos.py --kills 50 --json results/chaos.jsonl` (Linux, root).
+By hand (Linux, root): `python tests/faults/chaos.py --kills 50 --json chaos.jsonl`.
 """
 
 import argparse

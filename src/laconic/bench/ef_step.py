@@ -12,24 +12,26 @@ from laconic.types import Gather, Given, Mean, State, Turn
 Call: TypeAlias = Callable[[], object]
 
 WARM_UPS = 3
+HALF = 0.5
 
 
 def ef_step(compressor: Compressor, x: Tensor, turn: Turn) -> Call:
     """Gradient and residual in, message and new residual out.
 
-    The residual is renewed in place, as a lane does. Where it would grow for ever, under a method
-    that is no contraction, the new one goes elsewhere: as many bytes, and numbers stay numbers.
+    The residual is renewed in place, and counts half in the next call: so it comes to the gradient
+    itself where nothing is said, and does not grow from call to call. A method that may not have a
+    residual is measured without one.
     """
     grad = x.view(-1)
-    residual = torch.zeros_like(grad)
-    left = residual if compressor.traits().contraction else torch.empty_like(grad)
+    feeds_back = compressor.traits().contraction or compressor.traits().accumulates
+    residual = left = torch.zeros_like(grad) if feeds_back else None
     if isinstance(compressor, OneRound):
-        return lambda: take(compressor, Given(grad, residual, left), turn)
+        return lambda: take(compressor, Given(grad, residual, left, HALF), turn)
     assert isinstance(compressor, ManyRounds)
     alone = turn._replace(size=1)
     state = compressor.state(alone, x.device)
     # The mean goes to the memory of the gradient, which must be there for the next call.
-    given = Given(grad.clone(), residual, left)
+    given = Given(grad.clone(), residual, left, HALF)
     return lambda: _alone(compressor, given, state, alone)
 
 
