@@ -10,8 +10,8 @@ from torch import Tensor
 from laconic.checks import check_whole
 from laconic.contract import OneRound, Traits
 from laconic.errors import ConfigError
-from laconic.types import Field, Layout, Parts, Turn
-from laconic.wire.bits import pack_bits, packed_numel, unpack_bits
+from laconic.types import Layout, Parts, Turn
+from laconic.wire.bins import add_bins, bins_layout, pack_bins
 
 
 @dataclass(frozen=True)
@@ -42,24 +42,13 @@ class Codebook(OneRound):
         return Traits(contraction=True)
 
     def layout(self, numel: int) -> Layout:
-        codes = Field(torch.uint8, packed_numel(numel, self.bits))
-        return Layout((codes, Field(torch.float32, self._bins(numel))))
+        return bins_layout(numel, self.bits)
 
     def compress(self, x: Tensor, turn: Turn) -> Parts:
-        bins = self._bins(x.numel())
-        codes = self._codes(x)
-        # Summed in float64, where the order of a card's additions is lost in the rounding to
-        # float32, and large entries do not leave the range.
-        sums = x.new_zeros(bins, dtype=torch.float64).scatter_add_(0, codes, x.double())
-        counts = torch.zeros_like(sums).scatter_add_(0, codes, torch.ones_like(x).double())
-        return pack_bits(codes, self.bits), (sums / counts.clamp(min=1)).to(x.dtype)
+        return pack_bins(x, self._codes(x), self.bits)
 
     def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
-        for codes, means in messages:
-            out.add_((means * weight)[unpack_bits(codes, self.bits, out.numel())])
-
-    def _bins(self, numel: int) -> int:
-        return 1 << self.bits if numel else 0
+        add_bins(out, messages, weight, self.bits)
 
     def _codes(self, x: Tensor) -> Tensor:
         """The bin of every entry; all are in one where no number says how they are spread."""
