@@ -38,17 +38,9 @@ class ShardedExchange(Exchange):
         return {"server": torch.zeros(stop - start, device=device)}
 
     def rounds(self, given: Given, state: State, turn: Turn) -> Rounds:
-        shards = bounds(turn.numel, turn.size)
-        turns = [shard_turn(turn, i, stop - start) for i, (start, stop) in enumerate(shards)]
+        mine = yield from own_shard(self.codec, given, turn)
+        shards, turns = bounds(turn.numel, turn.size), shard_turns(turn)
         layouts = [self.codec.layout(shard.numel) for shard in turns]
-        messages = [
-            take(self.codec, given.slice(start, stop), shard)
-            for (start, stop), shard in zip(shards, turns, strict=True)
-        ]
-        heard = yield Scatter(messages, layouts, turn.rank)
-        mine = torch.zeros(turns[turn.rank].numel, device=given.x.device)
-        self.codec.add_to(mine, heard, 1 / turn.size, turns[turn.rank])
-
         server = state.get("server")
         rest = None if server is None else torch.empty_like(server)
         # The second encoding draws numbers of its own, but shares the choices that all ranks share.
@@ -69,6 +61,22 @@ def bounds(numel: int, size: int) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
-def shard_turn(turn: Turn, shard: int, numel: int) -> Turn:
-    """The turn of one shard, with random numbers of its own."""
-    return turn._replace(shape=(numel,), seed=mix(turn.seed, shard))
+def shard_turns(turn: Turn) -> list[Turn]:
+    """The turns of all shards; each draws random numbers of its own."""
+    return [
+        turn._replace(shape=(stop - start,), seed=mix(turn.seed, shard))
+        for shard, (start, stop) in enumerate(bounds(turn.numel, turn.size))
+    ]
+
+
+def own_shard(codec: OneRound, given: Given, turn: Turn) -> Rounds:
+    """Tells every rank its shard, and returns the mean of this rank's."""
+    turns = shard_turns(turn)
+    messages = [
+        take(codec, given.slice(start, stop), shard)
+        for (start, stop), shard in zip(bounds(turn.numel, turn.size), turns, strict=True)
+    ]
+    heard = yield Scatter(messages, [codec.layout(shard.numel) for shard in turns], turn.rank)
+    mine = torch.zeros(turns[turn.rank].numel, device=given.x.device)
+    codec.add_to(mine, heard, 1 / turn.size, turns[turn.rank])
+    return mine

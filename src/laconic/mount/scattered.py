@@ -7,13 +7,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from laconic.contract import Compressor, ManyRounds, Memory, OneRound, Talker, take
+from laconic.contract import Compressor, ManyRounds, Memory, OneRound, Talker
 from laconic.errors import ConfigError
-from laconic.exchange.sharded import bounds, shard_turn
+from laconic.exchange.sharded import bounds, own_shard
 from laconic.memory.none import NoMemory
 from laconic.plan import Plan, make_plan
 from laconic.spec import format_spec, name_of, parse
-from laconic.types import Given, Rounds, Scatter, State, Turn
+from laconic.types import Given, Rounds, State, Turn
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,9 @@ class Scattered:
         return {}
 
     def rounds(self, given: Given, state: State, turn: Turn) -> Rounds:
-        shards = bounds(turn.numel, turn.size)
-        turns = [shard_turn(turn, i, stop - start) for i, (start, stop) in enumerate(shards)]
-        layouts = [self.codec.layout(shard.numel) for shard in turns]
-        messages = [
-            take(self.codec, given.slice(start, stop), shard)
-            for (start, stop), shard in zip(shards, turns, strict=True)
-        ]
-        heard = yield Scatter(messages, layouts, turn.rank)
-        start, stop = shards[turn.rank]
-        mine = given.x[start:stop].zero_()
-        self.codec.add_to(mine, heard, 1 / turn.size, turns[turn.rank])
+        mine = yield from own_shard(self.codec, given, turn)
+        start, stop = bounds(turn.numel, turn.size)[turn.rank]
+        given.x[start:stop] = mine
         return given.x
 
 
