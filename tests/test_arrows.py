@@ -18,6 +18,7 @@ LEVELS = (
     ("spec",),
     ("alarm", "carry", "census"),
     ("step",),
+    ("recorded",),
     ("plan",),
     ("catalogue", "control"),
     ("lanes",),

@@ -39,6 +39,8 @@ class Traits(NamedTuple):
     """The length of a message depends on what it says."""
     waits: bool = False
     """On a GPU it makes the host wait, as a singular value decomposition does."""
+    by_step: bool = False
+    """What it does depends on the step's number in more than its random keys."""
     votes: bool = False
     """Messages are votes: the majority of them counts, not their mean."""
     everywhere: bool = False
@@ -128,6 +130,9 @@ class Talker(Protocol):
     @property
     def owed(self) -> tuple[str, ...]: ...
 
+    @property
+    def steady(self) -> bool: ...
+
     def state(self, turn: Turn, device: torch.device) -> State: ...
 
     def rounds(self, given: Given, state: State, turn: Turn) -> Rounds: ...
@@ -146,6 +151,8 @@ class ManyRounds(Compressor):
     """So many consecutive ranks talk as one, and remember the same."""
     owed: ClassVar[tuple[str, ...]] = ()
     """What of its state is measured in what waits to be sent, and is rescaled along with it."""
+    steady: ClassVar[bool] = True
+    """Its part of a conversation is the same at every step; what is not is in its traits."""
 
     @abstractmethod
     def state(self, turn: Turn, device: torch.device) -> State: ...
@@ -223,6 +230,11 @@ class Exchange(ABC):
         """What of its state is measured in what waits to be sent, and is rescaled along with it."""
         return ()
 
+    @property
+    def steady(self) -> bool:
+        """Whether its part of a conversation is the same at every step."""
+        return True
+
     @abstractmethod
     def __init__(self, codec: OneRound) -> None: ...
 
@@ -263,6 +275,10 @@ class Layered(Exchange):
     @property
     def owed(self) -> tuple[str, ...]:
         return self.talker.owed
+
+    @property
+    def steady(self) -> bool:
+        return self.talker.steady
 
     @property
     def unison(self) -> int:

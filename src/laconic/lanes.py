@@ -1,7 +1,8 @@
 """All lanes of one model on one rank: what a link and a simulated worker have in common."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Literal, TypeAlias, get_args
 
 import torch
@@ -17,10 +18,14 @@ from laconic.control.clock import Clock
 from laconic.control.helm import Helm
 from laconic.errors import ConfigError, NonFiniteError
 from laconic.plan import Plan
+from laconic.recorded import Recorder, Recording, is_steady
 from laconic.step import Lane, exchange, together
 from laconic.types import Rounds, State
 
 log = logging.getLogger("laconic")
+
+Led: TypeAlias = Conversation[Tensor | None]
+"""A conversation that returns whether any rank's gradient was not finite, if it has looked."""
 
 NanPolicy: TypeAlias = Literal["propagate", "raise", "ignore"]
 """What becomes of a step in which a gradient is not finite on any rank.
@@ -43,12 +48,13 @@ class Lanes:
         size: int,
         seed: int,
         nan_policy: NanPolicy = "propagate",
+        cuda_graphs: bool = True,
     ) -> None:
         if nan_policy not in get_args(NanPolicy):
             known = [*get_args(NanPolicy)]
             raise ConfigError(f"nan_policy must be one of {known}, got {nan_policy!r}")
         self.rank, self.size, self.seed = rank, size, seed
-        self.nan_policy = nan_policy
+        self.nan_policy, self.cuda_graphs = nan_policy, cuda_graphs
         self.tensors = tensors
         self.plan, self.lanes = plan, self._open(plan)
         self.dense_bytes = 0
@@ -56,53 +62,72 @@ class Lanes:
         self.loss_scale = 1.0
         self._step = Verdict()
         self.helm: Helm | None = None
+        self._recorder = Recorder()
 
     def steer(self, controller: Controller, clock: Clock) -> None:
         """Lets a controller change the method's settings between steps."""
         self.helm = Helm(controller, self.plan, self.lanes, self.size, clock)
 
-    def talk(self, names: Sequence[str], grads: Sequence[Tensor]) -> Conversation[list[Tensor]]:
+    def talk(self, names: Sequence[str], grads: Sequence[Tensor]) -> Conversation[None]:
         """The conversation about some parameters' gradients, which become their mean.
 
         What lanes remember of it is a draft until `finish`.
         """
         self.settle()
         self.dense_bytes += ring_bytes(sum(g.nbytes for g in grads), self.size)
-        talks = [exchange(g, self.lanes[name]) for name, g in zip(names, grads, strict=True)]
-        guarded = self.nan_policy != "ignore" and self.plan.compressor.family != "dense"
         if self.helm is not None:
-            return self._steered(names, talks, grads, guarded)
-        return self._guarded(names, talks, grads) if guarded else together(talks)
+            return self._noted(self._steered(names, grads))
+        led = partial(self._led, names, grads)
+        recording = self._recording(names, grads, led)
+        return self._noted(led() if recording is None else recording.talk())
 
-    def _steered(
-        self, names: Sequence[str], talks: Sequence[Rounds], grads: Sequence[Tensor], guarded: bool
-    ) -> Conversation[list[Tensor]]:
+    def _noted(self, led: Conversation[Tensor | None]) -> Conversation[None]:
+        alarm = yield from led
+        if alarm is not None:
+            self._step.add(alarm)
+
+    def _recording(
+        self, names: Sequence[str], grads: Sequence[Tensor], led: Callable[[], Led]
+    ) -> Recording | None:
+        """What to replay in place of a conversation, if it can be recorded."""
+        on_gpu = self.cuda_graphs and bool(grads) and grads[0].is_cuda
+        scaled = self.plan.counts_votes() and self.loss_scale != 1
+        if not on_gpu or scaled or not all(is_steady(self.lanes[name]) for name in names):
+            return None
+        return self._recorder.find(self.lanes, names, grads, led)
+
+    def _steered(self, names: Sequence[str], grads: Sequence[Tensor]) -> Led:
         """The same with what the pilot has to know."""
         assert self.helm is not None
         census = self.helm.census(names, grads, self.loss_scale)
-        led = (
-            self._guarded(names, talks, grads, census)
-            if guarded
-            else together(talks, census=census)
-        )
-        means = yield from led
+        alarm = yield from self._led(names, grads, census)
         self.helm.collect(names, census)
-        return means
+        return alarm
+
+    def _led(
+        self, names: Sequence[str], grads: Sequence[Tensor], census: Census | None = None
+    ) -> Led:
+        """The conversation itself; returns whether it was in vain, where that is looked for."""
+        talks = [exchange(g, self.lanes[name]) for name, g in zip(names, grads, strict=True)]
+        if self.nan_policy != "ignore" and self.plan.compressor.family != "dense":
+            return (yield from self._guarded(names, talks, grads, census))
+        yield from together(talks, census=census)
+        return None
 
     def _guarded(
         self,
         names: Sequence[str],
         talks: Sequence[Rounds],
         grads: Sequence[Tensor],
-        census: Census | None = None,
-    ) -> Conversation[list[Tensor]]:
+        census: Census | None,
+    ) -> Led:
         """The same with an alarm: gradients that are not finite anywhere are so everywhere.
 
         But where the exchange bears some liars, it is as if as many were not there.
         """
         borne = self.plan.bears(self.size)
         alarm = Alarm(grads, borne)
-        means = yield from together(talks, alarm, census)
+        yield from together(talks, alarm, census)
         if borne:
             for name in names:
                 self.lanes[name].mend()
@@ -110,8 +135,7 @@ class Lanes:
             # A majority is +1 or -1 whatever the scale, and whoever scaled will unscale it.
             torch._foreach_mul_(list(grads), self.loss_scale)
         alarm.spoil(grads)
-        self._step.add(alarm.raised)
-        return means
+        return alarm.raised
 
     def finish(self) -> None:
         """Ends a step. Its drafts are kept if no alarm was raised in any of its talks.
@@ -152,6 +176,7 @@ class Lanes:
             self.helm.check(plan)
         old = self.lanes
         self.plan, self.lanes = plan, self._open(plan)
+        self._recorder.forget()
         for name, lane in self.lanes.items():
             lane.turn = lane.turn._replace(step=old[name].turn.step)
             if lane.kept.keys() == old[name].kept.keys():
@@ -225,6 +250,7 @@ class Lanes:
             "relative_error": float(torch.stack(errors).nanmean()) if errors else 0.0,
             "residual_norm": float(torch.stack(norms).norm()) if norms else 0.0,
             "backend": kernels.chosen(device),
+            "recordings": self._recorder.recordings,
             **({} if self.helm is None else {"controller": self.helm.stats()}),
         }
 

@@ -23,6 +23,7 @@ class Simulation:
     def __init__(self, workers: Sequence[Lanes]) -> None:
         self.workers = workers
         self.network = Simulated(len(workers))
+        self._rooms: dict[tuple[int | str, ...], list[Tensor]] = {}
 
     def step(self, gradients: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """One gradient by name from each worker; returns the mean that all of them receive."""
@@ -31,15 +32,26 @@ class Simulation:
         names = list(gradients[0])
         for rank, worker in enumerate(self.workers):
             _check_gradients(rank, gradients[rank], names, worker.tensors)
-        means = [[g[name].detach().clone() for name in names] for g in gradients]
+        means = [self._copies(rank, given) for rank, given in enumerate(gradients)]
         talks = [w.talk(names, m) for w, m in zip(self.workers, means, strict=True)]
         self.network.run(talks)
         for worker in self.workers:
             worker.finish()
-        complaints = [worker.settle() for worker in self.workers]
+        complaints = [worker.settle(wait=False) for worker in self.workers]
         if complaints[0] is not None:
             raise complaints[0]
-        return dict(zip(names, means[0], strict=True))
+        # Not the copies themselves, where the next step would write into them.
+        given_out = [mean.clone() for mean in means[0]] if self._rooms else means[0]
+        return dict(zip(names, given_out, strict=True))
+
+    def _copies(self, rank: int, given: Mapping[str, Tensor]) -> list[Tensor]:
+        """What a worker may overwrite; on a GPU in the same place at every step."""
+        grads = [grad.detach() for grad in given.values()]
+        if not grads or not grads[0].is_cuda:
+            return [grad.clone() for grad in grads]
+        room = self._rooms.setdefault((rank, *given), [torch.empty_like(grad) for grad in grads])
+        torch._foreach_copy_(room, grads)
+        return room
 
     def switch(
         self,
@@ -96,6 +108,7 @@ def simulate(
     seed: int = 0,
     nan_policy: NanPolicy = "propagate",
     controller: Controller | str | None = None,
+    cuda_graphs: bool = True,
     link: LinkModel | None = None,
     compute_s: float = 0.01,
 ) -> Simulation:
@@ -113,7 +126,10 @@ def simulate(
         named = dict(parameters)
     plan = make_plan(compressor, memory, exchange, named.values(), workers)
     simulation = Simulation(
-        [Lanes(plan, named, rank, workers, seed, nan_policy) for rank in range(workers)]
+        [
+            Lanes(plan, named, rank, workers, seed, nan_policy, cuda_graphs)
+            for rank in range(workers)
+        ]
     )
     rule = find_controller(controller)
     if rule is not None:

@@ -80,6 +80,8 @@ class Pipeline(Fused):
             # The error of the second acts on what the first has kept, and adds to what it lost.
             contraction=first.contraction and second.contraction,
             varies=first.varies or second.varies,
+            waits=first.waits or second.waits,
+            by_step=first.by_step or second.by_step,
             votes=second.votes,
             why_not=first.why_not or second.why_not,
         )

@@ -68,6 +68,15 @@ class Lane:
             self.talk, self._draft = self._draft, None
             self.turn = self.turn._replace(step=self.turn.step + 1)
 
+    def drafted(self) -> tuple[State, State]:
+        """What the memory and the talker will remember if the step counts."""
+        assert self._draft is not None, "no step is under way"
+        return self._then, self._draft
+
+    def draft(self, then: State, talk: State) -> None:
+        """Takes over what a recorded step has written for its draft."""
+        self._then, self._draft = then, talk
+
     def mend(self) -> None:
         """The memory's draft becomes what is kept already, where it is not finite."""
         sound = [tensor.isfinite().all() for tensor in self._then.values()]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -32,6 +32,17 @@ class Layout(NamedTuple):
     """No message is longer; needed where a length is the sender's secret."""
 
 
+Key: TypeAlias = int | Tensor
+"""64 bits that random numbers are a function of: themselves, or where on a GPU their halves lie."""
+
+
+class KeyPlaces(Protocol):
+    """Keeps keys on a GPU, where those of the next step can take their place."""
+
+    def place(self, before: int, after: Sequence[int]) -> Tensor:
+        """Where the key lies that all words make: `before` the step's number and `after` it."""
+
+
 class Turn(NamedTuple):
     """Which gradient is exchanged, where and when: known to every rank, so it never travels."""
 
@@ -41,24 +52,37 @@ class Turn(NamedTuple):
     seed: int = 0
     lane: int = 0
     step: int = 0
+    keys: KeyPlaces | None = None
+    """Who keeps the keys, where the work on a gradient is recorded and done again with others."""
 
     @property
     def numel(self) -> int:
         return torch.Size(self.shape).numel()
 
-    def shared_key(self) -> int:
+    def shared_key(self) -> Key:
         """Key of random numbers that are the same on all ranks."""
-        return mix(self.seed, self.lane, self.step)
+        return self._key()
 
-    def own_key(self) -> int:
+    def own_key(self) -> Key:
         """Key of random numbers that are independent between ranks."""
-        return mix(self.seed, self.lane, self.step, self.rank + 1)
+        return self._key(self.rank + 1)
+
+    def number(self, word: int) -> int:
+        """A random number of 64 bits that is the same on all ranks, one for each word."""
+        assert self.keys is None, "a recorded step has no numbers of its own"
+        return mix(mix(self.seed, self.lane, self.step), word)
+
+    def _key(self, *more: int) -> Key:
+        before = mix(self.seed, self.lane)
+        if self.keys is not None:
+            return self.keys.place(before, more)
+        return mix(self.step, *more, start=before)
 
 
-def mix(*words: int) -> int:
+def mix(*words: int, start: int = 0) -> int:
     """64 bits in which every bit of every word counts (splitmix64's finaliser, chained)."""
     mask = (1 << 64) - 1
-    h = 0
+    h = start
     for word in words:
         h = (h + word + 0x9E3779B97F4A7C15) & mask
         h = ((h ^ (h >> 30)) * 0xBF58476D1CE4E5B9) & mask

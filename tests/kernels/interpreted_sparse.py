@@ -64,9 +64,13 @@ def compare_entries(numel: int, count: int, dtype: torch.dtype) -> None:
 
 
 def compare_blocks(numel: int, count: int, block: int) -> None:
-    for turn in (0, numel // 3, numel - 1):
-        drawn = cuda.random_blocks(KEY, turn, numel, count, block, CPU)
-        assert same_bits(drawn, reference.random_blocks(KEY, turn, numel, count, block, CPU))
+    for key in (KEY, 0, (1 << 64) - 1):
+        drawn = cuda.random_blocks(key, numel, count, block, CPU)
+        assert same_bits(drawn, reference.random_blocks(key, numel, count, block, CPU))
+        # A key that lies on the device.
+        there = torch.tensor([key & 0xFFFFFFFF, key >> 32])
+        assert same_bits(drawn, cuda.random_blocks(there, numel, count, block, CPU))
+        assert same_bits(drawn, reference.random_blocks(there, numel, count, block, CPU))
     done["blocks"] += 1
 
 

@@ -12,7 +12,7 @@ from laconic.checks import check_whole
 from laconic.contract import OneRound, Traits
 from laconic.errors import ConfigError
 from laconic.kernels.reference.random import random_bits
-from laconic.types import Field, Layout, Parts, Turn, mix
+from laconic.types import Field, Layout, Parts, Turn
 from laconic.wire.bits import pack_bits, packed_numel, unpack_bits
 
 POSITIVE = {
@@ -58,6 +58,7 @@ class Eden(OneRound):
 
     def traits(self) -> Traits:
         return Traits(
+            by_step=True,
             unbiased=self.scale == "unbiased",
             contraction=self.scale == "closest",
             why_not="scale=unbiased says more than is there, with no bound below 1 on the error "
@@ -146,7 +147,7 @@ def flips(count: int, turn: Turn, device: torch.device) -> Tensor:
 
     A mean of decoded messages is not independent of their rotation.
     """
-    return random_bits(mix(turn.shared_key(), 1 + (turn.rank >= turn.size)), count, device)
+    return random_bits(turn.number(1 + (turn.rank >= turn.size)), count, device)
 
 
 def rotate(rows: Tensor, coins: Tensor) -> Tensor:

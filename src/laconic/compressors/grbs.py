@@ -9,7 +9,7 @@ from laconic import kernels
 from laconic.checks import check_fraction, check_whole
 from laconic.contract import Traits
 from laconic.sparse import Sparsifier, ValueFormat, check_format, count_of
-from laconic.types import Given, Turn, mix
+from laconic.types import Given, Turn
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,6 @@ class GRBS(Sparsifier):
     def select(self, given: Given, turn: Turn) -> Tensor:
         x = given.total()
         count = self.count(x.numel())
-        key = turn.shared_key()
-        offset = mix(key, 1) % max(1, x.numel())
-        return kernels.at(x).random_blocks(key, offset, x.numel(), count, self.block, x.device)
+        return kernels.at(x).random_blocks(
+            turn.shared_key(), x.numel(), count, self.block, x.device
+        )

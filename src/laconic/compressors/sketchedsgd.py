@@ -13,7 +13,7 @@ from laconic.contract import ManyRounds, Traits, flat32
 from laconic.errors import ConfigError
 from laconic.kernels.reference.random import random_bits
 from laconic.sparse import count_of
-from laconic.types import Given, Mean, Payload, Rounds, State, Turn, mix
+from laconic.types import Given, Mean, Payload, Rounds, State, Turn
 
 
 class Hash(NamedTuple):
@@ -54,7 +54,7 @@ class SketchedSGD(ManyRounds):
         check_whole("sketchedsgd", "width", self.width, 1)
 
     def traits(self) -> Traits:
-        return Traits(summable=True, contraction=True)
+        return Traits(summable=True, contraction=True, by_step=True)
 
     def state(self, turn: Turn, device: torch.device) -> State:
         return {}
@@ -89,7 +89,7 @@ class SketchedSGD(ManyRounds):
 
     def _hashes(self, turn: Turn, device: torch.device) -> list[Hash]:
         columns = self.width * count_of(self.ratio, turn.numel)
-        keys = [mix(turn.shared_key(), row) for row in range(self.rows)]
+        keys = [turn.number(row) for row in range(self.rows)]
         drawn = [random_bits(key, turn.numel, device) for key in keys]
         # The column comes from the high bits, and the sign is the lowest one.
         return [Hash((bits * columns) >> 32, 1.0 - 2.0 * (bits & 1)) for bits in drawn]
@@ -107,7 +107,7 @@ class SketchedSGD(ManyRounds):
         """
         pairs = zip(table, hashes, strict=True)
         guess = median([line[column] * sign for line, (column, sign) in pairs])
-        guess[mix(turn.shared_key(), self.rows) % max(1, turn.numel) :][:1] = torch.inf
+        guess[turn.number(self.rows) % max(1, turn.numel) :][:1] = torch.inf
         count = count_of(self.ratio, turn.numel)
         return kernels.at(guess).largest(Given(guess), min(turn.numel, count + 1))
 

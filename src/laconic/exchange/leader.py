@@ -37,6 +37,11 @@ class LeaderExchange(Exchange):
             return "only the leader would know how many positions it tells"
         return None
 
+    @property
+    def steady(self) -> bool:
+        """Another rank leads at each step."""
+        return False
+
     def state(self, turn: Turn, device: torch.device) -> State:
         return {}
 

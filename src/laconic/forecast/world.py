@@ -58,9 +58,7 @@ class World:
             lanes.settle()
         return talks, self.ghosts[0].meter.sent_bytes - before
 
-    def _hold(
-        self, talks: Sequence[Conversation[list[Tensor]]], clock: Clock, end: int | None
-    ) -> Talk:
+    def _hold(self, talks: Sequence[Conversation[None]], clock: Clock, end: int | None) -> Talk:
         """Leads the conversations to their end, or as far as ghosts can answer."""
         spans: list[tuple[int, int]] = []
         calls: list[tuple[Said, ...]] = []
@@ -103,7 +101,7 @@ class _Over:
 _ENDED, _UNREADABLE = _Over(), _Over()
 
 
-def _go_on(talk: Conversation[list[Tensor]], answer: list[Tensor] | None) -> Call | _Over:
+def _go_on(talk: Conversation[None], answer: list[Tensor] | None) -> Call | _Over:
     """The next call, or why there is none."""
     try:
         return next(talk) if answer is None else talk.send(answer)

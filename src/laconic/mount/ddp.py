@@ -111,7 +111,7 @@ class Link(Handle):
         self._settle_after_backward()
         return future
 
-    def _carry(self, talks: list[Conversation[list[Tensor]]]) -> None:
+    def _carry(self, talks: list[Conversation[None]]) -> None:
         for talk in talks:
             drive(talk, self._comm)
 
@@ -147,6 +147,7 @@ def attach(
     check_every: int = 0,
     checksum: bool = False,
     controller: Controller | str | None = None,
+    cuda_graphs: bool = True,
 ) -> Link:
     """Compresses the gradients of a DDP model from the next backward pass on.
 
@@ -156,6 +157,8 @@ def attach(
     `check_every` backward passes ranks compare their parameters, unless it is 0. With `checksum` a
     CRC goes behind every message that is not summed up on the way. A `controller` changes settings
     of the compressor while it trains ("gravac", "accordion" or "schedule" with their settings).
+    On a GPU the work of a bucket becomes CUDA graphs after some steps, where it is the same at
+    every step (`recorded.py`); `cuda_graphs=False` launches it kernel by kernel.
     """
     while _orphans:
         _bury(_orphans.pop())
@@ -166,7 +169,9 @@ def attach(
     # Refused before the slot is taken, which cannot be undone.
     make_plan(*wanted, names, group.size())
     slot = _take_slot(model)
-    options = Options(seed, nan_policy, check_every, checksum, find_controller(controller))
+    options = Options(
+        seed, nan_policy, check_every, checksum, find_controller(controller), cuda_graphs
+    )
     slot.link = Link(slot, group, names, wanted, options)
     if scaler is not None:
         slot.link._follow(model, scaler)

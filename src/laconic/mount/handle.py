@@ -42,6 +42,7 @@ class Options(NamedTuple):
     check_every: int = 0
     checksum: bool = False
     controller: Controller | None = None
+    cuda_graphs: bool = True
 
 
 class Wanted(NamedTuple):
@@ -74,7 +75,7 @@ class Handle(ABC):
         self._planner = planner
         size, seed, policy = self._comm.size, options.seed, options.nan_policy
         plan = planner(*wanted, tensors.values(), size)
-        self._lanes = Lanes(plan, tensors, self._comm.rank, size, seed, policy)
+        self._lanes = Lanes(plan, tensors, self._comm.rank, size, seed, policy, options.cuda_graphs)
         guards = {
             "nan_policy": policy,
             "check_every": options.check_every,

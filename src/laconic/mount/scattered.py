@@ -29,6 +29,7 @@ class Scattered:
     shards: ClassVar[tuple[str, ...]] = ()
     owed: ClassVar[tuple[str, ...]] = ()
     unison: ClassVar[int] = 1
+    steady: ClassVar[bool] = True
 
     def state(self, turn: Turn, device: torch.device) -> State:
         return {}

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from laconic import kernels
-from laconic.types import Field, Layout, Parts
+from laconic.types import Field, Key, Layout, Parts
 from laconic.wire.bits import packed_numel
 from laconic.wire.rows import as_rows
 
@@ -15,7 +15,7 @@ def votes_layout(numel: int) -> Layout:
     return Layout((Field(torch.uint8, packed_numel(numel, 1)), Field(torch.float32, 1)))
 
 
-def pack_votes(x: Tensor, key: int) -> Parts:
+def pack_votes(x: Tensor, key: Key) -> Parts:
     """A set bit for every negative entry; then 1, or 0 where all is zero, or NaN where any is bad.
 
     An entry that is zero beside others that are not tosses a coin that depends on the key.

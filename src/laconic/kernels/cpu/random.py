@@ -43,13 +43,13 @@ def _strata(low: np.uint32, high: np.uint32, numel: int, out: NDArray[np.int64])
 def _blocks(
     low: np.uint32,
     high: np.uint32,
-    turn: int,
     numel: int,
     block: int,
     out: NDArray[np.int64],
 ) -> None:
     count = out.size
     blocks, spare = -(-count // block), numel - count
+    turn = (np.int64(random_word(numel, low, high) >> np.uint32(1)) * numel) >> 31
     # The first that is turned past the end; what comes from there on is written first.
     border, written = count, 0
     for again in range(2):
@@ -80,11 +80,9 @@ def strata(key: int, numel: int, count: int, device: torch.device) -> Tensor:
     return out
 
 
-def random_blocks(
-    key: int, turn: int, numel: int, count: int, block: int, device: torch.device
-) -> Tensor:
+def random_blocks(key: int, numel: int, count: int, block: int, device: torch.device) -> Tensor:
     assert device.type == "cpu"
     out = torch.empty(count, dtype=torch.int64)
     low, high = halves(key)
-    _blocks(low, high, turn, numel, block, out.numpy())
+    _blocks(low, high, numel, block, out.numpy())
     return out

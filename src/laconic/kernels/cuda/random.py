@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from laconic.types import Key
+
 BLOCK = 1024
 
 # A key must not be taken for a constant.
@@ -19,10 +21,20 @@ def hash32(x):
 
 
 @triton.jit
+def half(word):
+    """A half of a key as uint32; it is given itself, or where it lies."""
+    if word.dtype.is_ptr():  # noqa: SIM108, decided when it is compiled
+        value = tl.load(word)
+    else:
+        value = word
+    return value.to(tl.uint32)
+
+
+@triton.jit
 def random_word(place, key_low, key_high):
     """32 random bits for each position (int64), as int64."""
-    word = hash32((place & 0xFFFFFFFF).to(tl.uint32) ^ key_low.to(tl.uint32))
-    word = hash32(word ^ key_high.to(tl.uint32) ^ (place >> 32).to(tl.uint32))
+    word = hash32((place & 0xFFFFFFFF).to(tl.uint32) ^ half(key_low))
+    word = hash32(word ^ half(key_high) ^ (place >> 32).to(tl.uint32))
     return word.to(tl.int64)
 
 
@@ -50,8 +62,9 @@ def _strata_kernel(out_ptr, numel, count, key_low, key_high, BLOCK: tl.constexpr
     tl.store(out_ptr + i, place, mask=i < count)
 
 
-@triton.jit(do_not_specialize=[*KEYS, "numel", "count", "blocks", "turn"])
-def _blocks_kernel(out_ptr, numel, count, blocks, turn, key_low, key_high, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=[*KEYS, "numel", "count", "blocks"])
+def _blocks_kernel(out_ptr, numel, count, blocks, key_low, key_high, BLOCK: tl.constexpr):
+    turn = ((random_word(numel.to(tl.int64), key_low, key_high) >> 1) * numel) >> 31
     # How many entries stay before the end: all of the blocks that lie before it, none of those
     # beyond. Block i lies between i and i + 1 of `blocks` parts, up to rounding: few may be both.
     near = (numel - turn).to(tl.int64) * blocks // numel - 3
@@ -72,12 +85,14 @@ def _blocks_kernel(out_ptr, numel, count, blocks, turn, key_low, key_high, BLOCK
     tl.store(out_ptr + tl.where(past, j - low, j + count - low), place, mask=j < count)
 
 
-def halves(key: int) -> tuple[int, int]:
-    """The key as the two words that the kernels take."""
+def halves(key: Key) -> tuple[int, int] | tuple[Tensor, Tensor]:
+    """The key as the two words that the kernels take, or as where those lie."""
+    if isinstance(key, Tensor):
+        return key[:1], key[1:]
     return key & 0xFFFFFFFF, (key >> 32) & 0xFFFFFFFF
 
 
-def strata(key: int, numel: int, count: int, device: torch.device) -> Tensor:
+def strata(key: Key, numel: int, count: int, device: torch.device) -> Tensor:
     out = torch.empty(count, dtype=torch.int64, device=device)
     if count:
         grid = -(-count // BLOCK)
@@ -85,11 +100,9 @@ def strata(key: int, numel: int, count: int, device: torch.device) -> Tensor:
     return out
 
 
-def random_blocks(
-    key: int, turn: int, numel: int, count: int, block: int, device: torch.device
-) -> Tensor:
+def random_blocks(key: Key, numel: int, count: int, block: int, device: torch.device) -> Tensor:
     out = torch.empty(count, dtype=torch.int64, device=device)
     if count:
         grid, blocks = -(-count // BLOCK), -(-count // block)
-        _blocks_kernel[(grid,)](out, numel, count, blocks, turn, *halves(key), BLOCK=BLOCK)
+        _blocks_kernel[(grid,)](out, numel, count, blocks, *halves(key), BLOCK=BLOCK)
     return out

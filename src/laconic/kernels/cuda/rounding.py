@@ -16,9 +16,11 @@ from laconic.kernels import reference
 from laconic.kernels.cuda import codes as rules
 from laconic.kernels.cuda.bits import pack_bits
 from laconic.kernels.cuda.encode import encode
-from laconic.kernels.cuda.words import halves, word_at
+from laconic.kernels.cuda.random import halves
+from laconic.kernels.cuda.words import word_at
 from laconic.kernels.reference.rounding import slopes, tree
 from laconic.kernels.rule import Rule
+from laconic.types import Key
 
 # Entries that a program holds at once, the fastest of 256 to 8192 on an H200.
 PACK_TILE = 2048
@@ -122,7 +124,7 @@ def _table(rule: Rule, like: Tensor) -> Tensor:
 
 
 def _pack(
-    x: Tensor, residual: Tensor, decay: float, left: Tensor, rule: Rule, key: int, feedback: bool
+    x: Tensor, residual: Tensor, decay: float, left: Tensor, rule: Rule, key: Key, feedback: bool
 ) -> tuple[Tensor, Tensor]:
     numel, width, bucket = x.numel(), rule.width, rule.bucket
     buckets = -(-numel // bucket)
@@ -143,14 +145,14 @@ def _pack(
     return (codes if per_byte * width == 8 else pack_bits(codes, width)), scales
 
 
-def round_pack(x: Tensor, rule: Rule, key: int) -> tuple[Tensor, Tensor]:
+def round_pack(x: Tensor, rule: Rule, key: Key) -> tuple[Tensor, Tensor]:
     if rule.bucket > LONGEST:
         return reference.round_pack(x, rule, key)
     return _pack(x, x, 0.0, x, rule, key, feedback=False)
 
 
 def round_pack_sum(
-    x: Tensor, residual: Tensor, decay: float, left: Tensor, rule: Rule, key: int
+    x: Tensor, residual: Tensor, decay: float, left: Tensor, rule: Rule, key: Key
 ) -> tuple[Tensor, Tensor]:
     if rule.bucket > LONGEST:
         return reference.round_pack_sum(x, residual, decay, left, rule, key)

@@ -5,8 +5,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.cuda.words import fraction, halves, word_at
+from laconic.kernels.cuda.random import halves
+from laconic.kernels.cuda.words import fraction, word_at
 from laconic.kernels.reference.trits import PER_BYTE
+from laconic.types import Key
 
 BLOCK = 2048
 BYTES = 512
@@ -106,7 +108,7 @@ def _add_kernel(
     tl.store(out_ptr + start + local, total, mask=inside)
 
 
-def trits_pack(x: Tensor, clip: float, key: int) -> tuple[Tensor, Tensor]:
+def trits_pack(x: Tensor, clip: float, key: Key) -> tuple[Tensor, Tensor]:
     numel = x.numel()
     nbytes = -(-numel // PER_BYTE)
     packed = torch.empty(nbytes, dtype=torch.uint8, device=x.device)

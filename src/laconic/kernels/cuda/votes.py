@@ -5,8 +5,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from laconic.kernels.cuda.random import halves
 from laconic.kernels.cuda.sums import BLOCK, PROGRAMS, pack_words
-from laconic.kernels.cuda.words import halves, word_at
+from laconic.kernels.cuda.words import word_at
+from laconic.types import Key
 
 
 # A key must not be taken for a constant, nor for a signed number.
@@ -32,7 +34,7 @@ def _votes_kernel(
     tl.atomic_max(say_ptr, say)
 
 
-def votes_pack(x: Tensor, key: int) -> tuple[Tensor, Tensor]:
+def votes_pack(x: Tensor, key: Key) -> tuple[Tensor, Tensor]:
     numel = x.numel()
     words = torch.empty(-(-numel // 32), dtype=torch.int32, device=x.device)
     say = torch.zeros(1, dtype=torch.int32, device=x.device)

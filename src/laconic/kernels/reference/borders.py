@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from laconic.kernels.reference.random import strata
-from laconic.types import Given
+from laconic.types import Given, Key
 
 LOWERINGS = 10
 """How often a sampled border is lowered at most, to 0.8 of itself."""
@@ -25,7 +25,7 @@ def finite_size(x: Tensor) -> Tensor:
     return x.abs().nan_to_num_(0.0, 0.0)
 
 
-def sampled_border(given: Given, key: int, tried: int, top: int, enough: int) -> Tensor:
+def sampled_border(given: Given, key: Key, tried: int, top: int, enough: int) -> Tensor:
     """The `top`-th largest of `tried` magnitudes drawn by `key`, lowered until `enough` reach it.
 
     Lowered by a fifth, ten times at most.

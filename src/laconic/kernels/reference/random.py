@@ -7,6 +7,8 @@ key. No generator is advanced, so nothing depends on order, and the global gener
 import torch
 from torch import Tensor
 
+from laconic.types import Key
+
 MASK = 0xFFFFFFFF
 
 
@@ -17,32 +19,38 @@ def _hash32(x: Tensor) -> Tensor:
     return x ^ (x >> 16)
 
 
-def random_bits(key: int, count: int, device: torch.device) -> Tensor:
+def random_bits(key: Key, count: int, device: torch.device) -> Tensor:
     """32 random bits for each of `count` positions, as int64."""
-    place = torch.arange(count, device=device)
-    x = _hash32((place & MASK) ^ (key & MASK))
-    return _hash32(x ^ ((key >> 32) & MASK) ^ (place >> 32))
+    return _words(key, torch.arange(count, device=device))
 
 
-def uniform(key: int, count: int, device: torch.device) -> Tensor:
+def _words(key: Key, place: Tensor) -> Tensor:
+    low, high = key if isinstance(key, Tensor) else (key & MASK, key >> 32 & MASK)
+    return _hash32(_hash32((place & MASK) ^ low) ^ high ^ (place >> 32))
+
+
+def uniform(key: Key, count: int, device: torch.device) -> Tensor:
     """Float32 numbers in [0, 1) on a grid of 2^-24."""
     return (random_bits(key, count, device) >> 8).to(torch.float32) * 2.0**-24
 
 
-def strata(key: int, numel: int, count: int, device: torch.device) -> Tensor:
+def strata(key: Key, numel: int, count: int, device: torch.device) -> Tensor:
     """One position from each of `count` equal strata of [0, numel): ascending, distinct."""
     edge = torch.arange(count + 1, device=device) * numel // max(1, count)
     start, width = edge[:-1], edge[1:] - edge[:-1]
     return start + ((random_bits(key, count, device) * width) >> 32)
 
 
-def random_blocks(
-    key: int, turn: int, numel: int, count: int, block: int, device: torch.device
-) -> Tensor:
+def _turn(key: Key, numel: int, device: torch.device) -> Tensor:
+    """A number below `numel`, by a word of its own: no block has as high a number."""
+    return ((_words(key, torch.full((), numel, device=device)) >> 1) * numel) >> 31
+
+
+def random_blocks(key: Key, numel: int, count: int, block: int, device: torch.device) -> Tensor:
     """`count` positions in [0, numel) in blocks of at most `block`: ascending, distinct.
 
     The fewest blocks, of equal length up to one. Each has a stretch of its own to move in, and all
-    are turned by `turn` around the end, so each entry has the same chance if `turn` is random.
+    are turned by a random number around the end, so each entry has the same chance.
     """
     place = torch.arange(count, device=device)
     if not count:
@@ -53,7 +61,7 @@ def random_blocks(
     # How many entries are left out before each block.
     before = edge[:-1] + ((random_bits(key, blocks, device) * room) >> 32)
     # Entry j is in the last block that begins at or before it, block i at count * i // blocks.
-    turned = place + before[((place + 1) * blocks - 1) // count] + turn
+    turned = place + before[((place + 1) * blocks - 1) // count] + _turn(key, numel, device)
     # Those turned past the end come first. How many they are need not be known to the host.
     past = (turned >= numel).sum()
     return turned[(place - past) % count] % numel

@@ -11,6 +11,7 @@ from torch import Tensor
 from laconic.kernels.reference.bits import pack_bits, unpack_bits
 from laconic.kernels.reference.random import random_bits, uniform
 from laconic.kernels.rule import Rule
+from laconic.types import Key
 
 DECADES = 7
 """Of the tree: one for each bit beside the sign."""
@@ -20,7 +21,7 @@ SMALLEST_SCALE = -24
 """The exponent of the smallest scale of powers: from there the codes reach down to 2^-149."""
 
 
-def round_pack(x: Tensor, rule: Rule, key: int) -> tuple[Tensor, Tensor]:
+def round_pack(x: Tensor, rule: Rule, key: Key) -> tuple[Tensor, Tensor]:
     """Codes of `rule.width` bits, packed, and one float32 scale a bucket.
 
     An entry that is not finite makes its bucket's scale so (of powers: its own code).
@@ -36,7 +37,7 @@ def round_pack(x: Tensor, rule: Rule, key: int) -> tuple[Tensor, Tensor]:
 
 
 def round_pack_sum(
-    x: Tensor, residual: Tensor, decay: float, left: Tensor, rule: Rule, key: int
+    x: Tensor, residual: Tensor, decay: float, left: Tensor, rule: Rule, key: Key
 ) -> tuple[Tensor, Tensor]:
     """`round_pack` of x + decay * residual; `left` (maybe the residual) holds what is unsaid."""
     total = torch.add(x, residual, alpha=decay, out=left)
@@ -115,7 +116,7 @@ def _scaled(size: Tensor, scales: Tensor, top: float) -> Tensor:
     return torch.where(exact > 0, exact, 0.0).clamp_(max=top)
 
 
-def _codes(rows: Tensor, exact: Tensor, rule: Rule, key: int) -> Tensor:
+def _codes(rows: Tensor, exact: Tensor, rule: Rule, key: Key) -> Tensor:
     if rule.kind == "chance":
         down = exact.floor()
         chance = uniform(key, rows.numel(), rows.device).view(rows.shape)
@@ -147,7 +148,7 @@ def slopes(device: torch.device) -> Tensor:
     return slope.to(torch.float32)
 
 
-def _powers(rows: Tensor, key: int) -> tuple[Tensor, Tensor]:
+def _powers(rows: Tensor, key: Key) -> tuple[Tensor, Tensor]:
     size = rows.abs()
     # The smallest numbers have no exponent of their own.
     small = size < 2.0**-64

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from laconic.kernels.reference.random import uniform
+from laconic.types import Key
 
 PER_BYTE = 5
 
 
-def trits_pack(x: Tensor, clip: float, key: int) -> tuple[Tensor, Tensor]:
+def trits_pack(x: Tensor, clip: float, key: Key) -> tuple[Tensor, Tensor]:
     """The sign of each entry with the chance |entry|/scale, else zero; and the scale.
 
     The scale is the largest magnitude or, with `clip` above 0, at most `clip` times the root mean

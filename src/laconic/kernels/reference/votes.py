@@ -5,9 +5,10 @@ from torch import Tensor
 
 from laconic.kernels.reference.bits import pack_bits
 from laconic.kernels.reference.random import random_bits
+from laconic.types import Key
 
 
-def votes_pack(x: Tensor, key: int) -> tuple[Tensor, Tensor]:
+def votes_pack(x: Tensor, key: Key) -> tuple[Tensor, Tensor]:
     """A set bit for every negative entry; then 1, or 0 where all is zero, or NaN where any is bad.
 
     An entry that is zero has the bit of its place among the random words: bit i % 32 of word i/32.
