@@ -40,7 +40,7 @@ class EF21SGDM(Memory):
 
     def before(self, grad: Tensor, now: State, then: State) -> Given:
         kept = now["momentum"]
-        momentum = kept.lerp(grad, torch.where(kept.any(), self.eta, 1.0).to(kept.dtype))
+        momentum = kept.lerp(grad, _rate(kept, self.eta))
         then["momentum"] = torch.where(momentum.isfinite(), momentum, kept)
         return ahead(momentum, now)
 
@@ -57,3 +57,8 @@ class EF21SGDM(Memory):
     def rescale(self, state: State, factor: float) -> None:
         # What is kept is no debt but a gradient, and that is the same under any learning rate.
         pass
+
+
+def _rate(kept: Tensor, eta: float) -> Tensor:
+    """The first gradient counts in full; both numbers are made where they are needed."""
+    return torch.where(kept.any(), kept.new_full((), eta), kept.new_full((), 1.0))
