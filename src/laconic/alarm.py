@@ -64,7 +64,10 @@ class Alarm:
         poison = torch.zeros_like(calm) / calm
         firsts = [grad[(slice(1),) * grad.dim()] for grad in grads if grad.numel()]
         if firsts:
-            torch._foreach_add_(firsts, poison)
+            # As many tensors of their form: one for all of them would be read by the host.
+            torch._foreach_add_(
+                firsts, [poison.to(f.dtype).as_strided(f.shape, f.stride()) for f in firsts]
+            )
 
 
 class Verdict:
