@@ -21,7 +21,7 @@ from laconic.types import State, mix
 KEYS = 1 << 14
 """Room for so many keys; a bucket with more of them is not recorded."""
 
-WARM = 3
+WARM = 2
 """So many steps in a row gradients have to lie in the same place before one is recorded."""
 
 
@@ -32,18 +32,24 @@ class Keys:
         self._words = torch.zeros(KEYS, 2, dtype=torch.int64, device=device)
         self._made: list[tuple[Lane, int, Sequence[int]]] = []
 
-    def renew(self) -> None:
+    def clear(self) -> None:
+        self._made.clear()
+
+    def renew(self, first: int = 0) -> None:
         """Puts the keys of each lane's next step in their places."""
-        if not self._made:
+        if len(self._made) == first:
             return
-        keys = [mix(lane.turn.step, *after, start=before) for lane, before, after in self._made]
+        made = self._made[first:]
+        keys = [mix(lane.turn.step, *after, start=before) for lane, before, after in made]
         words = torch.tensor([(key & 0xFFFFFFFF, key >> 32) for key in keys])
         # From pageable memory: the copy is staged before this returns, and nobody waits for it.
-        self._words[: len(keys)].copy_(words, non_blocking=True)
+        self._words[first : len(self._made)].copy_(words, non_blocking=True)
 
     def place(self, lane: Lane, before: int, after: Sequence[int]) -> Tensor:
         assert len(self._made) < KEYS, "recorded lanes draw too many random numbers"
         self._made.append((lane, before, after))
+        if not torch.cuda.is_current_stream_capturing():
+            self.renew(len(self._made) - 1)
         return self._words[len(self._made) - 1]
 
 
@@ -96,10 +102,13 @@ class Recording:
         self._memories: list[_Memories] = []
         self._segments: list[_Segment] = []
         self._result: Tensor | None = None
+        self._rehearsed = False
         self._pool = torch.cuda.graph_pool_handle()
 
     def talk(self) -> Conversation[Tensor | None]:
         """The conversation about the gradients that are there now."""
+        if not self._rehearsed:
+            return (yield from self._rehearse())
         if not self._segments:
             return (yield from self._record())
         self._keys.renew()
@@ -112,6 +121,17 @@ class Recording:
         for own in self._memories:
             own.lane.draft(dict(own.then), dict(own.draft))
         return self._result
+
+    def _rehearse(self) -> Conversation[Tensor | None]:
+        """The step itself with keys on the GPU, since no kernel may be loaded under capture."""
+        self._rehearsed = True
+        for lane in self._lanes:
+            lane.turn = lane.turn._replace(keys=_LaneKeys(self._keys, lane))
+        result = yield from self._talk()
+        for lane in self._lanes:
+            lane.turn = lane.turn._replace(keys=None)
+        self._keys.clear()
+        return result
 
     def _record(self) -> Conversation[Tensor | None]:
         for lane in self._lanes:

@@ -94,6 +94,7 @@ def test_a_sampled_step_is_not_replayed() -> None:
     assert ours.stats()["relative_error"] == plain.stats()["relative_error"]
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("spec", ["topk:ratio=0.01", "qsgd:bits=4", "powersgd:rank=2"])
 def test_replaying_never_waits(spec: str) -> None:
     ours = opened(spec, True)
