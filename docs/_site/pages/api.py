@@ -62,15 +62,19 @@ def _signature(full: str, item: Any) -> Iterator[str]:
         signature = inspect.signature(item)
     except (TypeError, ValueError):
         return
-    line = f"{full}{signature}"
+    if isinstance(item, type):
+        signature = signature.replace(return_annotation=inspect.Signature.empty)
+    line = full + _short(str(signature))
     if len(line) > COLUMNS:
-        inside = "".join(f"    {p},\n" for p in _spread(signature))
-        result = signature.return_annotation
-        ends = (
-            "" if result is inspect.Signature.empty else f" -> {inspect.formatannotation(result)}"
-        )
+        inside = "".join(f"    {_short(p)},\n" for p in _spread(signature))
+        ends = _short(str(signature)).rpartition(")")[2]
         line = f"{full}(\n{inside}){ends}"
     yield fence(line)
+
+
+def _short(annotated: str) -> str:
+    """Types without the modules that they come from."""
+    return re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Z])", "", annotated)
 
 
 def _spread(signature: inspect.Signature) -> Iterator[str]:
