@@ -20,8 +20,9 @@ check: $(READY)  ## format, lint, types, and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_arrows.py
 
+# Not with --quiet: warnings that nobody sees are not counted as errors either.
 docs: $(READY)  ## the documentation site in build/site; a broken link is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 table: $(READY)  ## writes the generated parts of the README and of docs/benchmarks.md anew
 	$(BIN)/laconic methods --markdown README.md
