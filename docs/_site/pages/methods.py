@@ -92,15 +92,20 @@ def page(method: Method, wire: dict[str, str]) -> str:
 
 
 def overview(found: Sequence[Method]) -> str:
-    """The table of all methods, each with a link to its page."""
-    lines = []
-    for m in found:
-        loss = measure.error(m.usual, measure.gradient())
-        name, bits = f"[{m.name}]({m.name}.md)", f"{m.row.bits_per_element:g}"
-        words = [name, code(m.row.spec), m.row.family, m.row.memory, m.row.exchange]
-        lines.append([*words, bits, f"{loss:.2g}", m.row.summary])
-    columns = ("method", "usual setting", "family", "memory", "exchange", "bits", "error", "")
-    return table(columns, lines, words=5).replace("| --: |\n", "| --- |\n", 1)
+    """A table for each family, with a link to the page of every method."""
+    parts = []
+    for family in dict.fromkeys(m.row.family for m in found):
+        lines = [_overview_line(m) for m in found if m.row.family == family]
+        columns = ("method", "what it sends", "memory", "exchange", "bits", "error")
+        parts += [f"## {family.capitalize()}", table(columns, lines, words=4)]
+    return "\n\n".join(parts)
+
+
+def _overview_line(m: Method) -> list[str]:
+    error = measure.error(m.usual, measure.gradient())
+    link, exchange = f"[{code(m.row.spec)}]({m.name}.md)", m.row.exchange.replace(":", ": ")
+    bits = f"{m.row.bits_per_element:.3g}"
+    return [link, m.row.summary, m.row.memory, exchange, bits, f"{error:.2g}"]
 
 
 def wire_parts(text: str) -> dict[str, str]:
