@@ -41,4 +41,3 @@ def test_torchrun_with_four_nodes(emulated: None, tmp_path: Path) -> None:
     assert {p.name[:21] for p in (tmp_path / "checkpoints").iterdir()} >= {
         f"step000000003-rank{rank}of" for rank in range(4)
     }
-
