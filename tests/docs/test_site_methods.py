@@ -7,7 +7,7 @@ import pytest
 
 import laconic
 from laconic.errors import ConfigError
-from pages import measure, methods, plot
+from pages import company, measure, methods, plot
 
 DOCS = Path(__file__).parents[2] / "docs"
 FOUND = {m.name: m for m in methods.methods()}
@@ -39,13 +39,13 @@ def test_a_page_without_a_wire_format_is_refused() -> None:
 
 def test_company_is_what_attach_would_accept() -> None:
     topk, votes, low = (FOUND[name].usual for name in ("topk", "signsgd", "powersgd"))
-    assert "residual" in methods.legal_memories(topk)
-    assert methods.legal_memories(FOUND["terngrad"].usual) == ["none"]
-    assert methods.takes_exchange(topk, "gather")
-    assert not methods.takes_exchange(topk, "mean")
-    assert not methods.takes_exchange(votes, "sharded")
-    assert methods.takes_exchange(low, "mean")
-    assert not methods.takes_exchange(low, "gather")
+    assert "residual" in company.legal_memories(topk)
+    assert company.legal_memories(FOUND["terngrad"].usual) == ["none"]
+    assert company.takes_exchange(topk, "gather")
+    assert not company.takes_exchange(topk, "mean")
+    assert not company.takes_exchange(votes, "sharded")
+    assert company.takes_exchange(low, "mean")
+    assert not company.takes_exchange(low, "gather")
 
 
 def test_wire_parts_reads_several_names_a_row() -> None:

@@ -8,17 +8,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from laconic.catalogue import Row, rows
-from laconic.contract import Compressor, Layered, ManyRounds, OneRound
+from laconic.contract import Compressor, ManyRounds, OneRound
 from laconic.errors import ConfigError
-from laconic.plan import check_exchange, check_memory, make_plan
 from laconic.spec import (
     compressor_classes,
-    exchange_classes,
     format_spec,
-    memory_classes,
-    parse_memory,
 )
 from pages import measure, plot
+from pages.company import company
 from pages.markdown import code, fence, listed, table
 
 WHEN = {
@@ -34,20 +31,6 @@ WHEN = {
     "not with its area. Most of them travel by all-reduce, so they scale to many workers.",
 }
 """When a method of a family helps; what is special to one is in its own text."""
-
-TRAITS = (
-    ("unbiased", "its expectation is the input"),
-    ("contraction", "closer to the input than zero is, so error feedback converges"),
-    ("summable", "an all-reduce can add its messages up"),
-)
-"""What decides which memory and exchange a method may go with."""
-
-RARE = (
-    ("votes", "the majority counts, not the mean"),
-    ("accumulates", "it says an entry once enough has piled up"),
-    ("everywhere", "used for small and one-dimensional tensors, too"),
-    ("waits", "on a GPU the host waits for it"),
-)
 
 
 class Method(NamedTuple):
@@ -82,7 +65,7 @@ def page(method: Method, wire: dict[str, str]) -> str:
         "## When it helps",
         WHEN[method.cls.family],
         "## What it goes with",
-        _company(codec, method.row),
+        company(codec, method.row),
         "## On the wire",
         _wire(method, codec, wire),
         "## Error and bits",
@@ -134,49 +117,6 @@ def _kind(hint: Any) -> str:
 
 def _default(f: Field[Any]) -> str:
     return "must be given" if f.default is MISSING else code(str(f.default))
-
-
-def _company(codec: Compressor, row: Row) -> str:
-    """Its traits, and which memories and exchanges take it."""
-    traits = codec.traits()
-    lines = [(name, "yes" if getattr(traits, name) else "no", why) for name, why in TRAITS]
-    lines.append(("fixed length", "no" if traits.varies else "yes", "known before it is said"))
-    lines += [(name, "yes", why) for name, why in RARE if getattr(traits, name)]
-    refused = [] if traits.contraction else [traits.why_not]
-    exchanges = [name for name in exchange_classes() if takes_exchange(codec, name)]
-    said = [
-        table(("trait", "", "meaning"), lines, words=3),
-        f"- **Memories:** {listed(map(code, legal_memories(codec)))}; {code(row.memory)} "
-        "unless told otherwise.",
-        f"- **Exchanges:** {listed(map(code, exchanges))}; `auto` takes {code(row.exchange)} "
-        "for 8 workers.",
-        *(f"- No contraction: {why}." for why in refused if why),
-    ]
-    return said[0] + "\n\n" + "\n".join(said[1:])
-
-
-def legal_memories(codec: Compressor) -> list[str]:
-    """The memories that the method may go with."""
-    found = []
-    for name in memory_classes():
-        try:
-            check_memory(codec, parse_memory(name))
-        except ConfigError:
-            continue
-        found.append(name)
-    return found
-
-
-def takes_exchange(codec: Compressor, name: str) -> bool:
-    """Whether the method may go with an exchange beside its usual memory."""
-    if issubclass(exchange_classes()[name], Layered):
-        return True
-    memory = make_plan(codec, None, "auto", (), 8).memory
-    try:
-        check_exchange(codec, memory, name)
-    except ConfigError:
-        return False
-    return True
 
 
 def _wire(method: Method, codec: Compressor, wire: dict[str, str]) -> str:
