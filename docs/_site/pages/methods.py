@@ -10,10 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 from laconic.catalogue import Row, rows
 from laconic.contract import Compressor, ManyRounds, OneRound
 from laconic.errors import ConfigError
-from laconic.spec import (
-    compressor_classes,
-    format_spec,
-)
+from laconic.spec import compressor_classes, format_spec
 from pages import measure, plot
 from pages.company import company
 from pages.markdown import code, fence, listed, table
