@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-gpu check clean table
+.PHONY: demo test test-gpu check clean docs table
 
 demo: $(READY)  ## four emulated hosts race dense training against compressed
 	$(BIN)/laconic demo
@@ -20,13 +20,18 @@ check: $(READY)  ## format, lint, types, and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_arrows.py
 
-table: $(READY)  ## writes the generated parts of the README anew
+# Not with --quiet: warnings that nobody sees are not counted as errors either.
+docs: $(READY)  ## the documentation site in build/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+table: $(READY)  ## writes the generated parts of the README and of docs/benchmarks.md anew
 	$(BIN)/laconic methods --markdown README.md
+	$(BIN)/python docs/_site/write_benchmarks.py
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build .venv .mypy_cache .pytest_cache .ruff_cache
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench,dev,docs]'
 	touch $@

@@ -1,0 +1,120 @@
+"""Tables of records that no run of a benchmark's cases left: forecasts, studies, hostile bytes."""
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Any, TypeAlias
+
+from laconic.bench import human
+from laconic.bench.forecast_records import ForecastRecord
+from laconic.bench.setting import group
+from pages.markdown import code, listed, table
+
+Row: TypeAlias = dict[str, Any]
+
+CLOSE = 0.15
+"""A prediction that is off by less counts as right."""
+
+LONGEST = 60
+"""Rows of a table that nobody has made a summary for."""
+
+
+def forecasts(records: Sequence[ForecastRecord]) -> Iterator[str]:
+    """Predicted steps, beside what was measured where it was."""
+    lines = [
+        [
+            code(r.spec),
+            human.rate(r.rate or "unshaped"),
+            str(r.workers),
+            human.duration_ms(r.step_ms),
+            human.duration_ms(r.measured_ms),
+            human.NOTHING if r.off is None else f"{r.off:+.0%}",
+            human.byte_size(r.sent_bytes),
+        ]
+        for r in records
+    ]
+    offs = [abs(r.off) for r in records if r.off is not None]
+    if offs:
+        close = sum(off <= CLOSE for off in offs)
+        yield (
+            f"{close} of {len(offs)} predictions are within {CLOSE:.0%} of what was measured; "
+            f"half of them within {median(offs):.0%}."
+        )
+    columns = ("method", "rate", "workers", "predicted", "measured", "off by", "sent per step")
+    yield table(columns, lines, words=2)
+
+
+def tables(rows: Sequence[Row]) -> Iterator[str]:
+    """Rows by their kind, each as that kind is read best."""
+    for kind, found in group(rows, lambda row: row.get("kind")).items():
+        if kind == "fuzz":
+            yield from _fuzz(found)
+        elif kind == "kill":
+            yield f"{len(found)} workers were killed, one after the other."
+        elif kind is None and {"case", "step", "sent_bytes", "dense_bytes"} <= found[0].keys():
+            yield from _study(found)
+        else:
+            yield from plain(found)
+
+
+def _fuzz(rows: Sequence[Row]) -> Iterator[str]:
+    """Hostile messages, added up by the kinds of methods that they were sent to."""
+    names = group(rows, lambda row: str(row["spec"]).split(":")[0].split(" ")[0])
+    counts = ("messages", "decoded", "refused", "crashes")
+    lines = [
+        [code(name), *(f"{sum(row[count] for row in own):,}" for count in counts)]
+        for name, own in names.items()
+    ]
+    total = [f"{sum(row[count] for row in rows):,}" for count in counts]
+    yield (
+        f"{total[0]} hostile or broken messages to {len(rows)} settings of {len(names)} methods: "
+        f"{total[1]} could be read, {total[2]} were refused with `WireError`, and {total[3]} "
+        "did anything else."
+    )
+    yield table(("method", *counts), lines)
+
+
+def _study(rows: Sequence[Row]) -> Iterator[str]:
+    """Where each run of a study of rare talk ended; bytes are one worker's since the start."""
+    by_setting = group(rows, lambda row: (row.get("workload"), row.get("workers")))
+    for (workload, workers), found in by_setting.items():
+        ends = group(found, lambda row: (row["case"], row.get("seed"))).values()
+        lines = [_end(runs[-1]) for runs in ends]
+        yield f"### {workload}, {workers} workers"
+        columns = ("case", "seed", "steps", "loss", "metric", "sent", "less than dense")
+        yield table(columns, lines)
+
+
+def _end(row: Row) -> list[str]:
+    less = human.times(row["dense_bytes"] / row["sent_bytes"] if row["sent_bytes"] else None)
+    numbers = [human.digits(row.get(name)) for name in ("evaluation_loss", "metric")]
+    sent = human.byte_size(row["sent_bytes"])
+    return [code(row["case"]), str(row.get("seed", "")), f"{row['step']:,}", *numbers, sent, less]
+
+
+def plain(rows: Sequence[Row]) -> Iterator[str]:
+    """Rows of a form that this file does not know: what is alike in all in a line, then a table."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    told = [n for n in names if all(isinstance(row.get(n), _SIMPLE) for row in rows)]
+    alike = [n for n in told if len({row.get(n) for row in rows}) == 1 and n not in _DULL]
+    differ = [n for n in told if n not in alike and n not in _DULL]
+    if alike:
+        yield listed(f"{_words(n)} {_shown(rows[0].get(n))}" for n in alike) + "."
+    if differ:
+        lines = [[_shown(row.get(n)) for n in differ] for row in rows[:LONGEST]]
+        yield table([_words(n) for n in differ], lines)
+    if len(rows) > LONGEST and differ:
+        yield f"And {len(rows) - LONGEST} more rows."
+
+
+_SIMPLE = (str, int, float, bool, type(None))
+_DULL = ("command", "version", "kind")
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: human.NOTHING}[value]
+    return human.digits(value) if isinstance(value, float) else str(value)

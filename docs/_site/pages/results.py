@@ -1,0 +1,144 @@
+"""The tables of docs/benchmarks.md, made from the records in results/."""
+
+import json
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from laconic.bench.forecast_records import read_forecasts
+from laconic.bench.grid import Grid, kernel_grid, step_grid, train_grid
+from laconic.bench.records import KINDS, KernelRecord, Record, StepRecord, TrainRecord, read
+from laconic.bench.setting import group, kernel_setting, step_setting, train_setting
+from laconic.bench.summary import kernel_summary, step_summary, train_summary
+from laconic.errors import ConfigError
+from pages import other_results
+from pages.markdown import code, table
+
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+
+TITLES = {
+    "train": "Time to accuracy",
+    "step": "Step times",
+    "gpu-step": "Step times on a GPU",
+    "kernels-cpu": "Kernels on a CPU",
+    "kernels-h200": "Kernels on a GPU",
+    "validation": "Predicted and measured steps",
+    "local": "Talking rarely",
+    "adaptive": "Compression that sets itself",
+    "reliability/chaos": "Killed workers",
+    "reliability/fuzz": "Hostile bytes",
+}
+"""What files are about, by the name of the file or its folder, in the order of the page."""
+
+PRIVATE = ("--json", "--plot", "--commit", "--data", "--output", "-o", "--tensorboard")
+"""Options that say where things lay when a record was made."""
+
+FACTS = ("gpu", "cpu", "cores", "torch", "numba", "triton", "commit")
+
+R = TypeVar("R", TrainRecord, StepRecord, KernelRecord)
+
+
+def write_into(page: Path, results: Path) -> None:
+    """Replaces what is between the marks of the page by tables of all records."""
+    text = page.read_text(encoding="utf-8")
+    if BEGIN not in text or END not in text:
+        raise ConfigError(f"{page}: expected the marks {BEGIN} and {END}")
+    head, tail = text.split(BEGIN)[0], text.split(END)[1]
+    page.write_text(f"{head}{BEGIN}\n{tables(results)}\n{END}{tail}", encoding="utf-8")
+
+
+def tables(results: Path) -> str:
+    """A section for every file of records."""
+    files = sorted(results.rglob("*.jsonl"), key=lambda path: _order(path.relative_to(results)))
+    return "\n\n".join(part for file in files for part in _section(file, results))
+
+
+def _topic(path: Path) -> str | None:
+    """The key of a file's title, if it has one."""
+    own = path.with_suffix("").as_posix()
+    return next((name for name in (own, path.parts[0]) if name in TITLES), None)
+
+
+def _order(path: Path) -> tuple[int, str]:
+    topic = _topic(path)
+    return (len(TITLES) if topic is None else [*TITLES].index(topic), path.as_posix())
+
+
+def title(path: Path) -> str:
+    """The heading of a file, given within results/: files of a folder keep their names."""
+    own, topic = path.with_suffix("").as_posix(), _topic(path)
+    if topic is None:
+        return own
+    return TITLES[topic] if topic == own else f"{TITLES[topic]}: {path.stem}"
+
+
+def _section(path: Path, results: Path) -> Iterator[str]:
+    yield f"## {title(path.relative_to(results))}"
+    yield f"`results/{path.relative_to(results).as_posix()}`"
+    rows = [json.loads(line) for line in path.read_text("utf-8").split("\n") if line.strip()]
+    kinds = {row.get("kind") for row in rows}
+    if kinds <= set(KINDS):
+        yield from _runs(read([path]))
+    elif kinds == {"forecast"}:
+        yield from other_results.forecasts(read_forecasts(path))
+    else:
+        yield from other_results.tables(rows)
+
+
+def _runs(records: Sequence[Record]) -> Iterator[str]:
+    trains = [r for r in records if isinstance(r, TrainRecord)]
+    steps = [r for r in records if isinstance(r, StepRecord)]
+    kernels = [r for r in records if isinstance(r, KernelRecord)]
+    yield from _grids(trains, train_setting, train_grid, train_summary)
+    yield from _grids(steps, lambda r: (step_setting(r), r.command), step_grid, step_summary)
+    yield from _grids(kernels, kernel_setting, kernel_grid, kernel_summary)
+
+
+def _grids(
+    records: Sequence[R],
+    same: Callable[[R], Any],
+    grid: Callable[[Sequence[R]], Grid],
+    summary: Callable[[Sequence[R]], str],
+) -> Iterator[str]:
+    """A table for each setting and machine: other times are not to be compared."""
+    for runs in group(records, lambda r: (same(r), str(r.machine))).values():
+        yield f"### {setting_words(runs[0])}"
+        yield summary(runs)
+        yield grid_table(grid(runs))
+        yield made_by({r.command: None for r in runs}, runs[0].machine)
+
+
+def setting_words(record: Record) -> str:
+    if isinstance(record, TrainRecord):
+        return train_setting(record).words()
+    if isinstance(record, StepRecord):
+        return step_setting(record).words()
+    return kernel_setting(record).words()
+
+
+def grid_table(grid: Grid) -> str:
+    lines = [[code(row.spec), *(cell.text for cell in row.cells[1:])] for row in grid.rows]
+    return table(grid.columns, lines)
+
+
+def made_by(commands: Iterable[str], machine: dict[str, str]) -> str:
+    """How to make such records again, and where these were made."""
+    short = {name: machine[name] for name in FACTS if name in machine}
+    if "commit" in short:
+        short["commit"] = short["commit"][:12]
+    facts = ", ".join(f"{name} {value}" for name, value in short.items())
+    lines = dict.fromkeys(code(public(command)) for command in commands)
+    return "  \n".join([*lines, facts])
+
+
+def public(command: str) -> str:
+    """A command without options that name somebody's files."""
+    words, kept = shlex.split(command), []
+    while words:
+        word = words.pop(0)
+        if word in PRIVATE:
+            words = words[1:]
+        elif not word.startswith(tuple(f"{name}=" for name in PRIVATE)):
+            kept.append(word)
+    return shlex.join(kept)

@@ -1,0 +1,15 @@
+"""Shared by the tests of the documentation site."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from laconic import kernels
+
+
+@pytest.fixture(autouse=True)
+def _reference() -> Iterator[None]:
+    """The kernels that the site is built with: no compiler, and the same everywhere."""
+    kernels.use("reference")
+    yield
+    kernels.use("auto")

@@ -1,0 +1,111 @@
+"""What the pages of recipes tell others to run fits what torchrun and Kubernetes read."""
+
+import ast
+import os
+import shlex
+import subprocess
+from argparse import Namespace
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import pytest
+import yaml
+from recipe_files import files_of
+from torch.distributed.run import get_args_parser
+
+import laconic
+
+NODES = ("node-a", "node-b", "node-c")
+
+SRUN = """#!/bin/bash
+# Stands for Slurm: one task a node, as --ntasks-per-node=1 asks for.
+[ "$1" = --kill-on-bad-exit=1 ] && shift
+for node in 0 1 2; do SLURM_NODEID=$node "$@"; done
+"""
+
+
+def read_torchrun(words: list[str]) -> Namespace:
+    """What torchrun makes of its arguments."""
+    return get_args_parser().parse_args(words)
+
+
+def stand_in(folder: Path, name: str, text: str) -> None:
+    path = folder / name
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def test_slurm_starts_one_torchrun_a_node(tmp_path: Path) -> None:
+    stand_in(tmp_path, "srun", SRUN)
+    stand_in(tmp_path, "scontrol", "#!/bin/sh\nprintf '%s\\n' " + " ".join(NODES) + "\n")
+    stand_in(tmp_path, "torchrun", "#!/bin/sh\nprintf '%s\\n' \"$*\"\n")
+    (tmp_path / "job.sbatch").write_text(files_of("slurm")["job.sbatch"])
+    env = {
+        **os.environ,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_JOB_NODELIST": "node-[a-c]",
+        "SLURM_JOB_NUM_NODES": str(len(NODES)),
+        "SLURM_JOB_ID": "70001",
+        "SLURM_GPUS_ON_NODE": "8",
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+    }
+    done = subprocess.run(
+        ["bash", "job.sbatch"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = [read_torchrun(shlex.split(line)) for line in done.stdout.splitlines()]
+    assert [t.node_rank for t in told] == [0, 1, 2]
+    assert {(t.nnodes, t.nproc_per_node, t.master_addr) for t in told} == {("3", "8", "node-a")}
+    assert {t.master_port for t in told} == {20000 + 70001 % 20000}
+    assert all(t.training_script == "train.py" for t in told)
+
+
+def test_kubernetes_pods_find_each_other() -> None:
+    manifests: dict[str, Any] = {
+        m["kind"]: m for m in yaml.safe_load_all(files_of("kubernetes")["job.yaml"])
+    }
+    service, job = manifests["Service"], manifests["Job"]
+    pod = job["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    env = {e["name"]: e["value"] for e in container["env"]}
+    name = job["metadata"]["name"]
+    assert job["spec"]["completionMode"] == "Indexed"
+    assert str(job["spec"]["completions"]) == str(job["spec"]["parallelism"]) == env["NODES"]
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"] == {"job-name": name}
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert env["MASTER_ADDR"] == f"{name}-0.{pod['subdomain']}"
+    volumes = {v["name"]: v for v in pod["volumes"]}
+    assert {m["name"] for m in container["volumeMounts"]} == set(volumes)
+    claim = volumes["checkpoints"]["persistentVolumeClaim"]["claimName"]
+    assert claim == manifests["PersistentVolumeClaim"]["metadata"]["name"]
+
+    line = Template(container["args"][0]).substitute(env, JOB_COMPLETION_INDEX="3")
+    words = shlex.split(line)
+    assert words[:2] == ["exec", "torchrun"]
+    told = read_torchrun(words[2:])
+    assert (told.nnodes, told.node_rank, told.master_port) == ("4", 3, 29500)
+    assert told.training_script_args[-2:] == ["--checkpoints", "/checkpoints"]
+
+    [policy] = yaml.safe_load_all(files_of("kubernetes")["policy.yaml"])
+    assert policy["spec"]["podSelector"]["matchLabels"] == {"job-name": name}
+
+
+@pytest.mark.parametrize(("page", "name"), [("torchrun", "train.py"), ("ray", "train_ray.py")])
+def test_scripts_use_what_laconic_has(page: str, name: str) -> None:
+    used = {
+        node.attr
+        for node in ast.walk(ast.parse(files_of(page)[name]))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "laconic"
+    }
+    assert "attach" in used
+    assert used <= set(laconic.__all__)

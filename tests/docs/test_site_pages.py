@@ -1,0 +1,37 @@
+"""The page of public names, borrowed pages, and Markdown."""
+
+from pathlib import Path
+
+import laconic
+from pages import api, borrowed
+from pages.markdown import table
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_public_name_is_on_the_page() -> None:
+    page = api.page()
+    for name in [*laconic.__all__, *laconic.local.__all__]:
+        if name != "local":
+            assert f"### {name}\n" in page
+    assert "laconic.parse(spec: str) -> Compressor" in page
+    assert "compressor: Compressor | str,\n    *,\n    memory: Memory | str | None = None," in page
+    assert "**`switch(compressor, memory=None, exchange='auto')`**" in page
+
+
+def test_links_of_borrowed_pages_fit_the_site() -> None:
+    texts = borrowed.pages(ROOT)
+    assert set(texts) == {"changelog.md", "contributing.md", "security.md"}
+    assert "](reliability.md)" in texts["security.md"]
+    assert not any("](docs/" in text for text in texts.values())
+
+
+def test_links_that_leave_the_docs() -> None:
+    text = "[a](../SECURITY.md) [b](../../SECURITY.md#x) [c](../wire.md)"
+    assert borrowed.from_docs(text, 0).startswith("[a](security.md) [b](../../SECURITY")
+    assert "[b](../security.md#x) [c](../wire.md)" in borrowed.from_docs(text, 1)
+
+
+def test_a_cell_cannot_break_its_table() -> None:
+    lines = table(("a", "b"), [("x|y", "two\nlines")]).splitlines()
+    assert lines == ["| a | b |", "| --- | --: |", "| x\\|y | two lines |"]
