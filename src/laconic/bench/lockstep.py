@@ -5,11 +5,13 @@ means of batch norm are those of worker 0, as on a real cluster, where rank 0 ev
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from laconic.bench.captured import passes_of
+from laconic.bench.passes import Passes
 from laconic.bench.workload import Workload, update
 from laconic.simulate import Simulation
 
@@ -28,25 +30,14 @@ class Crew:
     def workers(self) -> int:
         return len(self.exchange.workers)
 
+    @cached_property
+    def passes(self) -> Passes:
+        return passes_of(self.workload, [self.model] * self.workers, self.seed)
+
 
 def gradients(crew: Crew, step: int) -> list[dict[str, Tensor]]:
-    """What each worker computes from its own batch."""
-    found = [_gradient(crew, step, 0)]
-    kept = [buffer.clone() for buffer in crew.model.buffers()]
-    found += [_gradient(crew, step, rank) for rank in range(1, crew.workers)]
-    for buffer, own in zip(crew.model.buffers(), kept, strict=True):
-        buffer.copy_(own)
-    return found
-
-
-def _gradient(crew: Crew, step: int, rank: int) -> dict[str, Tensor]:
-    inputs, targets = crew.workload.batch(step, rank, crew.workers, crew.seed)
-    trained = {n: p for n, p in crew.model.named_parameters() if p.requires_grad}
-    loss = crew.workload.loss(crew.model(inputs), targets)
-    # A parameter that had no part in the loss counts as one that need not change.
-    found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
-    pairs = zip(trained.items(), found, strict=True)
-    return {name: torch.zeros_like(p) if g is None else g for (name, p), g in pairs}
+    """What each worker computes from its own batch; the next step may write it over."""
+    return crew.passes.run(step).gradients
 
 
 def exchange(crew: Crew, found: list[dict[str, Tensor]]) -> None:
@@ -56,7 +47,9 @@ def exchange(crew: Crew, found: list[dict[str, Tensor]]) -> None:
         parameters[name].grad = mean
 
 
-def train_step(crew: Crew, step: int, steps: int) -> None:
-    """Step number `step` of `steps`, of all workers."""
-    exchange(crew, gradients(crew, step))
+def train_step(crew: Crew, step: int, steps: int) -> Tensor:
+    """Step number `step` of `steps`; all workers' losses, which the next may write over."""
+    passed = crew.passes.run(step)
+    exchange(crew, passed.gradients)
     update(crew.workload, crew.model, crew.optimiser, step, steps)
+    return passed.losses
