@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from laconic.bench.captured import Captured
-from laconic.bench.lockstep import Crew, train_step
+from laconic.bench.local_cases import CASES
+from laconic.bench.local_crew import local_crew
+from laconic.bench.lockstep import crew_of
 from laconic.bench.passes import Eager, Passed
 from laconic.bench.workload import Workload, parse_workload
-from laconic.simulate import simulate
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
 
@@ -75,11 +76,17 @@ def test_gradients_are_the_same_tensors_in_every_step() -> None:
     assert len(places) == 1
 
 
+@pytest.mark.parametrize("case", ["qtopk", "cser-32", "ef-32"])
+def test_local_training_learns(case: str) -> None:
+    workload = parse_workload("resnet9-tiny", device="cuda")
+    with local_crew(workload, CASES[case], workers=3, seed=0) as crew:
+        losses = torch.stack([crew.step(step, 40).clone() for step in range(40)])
+    assert losses[-5:].mean() < 0.8 * losses[:5].mean()
+
+
 @pytest.mark.parametrize("spec", ["none", "topk:ratio=0.05", "powersgd:rank=2"])
 def test_lock_step_training_learns(spec: str) -> None:
     workload = parse_workload("resnet9-tiny", device="cuda")
-    model = built(workload)
-    exchange = simulate(model, spec, workers=4)
-    crew = Crew(workload, model, workload.optimiser(model), exchange, seed=0)
-    losses = torch.stack([train_step(crew, step, 40).clone() for step in range(40)])
+    crew = crew_of(workload, spec, workers=4, seed=0)
+    losses = torch.stack([crew.step(step, 40).clone() for step in range(40)])
     assert losses[-5:].mean() < 0.8 * losses[:5].mean()

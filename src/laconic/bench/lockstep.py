@@ -7,17 +7,22 @@ means of batch norm are those of worker 0, as on a real cluster, where rank 0 ev
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from laconic.bench.captured import passes_of
+from laconic.bench.forecasts import plan_of
 from laconic.bench.passes import Passes
-from laconic.bench.workload import Workload, update
+from laconic.bench.trainee import Trainee
+from laconic.bench.workload import Evaluation, Workload, update
+from laconic.comm.meter import Meter
+from laconic.lanes import Lanes
 from laconic.simulate import Simulation
 
 
 @dataclass(frozen=True)
-class Crew:
+class Crew(Trainee):
     """Workers at the start of a run."""
 
     workload: Workload
@@ -34,22 +39,26 @@ class Crew:
     def passes(self) -> Passes:
         return passes_of(self.workload, [self.model] * self.workers, self.seed)
 
+    def step(self, step: int, steps: int) -> Tensor:
+        passed = self.passes.run(step)
+        parameters = dict(self.model.named_parameters())
+        for name, mean in self.exchange.step(passed.gradients).items():
+            parameters[name].grad = mean
+        update(self.workload, self.model, self.optimiser, step, steps)
+        return passed.losses
 
-def gradients(crew: Crew, step: int) -> list[dict[str, Tensor]]:
-    """What each worker computes from its own batch; the next step may write it over."""
-    return crew.passes.run(step).gradients
+    def evaluate(self) -> Evaluation:
+        return self.workload.evaluate(self.model)
+
+    def meter(self) -> Meter:
+        return self.exchange.network.meters[0]
 
 
-def exchange(crew: Crew, found: list[dict[str, Tensor]]) -> None:
-    """Gives the model the mean that all workers receive."""
-    parameters = dict(crew.model.named_parameters())
-    for name, mean in crew.exchange.step(found).items():
-        parameters[name].grad = mean
-
-
-def train_step(crew: Crew, step: int, steps: int) -> Tensor:
-    """Step number `step` of `steps`; all workers' losses, which the next may write over."""
-    passed = crew.passes.run(step)
-    exchange(crew, passed.gradients)
-    update(crew.workload, crew.model, crew.optimiser, step, steps)
-    return passed.losses
+def crew_of(workload: Workload, case: str, workers: int, seed: int) -> Crew:
+    """Workers who exchange their gradients as a case says."""
+    torch.manual_seed(seed)
+    model = workload.build().to(workload.device)
+    tensors = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    plan = plan_of(case, tensors, workers)
+    lanes = [Lanes(plan, tensors, rank, workers, seed) for rank in range(workers)]
+    return Crew(workload, model, workload.optimiser(model), Simulation(lanes), seed)
