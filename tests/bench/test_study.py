@@ -38,7 +38,7 @@ def test_a_study_goes_on_where_it_stopped(
 ) -> None:
     path = tmp_path / "study.jsonl"
     setting = f"qsparse --workload mlp-tiny --steps 4 --json {path} --seeds"
-    some = "--cases none --cases topk:ratio=0.1"
+    some = "--case none --case topk:ratio=0.1"
     assert run(monkeypatch, f"{setting} 0 {some}") == 0
     first = path.read_text()
     # Both rates of both cases, from one run each.
