@@ -74,7 +74,7 @@ STUDIES: Mapping[str, Study] = {
             "topk:ratio=0.01 | qsgd:bits=4",
             "signsgd",
         ),
-        target="accuracy=0.92",
+        target="accuracy=0.9",
     ),
     "error-feedback": Study(
         "what error feedback is worth to sparsifiers, beside GRACE's table",
@@ -87,14 +87,14 @@ STUDIES: Mapping[str, Study] = {
             "randomk:ratio=0.01 @ memory=residual",
             "randomk:ratio=0.01 @ memory=none",
         ),
-        target="accuracy=0.92",
+        target="accuracy=0.9",
     ),
     "qsparse": Study(
         "bytes to accuracy of Qsparse-local-SGD against top-k SGD with the same k",
         _RESNET,
         24 * _EPOCHS_OF_97,
         (BASELINE, "topk:ratio=0.01,values=fp32", *_local("qtopk", "signtopk")),
-        target="accuracy=0.92",
+        target="accuracy=0.9",
     ),
     "cser": Study(
         "CSER against error feedback and Qsparse at the same overall ratio",
@@ -102,12 +102,12 @@ STUDIES: Mapping[str, Study] = {
         12 * _EPOCHS_OF_97,
         (BASELINE, *_cser(256), *_cser(32), *_cser(1024)),
         seeds=(0,),
-        target="accuracy=0.92",
+        target="accuracy=0.9",
     ),
     "ptb": Study(
         "perplexity of methods that talk at every step, on the medium model of Zaremba et al.",
         "lstm_ptb:hidden=650",
-        4 * 166,
+        8 * 166,
         (
             BASELINE,
             "torch-fp16",
