@@ -351,6 +351,39 @@ def simulate(
 
 
 @app.command()
+def study(
+    name: Annotated[str | None, typer.Argument(help="Which; without, they are listed.")] = None,
+    json: Json = None,
+    minutes: Annotated[float, typer.Option(help="No run goes on for longer than this.")] = 60,
+    seeds: Annotated[str | None, typer.Option(help="Instead of the study's own.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Instead of the study's own.")] = None,
+    workload: Annotated[str | None, typer.Option(help="Instead of the study's own.")] = None,
+    case: Annotated[
+        list[str] | None, typer.Option(help="Instead of the study's own; repeat for more.")
+    ] = None,
+    data: Data = None,
+    device: Device = "cpu",
+    commit: Commit = None,
+) -> None:
+    """Runs a convergence study of simulated workers; goes on where an earlier call stopped."""
+    from laconic.bench.studies import STUDIES, find_study
+
+    if name is None:
+        for key, one in STUDIES.items():
+            print(f"{key}: {one.shows} ({len(one.cases)} cases, {one.steps:,} steps)")
+        return
+    if json is None:
+        raise ConfigError("study: give a file for the records with --json")
+    from laconic.bench.study_bench import StudyBench
+
+    chosen = find_study(name).changed(
+        workload, steps, None if seeds is None else _seeds(seeds), case
+    )
+    bench = StudyBench(chosen, data, device, json, minutes, _command(), commit)
+    _exit(finished=bench.run(_console()))
+
+
+@app.command()
 def advise(
     model: Annotated[
         str | None, typer.Option(help="module:function that returns a model, or (model, loss).")

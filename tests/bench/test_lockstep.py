@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from laconic import cli
-from laconic.bench.lockstep import Crew, gradients, train_step
+from laconic.bench.lockstep import Crew
 from laconic.bench.records import TrainRecord, read
 from laconic.bench.workload import Workload, parse_workload, update
 from laconic.simulate import simulate
@@ -32,7 +32,7 @@ def test_one_dense_worker_is_plain_training() -> None:
     model = workload.build()
     optimiser = workload.optimiser(model)
     for step in range(3):
-        train_step(ours, step, 3)
+        ours.step(step, 3)
         optimiser.zero_grad()
         inputs, targets = workload.batch(step, 0, 1, 0)
         workload.loss(model(inputs), targets).backward()
@@ -41,7 +41,7 @@ def test_one_dense_worker_is_plain_training() -> None:
 
 
 def test_workers_have_batches_of_their_own() -> None:
-    first, second = gradients(crew(parse_workload("mlp-tiny"), "none", 2), 0)
+    first, second = crew(parse_workload("mlp-tiny"), "none", 2).passes.run(0).gradients
     assert first.keys() == second.keys()
     assert not torch.equal(first["0.weight"], second["0.weight"])
 
@@ -49,7 +49,7 @@ def test_workers_have_batches_of_their_own() -> None:
 def test_running_means_are_those_of_the_first_worker() -> None:
     workload = parse_workload("resnet20-tiny")
     one, three = crew(workload, "none", 3), crew(workload, "none", 3)
-    gradients(three, 0)
+    three.passes.run(0)
     inputs, targets = workload.batch(0, 0, 3, 0)
     workload.loss(one.model(inputs), targets)
     pairs = list(zip(one.model.buffers(), three.model.buffers(), strict=True))

@@ -17,7 +17,24 @@ def device_facts(name: str) -> dict[str, str]:
     """What a time measured on the device depends on, beside what `machine_facts` says."""
     if name == "cpu":
         return {}
-    return {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda or "none"}
+    backends = torch.backends
+    flags = {
+        "convolutions": backends.cudnn.allow_tf32,
+        "matrices": backends.cuda.matmul.allow_tf32,
+    }
+    tf32 = ", ".join(name for name, allowed in flags.items() if allowed) or "none"
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "cuda": torch.version.cuda or "none",
+        "tf32": tf32,
+    }
+
+
+def hurry() -> None:
+    """Lets a GPU multiply float32 in TF32, and cuDNN choose its algorithms by trying them."""
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cudnn.benchmark = True
 
 
 def wait_for(device: torch.device) -> None:

@@ -5,17 +5,24 @@ means of batch norm are those of worker 0, as on a real cluster, where rank 0 ev
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from laconic.bench.workload import Workload, update
+from laconic.bench.captured import passes_of
+from laconic.bench.forecasts import plan_of
+from laconic.bench.passes import Passes
+from laconic.bench.trainee import Trainee
+from laconic.bench.workload import Evaluation, Workload, update
+from laconic.comm.meter import Meter
+from laconic.lanes import Lanes
 from laconic.simulate import Simulation
 
 
 @dataclass(frozen=True)
-class Crew:
+class Crew(Trainee):
     """Workers at the start of a run."""
 
     workload: Workload
@@ -28,35 +35,30 @@ class Crew:
     def workers(self) -> int:
         return len(self.exchange.workers)
 
+    @cached_property
+    def passes(self) -> Passes:
+        return passes_of(self.workload, [self.model] * self.workers, self.seed)
 
-def gradients(crew: Crew, step: int) -> list[dict[str, Tensor]]:
-    """What each worker computes from its own batch."""
-    found = [_gradient(crew, step, 0)]
-    kept = [buffer.clone() for buffer in crew.model.buffers()]
-    found += [_gradient(crew, step, rank) for rank in range(1, crew.workers)]
-    for buffer, own in zip(crew.model.buffers(), kept, strict=True):
-        buffer.copy_(own)
-    return found
+    def step(self, step: int, steps: int) -> Tensor:
+        passed = self.passes.run(step)
+        parameters = dict(self.model.named_parameters())
+        for name, mean in self.exchange.step(passed.gradients).items():
+            parameters[name].grad = mean
+        update(self.workload, self.model, self.optimiser, step, steps)
+        return passed.losses
 
+    def evaluate(self) -> Evaluation:
+        return self.workload.evaluate(self.model)
 
-def _gradient(crew: Crew, step: int, rank: int) -> dict[str, Tensor]:
-    inputs, targets = crew.workload.batch(step, rank, crew.workers, crew.seed)
-    trained = {n: p for n, p in crew.model.named_parameters() if p.requires_grad}
-    loss = crew.workload.loss(crew.model(inputs), targets)
-    # A parameter that had no part in the loss counts as one that need not change.
-    found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
-    pairs = zip(trained.items(), found, strict=True)
-    return {name: torch.zeros_like(p) if g is None else g for (name, p), g in pairs}
+    def meter(self) -> Meter:
+        return self.exchange.network.meters[0]
 
 
-def exchange(crew: Crew, found: list[dict[str, Tensor]]) -> None:
-    """Gives the model the mean that all workers receive."""
-    parameters = dict(crew.model.named_parameters())
-    for name, mean in crew.exchange.step(found).items():
-        parameters[name].grad = mean
-
-
-def train_step(crew: Crew, step: int, steps: int) -> None:
-    """Step number `step` of `steps`, of all workers."""
-    exchange(crew, gradients(crew, step))
-    update(crew.workload, crew.model, crew.optimiser, step, steps)
+def crew_of(workload: Workload, case: str, workers: int, seed: int) -> Crew:
+    """Workers who exchange their gradients as a case says."""
+    torch.manual_seed(seed)
+    model = workload.build().to(workload.device)
+    tensors = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    plan = plan_of(case, tensors, workers)
+    lanes = [Lanes(plan, tensors, rank, workers, seed) for rank in range(workers)]
+    return Crew(workload, model, workload.optimiser(model), Simulation(lanes), seed)

@@ -4,8 +4,9 @@ Images are flipped and shifted anew in every epoch: cut from a frame of 4 black 
 2015). All of that happens on the device, for a whole batch in one go.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -14,7 +15,8 @@ from torch.nn.functional import cross_entropy, pad
 from torch.optim import SGD, Optimizer
 
 from laconic.bench.data.cifar10 import CIFAR10, SIDE, Pictures, read_cifar10, synthetic_cifar10
-from laconic.bench.draw import deal, numbers_below, shuffled
+from laconic.bench.draw import Deal, deal, joined, numbers_below, shuffled
+from laconic.bench.flat import Flat
 from laconic.bench.workload import Batch, Evaluation, Metric, Workload, evaluating
 
 _FRAME = 4
@@ -39,8 +41,20 @@ class PictureWorkload(Workload):
     batch_size: int = 64
     learning_rate: float = 0.1
     weight_decay: float = 5e-4
+    bf16: bool = False
+    """Whether the net multiplies in bfloat16; parameters and gradients are float32 in any case."""
+    flat: bool = False
+    """Whether all weights are one parameter, so that methods choose among layers."""
     metric: ClassVar = Metric("accuracy", "higher")
     source: ClassVar = CIFAR10
+
+    @abstractmethod
+    def net(self) -> nn.Module:
+        """The model, from torch's global generator."""
+
+    def build(self) -> nn.Module:
+        net = _Bf16(self.net()) if self.bf16 else self.net()
+        return Flat(net) if self.flat else net
 
     def optimiser(self, model: nn.Module) -> Optimizer:
         return SGD(
@@ -49,16 +63,27 @@ class PictureWorkload(Workload):
             momentum=0.9,
             weight_decay=self.weight_decay,
             nesterov=True,
+            fused=True if self.device == "cuda" else None,
         )
 
     def examples(self) -> int:
         return len(self._pictures().training.classes)
 
     def batch(self, step: int, rank: int, workers: int, seed: int) -> Batch:
+        count = len(self._pictures().training.classes)
+        return self._dealt(seed, deal(count, self.batch_size, step, rank, workers))
+
+    def batches(self, step: int, workers: int, seed: int) -> Batch:
+        """In one go, since workers take what lies side by side in the order of an epoch."""
+        count = len(self._pictures().training.classes)
+        each = [deal(count, self.batch_size, step, rank, workers) for rank in range(workers)]
+        parts = [self._dealt(seed, part) for part in joined(each)]
+        return parts[0] if len(parts) == 1 else Batch(*map(torch.cat, zip(*parts, strict=True)))
+
+    def _dealt(self, seed: int, part: Deal) -> Batch:
         images = self._pictures().training
-        count = len(images.classes)
-        number, start, stop = deal(count, self.batch_size, step, rank, workers)
-        epoch = Epoch(*(item[start:stop] for item in _epoch(count, seed, number, self.device)))
+        whole = _epoch(len(images.classes), seed, part.epoch, self.device)
+        epoch = Epoch(*(item[part.start : part.stop] for item in whole))
         return Batch(_varied(images.pixels[epoch.order], epoch), images.classes[epoch.order])
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
@@ -106,6 +131,25 @@ def _varied(pixels: Tensor, epoch: Epoch) -> Tensor:
 
 def _scaled(pixels: Tensor) -> Tensor:
     """Mean 0 and variance 1 in every channel, over all images."""
-    mean = torch.tensor(_MEAN, device=pixels.device).view(3, 1, 1)
-    deviation = torch.tensor(_DEVIATION, device=pixels.device).view(3, 1, 1)
+    mean, deviation = _colours(pixels.device)
     return (pixels.float() / 255 - mean) / deviation
+
+
+@cache
+def _colours(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Kept on the device, where putting them takes longer than using them."""
+    mean, deviation = torch.tensor([_MEAN, _DEVIATION], device=device).view(2, 3, 1, 1)
+    return mean, deviation
+
+
+class _Bf16(nn.Module):
+    """A net that multiplies in bfloat16, and lays out images as the units for that like them."""
+
+    def __init__(self, net: nn.Module) -> None:
+        nn.Module.__init__(self)
+        self.net = net
+
+    def forward(self, images: Tensor) -> Tensor:
+        with torch.autocast(images.device.type, torch.bfloat16):
+            output: Tensor = self.net(images.contiguous(memory_format=torch.channels_last))
+        return output.float()

@@ -108,6 +108,12 @@ class Workload(ABC):
     def batch(self, step: int, rank: int, workers: int, seed: int) -> Batch:
         """What one worker learns from in one step, the same in every run and on every device."""
 
+    def batches(self, step: int, workers: int, seed: int) -> Batch:
+        """Those of all workers in one step, one after the other."""
+        each = [self.batch(step, rank, workers, seed) for rank in range(workers)]
+        inputs, targets = zip(*each, strict=True)
+        return Batch(torch.cat(inputs), torch.cat(targets))
+
     @abstractmethod
     def loss(self, output: Tensor, targets: Tensor) -> Tensor: ...
 

@@ -16,7 +16,7 @@ from laconic.local.peers import Group
 from laconic.local.plans import LocalNanPolicy, drift_plan
 from laconic.local.psync import Aside, psync
 from laconic.local.ratio import message_ratio, overall_ratio
-from laconic.local.records import float_copies
+from laconic.local.records import float_copies, room_for
 from laconic.local.steps import LocalSteps
 from laconic.types import State, mix
 
@@ -32,8 +32,8 @@ class CSER(LocalSteps):
     the bit. Without `updates` nothing is told between resets: that is CSEA with `sync_every=1` and
     else CSER-PL, or local SGD with `errors="none"`. With `updates="none"` it is plain SGD.
 
-    Two float32 copies of the parameters are kept; `BlockCSER` keeps none. Evaluate in
-    `averaged()`.
+    Two float32 copies of the parameters are kept, on a GPU three; `BlockCSER` keeps none. Evaluate
+    in `averaged()`.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class CSER(LocalSteps):
         self._updates = None if updates is None else self._open(updates, mix(seed, 2))
         self._common_part = float_copies(self.parameters)
         self._error = {n: torch.zeros_like(t) for n, t in self._common_part.items()}
+        self._rooms: State = {}
 
     def settings(self) -> dict[str, object]:
         told = {"errors": self._errors.plan.describe()}
@@ -91,7 +92,8 @@ class CSER(LocalSteps):
         for name, parameter in self.parameters.items():
             # Where the parameter was put, which in 16 bits is only near the sum.
             before = (self._common_part[name] + self._error[name]).to(parameter.dtype)
-            update[name] = before.float() - parameter.detach().reshape(-1)
+            room = room_for(self._rooms, name, self._error[name])
+            update[name] = room.copy_(before).sub_(parameter.detach().reshape(-1))
         return update
 
     def _talk(self, update: State, is_reset: bool) -> Conversation[None]:

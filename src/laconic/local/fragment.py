@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from laconic.comm.base import Conversation
 from laconic.errors import ConfigError
 from laconic.lanes import Lanes
-from laconic.local.records import float_copies
+from laconic.local.records import float_copies, room_for
 from laconic.types import State
 
 
@@ -47,6 +47,7 @@ class Fragment:
         zeros = {name: torch.zeros_like(anchor) for name, anchor in self.anchor.items()}
         self.momentum: State = zeros if outer.momentum else {}
         self.drift: State = {}
+        self._rooms: State = {}
 
     def begin(self) -> None:
         """Takes the parameters as they are for what all workers agree on."""
@@ -64,9 +65,9 @@ class Fragment:
         """Notes how far the parameters are from where they started."""
         for name, parameter in self.parameters.items():
             # From where the parameter was put, which in 16 bits is only near the anchor.
-            drift = self.anchor[name].to(parameter.dtype).to(torch.float32, copy=True)
-            drift.sub_(parameter.detach().reshape(-1))
-            self.drift[name] = drift
+            drift = room_for(self._rooms, name, self.anchor[name])
+            drift.copy_(self.anchor[name].to(parameter.dtype))
+            self.drift[name] = drift.sub_(parameter.detach().reshape(-1))
 
     def talk(self) -> Conversation[None]:
         """The drift becomes the mean of all workers', as far as the method says it."""

@@ -71,3 +71,15 @@ def float_copies(tensors: Mapping[str, Tensor], device: str | None = None) -> St
         name: tensor.detach().to(device or tensor.device, torch.float32, copy=True).reshape(-1)
         for name, tensor in tensors.items()
     }
+
+
+def room_for(rooms: State, name: str, like: Tensor) -> Tensor:
+    """Memory for what is told of a parameter; on a GPU in the same place every time.
+
+    Conversations there are recorded for gradients that lie still, and replayed.
+    """
+    if not like.is_cuda:
+        return torch.empty_like(like)
+    if name not in rooms:
+        rooms[name] = torch.empty_like(like)
+    return rooms[name]

@@ -23,7 +23,7 @@ class ResNet18(PictureWorkload):
     def title(self) -> str:
         return "ResNet-18 on CIFAR-10"
 
-    def build(self) -> nn.Module:
+    def net(self) -> nn.Module:
         widths = [self.width << stage for stage in range(4)]
         layers: list[nn.Module] = [*_convolution(3, self.width, 3), nn.ReLU()]
         for before, width in zip([self.width, *widths], widths, strict=False):

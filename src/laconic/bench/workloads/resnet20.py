@@ -25,7 +25,7 @@ class ResNet20(PictureWorkload):
     def title(self) -> str:
         return f"ResNet-{6 * self.blocks + 2} on CIFAR-10"
 
-    def build(self) -> nn.Module:
+    def net(self) -> nn.Module:
         width = self.width
         layers: list[nn.Module] = [
             nn.Conv2d(3, width, 3, padding=1, bias=False),

@@ -25,7 +25,7 @@ class ResNet9(PictureWorkload):
     def title(self) -> str:
         return "ResNet-9 on CIFAR-10"
 
-    def build(self) -> nn.Module:
+    def net(self) -> nn.Module:
         return nn.Sequential(
             _stage(3, self.width),
             _stage(self.width, 2 * self.width, pool=True),

@@ -25,7 +25,7 @@ class Vgg16(PictureWorkload):
     def title(self) -> str:
         return "VGG-16 on CIFAR-10"
 
-    def build(self) -> nn.Module:
+    def net(self) -> nn.Module:
         layers: list[nn.Module] = []
         inputs = 3
         for convolutions, factor in _STAGES:

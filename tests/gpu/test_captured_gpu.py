@@ -1,0 +1,90 @@
+"""Passes that are replayed as a CUDA graph give what they give one after the other."""
+
+import pytest
+import torch
+from torch import nn
+
+from laconic.bench.captured import Captured
+from laconic.bench.local_cases import CASES
+from laconic.bench.local_crew import local_crew
+from laconic.bench.lockstep import crew_of
+from laconic.bench.passes import Eager, Passed
+from laconic.bench.workload import Workload, parse_workload
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
+
+# Beyond the warm-up, so that the last ones are replays.
+STEPS = 6
+# Without dropout, whose random numbers come in another order.
+EXACT = ["resnet9-tiny", "gpt-tiny:dropout=0", "lstm_ptb-tiny:dropout=0", "mlp-tiny"]
+
+
+def built(workload: Workload) -> nn.Module:
+    torch.manual_seed(0)
+    return workload.build().to(workload.device)
+
+
+def flat(passed: Passed) -> torch.Tensor:
+    return torch.stack([torch.cat([g.flatten() for g in one.values()]) for one in passed.gradients])
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("shared", [True, False])
+def test_replayed_passes_are_those_of_each_worker(name: str, shared: bool) -> None:
+    workload = parse_workload(name, device="cuda")
+    # Built anew, since the weights of a copied LSTM lie apart.
+    ours, theirs = (
+        [built(workload)] * 3 if shared else [built(workload) for _ in range(3)] for _ in range(2)
+    )
+    captured, eager = Captured(workload, ours, seed=0), Eager(workload, theirs, seed=0)
+    for step in range(STEPS):
+        a, b = captured.run(step), eager.run(step)
+        torch.testing.assert_close(a.losses, b.losses, rtol=1e-3, atol=1e-4)
+        error = (flat(a) - flat(b)).norm() / flat(b).norm()
+        # cuDNN multiplies in TF32.
+        assert error < 5e-3, f"step {step}: {error}"
+        # As an optimiser would, so that a step that is not replayed anew is seen.
+        with torch.no_grad():
+            for p in {*ours, *theirs}:
+                torch._foreach_mul_(list(p.parameters()), 0.98)
+    for one, other in zip(ours, theirs, strict=True):
+        for a, b in zip(one.buffers(), other.buffers(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny:dropout=0.5", "lstm_ptb-tiny:dropout=0.5"])
+def test_dropout_differs_from_replay_to_replay(name: str) -> None:
+    workload = parse_workload(name, device="cuda")
+    captured = Captured(workload, [built(workload)] * 2, seed=0)
+    for step in range(STEPS):
+        captured.run(step)
+    # The same batch again: only the random numbers differ.
+    losses = torch.stack([captured.run(0).losses.clone() for _ in range(3)])
+    assert len(losses[:, 0].unique()) == 3
+    assert len(losses[:, 1].unique()) == 3
+
+
+def test_gradients_are_the_same_tensors_in_every_step() -> None:
+    workload = parse_workload("resnet9-tiny", device="cuda")
+    captured = Captured(workload, [built(workload)] * 2, seed=0)
+    places = {
+        tuple(g.data_ptr() for one in captured.run(step).gradients for g in one.values())
+        for step in range(STEPS)
+    }
+    assert len(places) == 1
+
+
+@pytest.mark.parametrize("case", ["qtopk", "cser-32", "ef-32"])
+def test_local_training_learns(case: str) -> None:
+    workload = parse_workload("resnet9-tiny", device="cuda")
+    with local_crew(workload, CASES[case], workers=3, seed=0) as crew:
+        losses = torch.stack([crew.step(step, 40).clone() for step in range(40)])
+    assert losses[-5:].mean() < 0.8 * losses[:5].mean()
+
+
+@pytest.mark.parametrize("spec", ["none", "topk:ratio=0.05", "powersgd:rank=2"])
+def test_lock_step_training_learns(spec: str) -> None:
+    workload = parse_workload("resnet9-tiny", device="cuda")
+    crew = crew_of(workload, spec, workers=4, seed=0)
+    losses = torch.stack([crew.step(step, 40).clone() for step in range(40)])
+    assert losses[-5:].mean() < 0.8 * losses[:5].mean()
