@@ -6,8 +6,11 @@ from dataclasses import dataclass, replace
 import torch
 from rich.console import Console
 
-from laconic.bench.forecasts import Subject, measure_workload, plan_of
+from laconic.bench.cases import timeline_of
+from laconic.bench.epochs import Epochs
+from laconic.bench.forecasts import Subject, controller_of, measure_workload, plan_of
 from laconic.bench.job import Job
+from laconic.bench.laps import Watch, watch_over
 from laconic.bench.lockstep import Crew, train_step
 from laconic.bench.machine import machine_facts
 from laconic.bench.messages import Finished, Look, Message, Started
@@ -19,9 +22,10 @@ from laconic.bench.train_records import TrainCollector
 from laconic.bench.workload import parameter_count
 from laconic.comm.meter import ring_bytes
 from laconic.errors import ConfigError
-from laconic.forecast.forecast import Prediction
+from laconic.forecast.timeline import Forecast
 from laconic.lanes import Lanes
 from laconic.network.rate import format_rate
+from laconic.plan import Plan
 from laconic.simulate import Simulation
 
 
@@ -55,7 +59,6 @@ class SimulatedTrain:
         return records
 
     def _train(self, subject: Subject, case: str, workers: int) -> TrainRecord:
-        predicted = self.bench.predict(subject, case, workers)
         rate = format_rate(self.bench.links.rate_bits)
         place = Place(workers, rate, True, self.bench.command, machine_facts())
         workload = self.bench.workload
@@ -69,48 +72,59 @@ class SimulatedTrain:
             device=str(workload.device),
         )
         collector = TrainCollector(place, job, workload, None)
-        for message in self._messages(self._crew(case, workers), case, predicted):
+        for message in self._messages(subject, case, workers):
             record = collector.hear(message)
         assert isinstance(record, TrainRecord)
         return replace(record, workload=f"{workload.title} (simulated)", simulated=True)
 
-    def _crew(self, case: str, workers: int) -> Crew:
+    def _crew(self, subject: Subject, case: str, workers: int) -> tuple[Crew, Watch]:
         workload = self.bench.workload
         torch.manual_seed(self.seed)
         model = workload.build().to(workload.device)
         tensors = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        plan = plan_of(case, tensors, workers)
+        plan = plan_of(case, tensors, workers, steered=True)
         lanes = [Lanes(plan, tensors, rank, workers, self.seed) for rank in range(workers)]
-        return Crew(workload, model, workload.optimiser(model), Simulation(lanes), self.seed)
+        simulation = Simulation(lanes)
 
-    def _messages(self, crew: Crew, case: str, predicted: Prediction) -> Iterator[Message]:
+        def predict(seen: Plan) -> Forecast:
+            return self.bench.predict_plan(subject, seen, workers).forecast
+
+        watch = watch_over(simulation, controller_of(case), plan, predict)
+        return Crew(workload, model, workload.optimiser(model), simulation, self.seed), watch
+
+    def _messages(self, subject: Subject, case: str, workers: int) -> Iterator[Message]:
         """What rank 0 of a real cluster would tell."""
-        step_ms = predicted.forecast.step_s * 1e3
+        crew, watch = self._crew(subject, case, workers)
+        epochs = Epochs(crew.workload, workers, self.steps)
         yield Started(case=case)
-        yield _look(crew, case, 0, step_ms)
+        yield _look(crew, case, 0, 0.0)
         for step in range(1, self.steps + 1):
             train_step(crew, step - 1, self.steps)
+            if (rate := epochs.ended(step)) is not None:
+                crew.exchange.epoch_ended(rate)
             if step % self.evaluate_every == 0 or step == self.steps:
-                yield _look(crew, case, step, step_ms)
+                yield _look(crew, case, step, watch.passed_s(step))
         grad_bytes = sum(p.nbytes for p in crew.model.parameters() if p.requires_grad)
+        usual = watch.usual()
         yield Finished(
             case=case,
             parameters=parameter_count(crew.model),
-            steps_ms=(step_ms,) * self.steps,
+            steps_ms=tuple(watch.steps_ms(self.steps)),
             sent_bytes=crew.exchange.network.meters[0].sent_bytes / self.steps,
             dense_bytes=ring_bytes(grad_bytes, crew.workers),
-            encode_ms=predicted.forecast.encode_s * 1e3,
-            wire_ms=predicted.forecast.wire_s * 1e3,
-            decode_ms=predicted.forecast.decode_s * 1e3,
+            encode_ms=usual.encode_s * 1e3,
+            wire_ms=usual.wire_s * 1e3,
+            decode_ms=usual.decode_s * 1e3,
+            timeline=timeline_of(crew.exchange.stats()),
         )
 
 
-def _look(crew: Crew, case: str, step: int, step_ms: float) -> Look:
+def _look(crew: Crew, case: str, step: int, time_s: float) -> Look:
     loss, metric_name, metric = crew.workload.evaluate(crew.model)
     return Look(
         case=case,
         step=step,
-        time_s=step * step_ms / 1e3,
+        time_s=time_s,
         sent_bytes=crew.exchange.network.meters[0].sent_bytes,
         loss=loss,
         metric_name=metric_name,

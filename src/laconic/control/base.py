@@ -23,7 +23,7 @@ T = TypeVar("T", bound=Compressor)
 Saved: TypeAlias = dict[str, object]
 """A pilot's state: plain tensors, numbers, texts, and lists and dicts of them."""
 
-REMEMBERED = 50
+REMEMBERED = 200
 """So many of the last decisions are kept to be read."""
 
 

@@ -135,6 +135,10 @@ class Helm:
         way = self._plan.exchange
         return wrap_in_exchange(dense_way(way) if order.dense else way, order.compressor)
 
+    def orders(self) -> dict[str, Order]:
+        """What lanes follow now."""
+        return dict(self._orders)
+
     def stats(self) -> dict[str, object]:
         decisions = self.pilot.log.rows()
         spec = format_spec(self.controller)
