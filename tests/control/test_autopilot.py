@@ -235,7 +235,8 @@ def test_simulated_ranks_decide_the_same_and_follow_the_link(spec: str) -> None:
         settings.append(explained(led)["setting"])
         worths.append(explained(led)["settings"][settings[-1]]["worth"])
         assert len({pilot.place for pilot in pilots(led)}) == 1
-    assert worths[1] < 0.8 < 0.9 < min(worths[0], worths[2])
+    assert worths[1] < 0.8
+    assert min(worths[0], worths[2]) > 0.9
     assert settings[1].startswith(spec.partition(":")[0])
     saved = [str({k: v for k, v in pilot.save().items() if k != "lost"}) for pilot in pilots(led)]
     assert len(set(saved)) == 1

@@ -103,7 +103,8 @@ def split_cases(texts: Iterable[str]) -> tuple[str, ...]:
     cases: list[str] = []
     for text in texts:
         for index, piece in enumerate(pieces(text)):
-            goes_on = index > 0 and "=" in piece.partition(":")[0]
+            head = piece.partition(":")[0]
+            goes_on = index > 0 and "=" in head and "@" not in head
             cases[-1:] = [f"{cases[-1]},{piece}"] if goes_on else [*cases[-1:], piece]
     cases = [case.strip() for case in cases]
     for case in cases:
