@@ -83,6 +83,17 @@ def test_a_study_stops_when_time_is_up(
     assert not path.read_text()
 
 
+def test_a_run_that_fails_does_not_stop_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "study.jsonl"
+    words = f"qsparse --workload mlp-tiny --steps 2 --seeds 0 --json {path}"
+    # Torch's own hook needs processes, which is found out when its turn comes.
+    assert run(monkeypatch, f"{words} --case torch-powersgd:rank=1 --case none") != 0
+    assert "torch-powersgd:rank=1, seed 0: ConfigError" in capsys.readouterr().out
+    assert {r.spec for r in records(path)} == {"none"}
+
+
 def test_studies_are_listed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

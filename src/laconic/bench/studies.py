@@ -104,6 +104,14 @@ STUDIES: Mapping[str, Study] = {
         seeds=(0,),
         target="accuracy=0.9",
     ),
+    "cser-slow": Study(
+        "the same with a quarter of the learning rate, since rare words allow less",
+        f"{_RESNET},learning_rate=0.1",
+        12 * _EPOCHS_OF_97,
+        (BASELINE, *_cser(256), *_cser(32), *_cser(1024)),
+        seeds=(0,),
+        target="accuracy=0.9",
+    ),
     "ptb": Study(
         "perplexity of methods that talk at every step, on the medium model of Zaremba et al.",
         "lstm_ptb:hidden=650",
@@ -124,7 +132,7 @@ STUDIES: Mapping[str, Study] = {
     "sparseloco": Study(
         "SparseLoCo with 30 steps between syncs against dense steps",
         "gpt",
-        1200,
+        900,
         (BASELINE, *_local("diloco", "sparseloco")),
         seeds=(0,),
         looks=12,

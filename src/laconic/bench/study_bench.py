@@ -1,5 +1,6 @@
 """`laconic study`: all runs of a study in one process, until they are done or time is up."""
 
+import gc
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -77,14 +78,17 @@ class StudyBench:
         left = [run for run in self._runs() if not known >= _parts(run)]
         workload = parse_workload(self.study.workload, self.data, self.device)
         subject = measure_workload(workload) if left else None
+        failed = 0
         for number, run in enumerate(left):
             assert subject is not None
             try:
-                self._take(run, workload, subject, end_s, console)
+                failed += not self._take(run, workload, subject, end_s, console)
             except TimeIsUp:
                 _say(console, f"Time is up; {len(left) - number} runs are left.")
                 return False
-        return True
+            # Graphs of a run that is over must not be freed while the next one's are recorded.
+            gc.collect()
+        return not failed
 
     def _runs(self) -> Iterator[Run]:
         rates = self.study.rates
@@ -107,17 +111,19 @@ class StudyBench:
 
     def _take(
         self, run: Run, workload: Workload, subject: Subject, end_s: float, console: Console
-    ) -> None:
+    ) -> bool:
+        """Whether it came to its end; one that fails does not keep others from theirs."""
         start_s = time.monotonic()
         try:
             records = self._train(run, workload, subject, end_s)
-        except LaconicError as error:
-            _say(console, f"{run.case}, seed {run.seed}: {error}")
-            return
+        except (LaconicError, RuntimeError) as error:
+            _say(console, f"{run.case}, seed {run.seed}: {type(error).__name__}: {error}")
+            return False
         for record in records:
             append(self.json_path, record)
         took_s = time.monotonic() - start_s
         _say(console, f"{_words(records[0])}; {took_s:.1f} s")
+        return True
 
     def _train(
         self, run: Run, workload: Workload, subject: Subject, end_s: float
