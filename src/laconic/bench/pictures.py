@@ -16,6 +16,7 @@ from torch.optim import SGD, Optimizer
 
 from laconic.bench.data.cifar10 import CIFAR10, SIDE, Pictures, read_cifar10, synthetic_cifar10
 from laconic.bench.draw import Deal, deal, joined, numbers_below, shuffled
+from laconic.bench.flat import Flat
 from laconic.bench.workload import Batch, Evaluation, Metric, Workload, evaluating
 
 _FRAME = 4
@@ -42,6 +43,8 @@ class PictureWorkload(Workload):
     weight_decay: float = 5e-4
     bf16: bool = False
     """Whether the net multiplies in bfloat16; parameters and gradients are float32 in any case."""
+    flat: bool = False
+    """Whether all weights are one parameter, so that methods choose among layers."""
     metric: ClassVar = Metric("accuracy", "higher")
     source: ClassVar = CIFAR10
 
@@ -50,7 +53,8 @@ class PictureWorkload(Workload):
         """The model, from torch's global generator."""
 
     def build(self) -> nn.Module:
-        return _Bf16(self.net()) if self.bf16 else self.net()
+        net = _Bf16(self.net()) if self.bf16 else self.net()
+        return Flat(net) if self.flat else net
 
     def optimiser(self, model: nn.Module) -> Optimizer:
         return SGD(
