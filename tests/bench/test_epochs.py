@@ -7,8 +7,9 @@ from laconic.bench.workload import Workload, parse_workload
 
 
 def test_an_epoch_ends_when_all_examples_were_seen() -> None:
-    workload = parse_workload("mlp-tiny")
-    each = max(1, workload.examples() // (2 * workload.batch_size))
+    workload = parse_workload("resnet9-tiny:synthetic=true")
+    each = workload.examples() // (2 * workload.batch_size)
+    assert each > 1
     epochs = Epochs(workload, 2, 10 * each)
     ends = [step for step in range(1, 3 * each + 1) if epochs.ended(step) is not None]
     assert ends == [each, 2 * each, 3 * each]
