@@ -6,6 +6,7 @@ import pytest
 
 from laconic import cli
 from laconic.bench.forecast_records import read_forecasts
+from laconic.bench.records import TrainRecord, read
 
 
 def laconic(monkeypatch: pytest.MonkeyPatch, words: str) -> object:
@@ -27,6 +28,10 @@ def laconic(monkeypatch: pytest.MonkeyPatch, words: str) -> object:
         ("simulate --latency 5", "latency: expected a number and s, ms or us"),
         ("simulate --workers 0", "sizes: must be at least 1, got '0'"),
         ("simulate --case torch-powersgd:rank=1", "torch-powersgd:rank=1: torch's own hooks"),
+        (
+            "simulate --case efsign,topk:ratio=0.1@controller=autopilot",
+            "topk:ratio=0.1@controller=autopilot: what a controller decides shows in training",
+        ),
         ("simulate --workload mlp-tiny --steps 0", "simulate: steps must be at least 1, got 0"),
         ("bench validate --workers four", "sizes: expected numbers such as"),
     ],
@@ -55,6 +60,24 @@ def test_a_thousand_workers(
     assert dense.sent_bytes == pytest.approx(2 * 1023 / 1024 * 4 * dense.parameters, rel=1e-3)
     # 2046 hops of a millisecond, and the bytes.
     assert dense.wire_ms == pytest.approx(2046 + 8 * dense.sent_bytes / 1e5, rel=1e-3)
+
+
+def test_controllers_steer_simulated_training(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "t.jsonl"
+    cases = ("topk:ratio=0.1", "topk:ratio=0.1@controller=(schedule:first=1,last=0.1,after=10)")
+    words = f"simulate --workload mlp-tiny --workers 2 --rate 10mbit --steps 20 --json {path}"
+    assert laconic(monkeypatch, f"{words} --case {','.join(cases)}") == 0
+    alone, led = [record for record in read([path]) if isinstance(record, TrainRecord)]
+    assert alone.timeline == ()
+    assert [(c.step, c.setting) for c in led.timeline] == [(0, "none"), (10, "topk:ratio=0.1")]
+    assert led.timeline[1].reason == "10 steps have passed"
+    # Ten dense steps, then ten like those of the other.
+    assert alone.sent_bytes is not None
+    assert alone.dense_bytes is not None
+    assert led.sent_bytes == pytest.approx((alone.sent_bytes + alone.dense_bytes) / 2, rel=0.01)
+    assert led.points[-1].time_s > 2 * alone.points[-1].time_s
 
 
 def test_advice_is_printed_with_a_verdict(

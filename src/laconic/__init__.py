@@ -4,6 +4,7 @@ from laconic import local
 from laconic.checkpoint_files import Checkpoints
 from laconic.contract import Compressor
 from laconic.control.accordion import Accordion
+from laconic.control.autopilot import Autopilot
 from laconic.control.gravac import GraVAC
 from laconic.control.schedule import Schedule
 from laconic.errors import (
@@ -30,6 +31,7 @@ __version__ = VERSION
 __all__ = [
     "Accordion",
     "Advice",
+    "Autopilot",
     "Checkpoints",
     "Compressor",
     "ConfigError",

@@ -44,6 +44,9 @@ class Lane:
     talk: State = field(init=False)
     """The talker's state."""
     relative_error: Tensor | None = None
+    sample_every: int = field(init=False, default=SAMPLE_EVERY)
+    lost: Tensor | None = field(init=False, default=None)  # [2]
+    """Sums of squares of what the last step left unsaid and of all it had to say, if sampled."""
     _then: State = field(init=False)
     _draft: State | None = field(init=False, default=None)
 
@@ -111,14 +114,16 @@ def exchange(grad: Tensor, lane: Lane) -> Rounds:
     then, talk = lane.begin()
     given = lane.memory.before(_flat(grad), lane.kept, then)
     norm = None
-    if lane.turn.step % SAMPLE_EVERY == 0:
+    if lane.turn.step % lane.sample_every == 0:
         given, norm = _sampled(given)
     mean = yield from lane.talker.rounds(given, talk, lane.turn)
     mean = lane.memory.after(given, mean, lane.kept, then)
     if mean.data_ptr() != grad.data_ptr():
         grad.copy_(mean.view(grad.shape))
     if norm is not None and given.left is not None:
-        lane.relative_error = torch.where(norm > 0, given.left.norm() / norm, 0.0)
+        left = given.left.norm()
+        lane.relative_error = torch.where(norm > 0, left / norm, 0.0)
+        lane.lost = torch.stack([left, norm]).square()
     return mean
 
 

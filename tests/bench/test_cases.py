@@ -1,5 +1,6 @@
 import pytest
 
+import laconic
 from laconic.bench import demo, step_bench, train_bench
 from laconic.bench.baselines import DdpFp32, TorchPowerSgd
 from laconic.bench.cases import Laconic, parse_case, split_cases
@@ -73,12 +74,31 @@ def test_what_attach_is_told_stands_behind_an_at_sign() -> None:
     assert parse_case("topk:ratio=0.01 @ memory=none").memory == "none"
 
 
+def test_brackets_hold_settings_of_settings_together() -> None:
+    one = "topk:ratio=0.1 @ controller=(gravac:low=10,high=1000), memory=residual"
+    two = "efsign @ exchange=(hierarchical:node=2,between=gather)"
+    assert split_cases([f"{one}, {two},none"]) == (one.replace(", ", ","), two, "none")
+    assert parse_case(one) == Laconic(
+        "topk:ratio=0.1", "residual", controller="gravac:low=10,high=1000"
+    )
+    assert parse_case(two) == Laconic("efsign", exchange="hierarchical:node=2,between=gather")
+    assert parse_case(one).rule() == laconic.GraVAC(low=10, high=1000)
+    assert parse_case("topk:ratio=0.1 @ controller=autopilot").rule() == laconic.Autopilot()
+    assert parse_case("topk:ratio=0.1").rule() is None
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("efsign @ exchange=mean", "efsign does not go with exchange 'mean'"),
         ("efsign @ color=red", "efsign @ color=red: unknown parameter ['color']"),
         ("efsign @ nan_policy=hope", "efsign @ nan_policy=hope: nan_policy must be one of"),
+        ("efsign @ controller=autopilot", "autopilot: efsign has no factor"),
+        ("efsign @ controller=otto", "no controller named 'otto'"),
+        ("topk:ratio=0.1 @ controller=(gravac:low=9,high=2)", "gravac: factors must be"),
+        ("topk:ratio=0.1 @ controller=(gravac:low=9", "brackets do not match in"),
+        ("topk:ratio=0.1 @ memory", "expected key=value, got 'memory' in"),
+        ("topk:ratio=0.1 @ memory=none, memory=none", "memory is set twice in"),
     ],
 )
 def test_what_attach_would_refuse_is_refused_before_anything_starts(

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 from synthetic_runs import failed, race, scaled, steps, train
 
+from laconic.bench.case import Change
 from laconic.bench.plotdata import Bars, Dots
 from laconic.bench.plots import plots
 from laconic.bench.records import Record
@@ -235,3 +236,15 @@ def test_tables_fit_a_narrow_terminal() -> None:
     text = console.export_text()
     for number in ("3.12 s", "35.0 MB", "388×", "5 min 05 s", "11.4×", "not reached"):  # noqa: RUF001
         assert number in text
+
+
+def test_what_controllers_decided_is_told() -> None:
+    led = replace(
+        train("topk:ratio=0.1 @ controller=autopilot", 100, 10),
+        timeline=(Change(0, "topk:ratio=0.1", "as it is"), Change(1200, "bf16", "<fast> link")),
+    )
+    page = render([train("ddp-fp32", 300, 1), led])
+    assert page.count("What the controllers decided") == 1
+    assert "<td>1,200</td><td>bf16</td><td>&lt;fast&gt; link</td>" in page
+    assert "2 decisions" in page
+    assert "controllers decided" not in render([train("ddp-fp32", 300, 1)])

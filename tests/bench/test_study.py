@@ -1,5 +1,6 @@
 """Studies: every one is well formed, goes on where it stopped, and stops when time is up."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,21 @@ def test_a_run_that_fails_does_not_stop_the_others(
     assert run(monkeypatch, f"{words} --case torch-powersgd:rank=1 --case none") != 0
     assert "torch-powersgd:rank=1, seed 0: ConfigError" in capsys.readouterr().out
     assert {r.spec for r in records(path)} == {"none"}
+
+
+def test_a_controller_runs_once_for_every_rate(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "study.jsonl"
+    ramp = "topk:ratio=0.1@controller=(schedule:first=1,last=0.1,after=2)"
+    words = f"qsparse --workload mlp-tiny --steps 6 --seeds 0 --json {path} --case {ramp}"
+    assert run(monkeypatch, words) == 0
+    fast, slow = records(path)
+    assert (fast.rate, slow.rate) == ("1gbit", "100mbit")
+    assert fast.timeline
+    times = [b.time_s - a.time_s for a, b in pairwise(slow.points)]
+    # Dense at first, so that steps take longer than they do later.
+    assert times[0] > times[-1] > 0
 
 
 def test_studies_are_listed(

@@ -37,6 +37,9 @@ class _Ring(Mounted):
     def traffic(self, steps: int) -> Traffic:
         return Traffic(steps * self.step_bytes)
 
+    def epoch_ended(self, learning_rate: float) -> None:
+        return
+
     def close(self) -> None:
         return
 
@@ -109,6 +112,9 @@ class _TorchPowerSgdAtWork(Mounted):
         dense_steps = min(steps, _POWERSGD_START)
         return Traffic(ring_bytes(said_bytes, self.workers) + dense_steps * self.dense_bytes)
 
+    def epoch_ended(self, learning_rate: float) -> None:
+        return
+
     def close(self) -> None:
         return
 
@@ -134,6 +140,9 @@ class _Alone(Mounted):
 
     def traffic(self, steps: int) -> Traffic:
         return Traffic(0.0)
+
+    def epoch_ended(self, learning_rate: float) -> None:
+        return
 
     def close(self) -> None:
         self.held.close()

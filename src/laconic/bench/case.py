@@ -12,6 +12,15 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Optimizer
 
 
+@dataclass(frozen=True)
+class Change:
+    """Which setting a controller chose from which step on, and why."""
+
+    step: int
+    setting: str
+    reason: str
+
+
 class Traffic(NamedTuple):
     """What one worker has sent since it mounted the case; seconds are None where nobody counts."""
 
@@ -21,6 +30,8 @@ class Traffic(NamedTuple):
     decode_s: float | None = None
     backend: str | None = None
     """The kernels that did it."""
+    timeline: tuple[Change, ...] = ()
+    """What a controller has decided so far."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +43,10 @@ class Mounted(ABC):
     @abstractmethod
     def traffic(self, steps: int) -> Traffic:
         """What the `steps` taken so far have cost."""
+
+    @abstractmethod
+    def epoch_ended(self, learning_rate: float) -> None:
+        """Hears of the end of an epoch, and of the learning rate of the next."""
 
     @abstractmethod
     def close(self) -> None: ...

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from laconic.bench.baselines import DdpFp32, TorchBf16, TorchFp16
 from laconic.bench.cases import Laconic, parse_case
 from laconic.bench.workload import Workload, update
+from laconic.control.base import Controller
 from laconic.errors import ConfigError
 from laconic.forecast.compute import Compute, Loss, Update, measure
 from laconic.plan import Plan, make_plan
@@ -52,9 +53,20 @@ def measure_model(title: str, model: nn.Module, loss: Loss, step: Update) -> Sub
     return Subject(title, {n: p for n, p in model.named_parameters() if p.requires_grad}, compute)
 
 
-def plan_of(text: str, tensors: Mapping[str, Tensor], size: int) -> Plan:
-    """What a case sends; the dense baselines send what our own dense methods do."""
+def controller_of(text: str) -> Controller | None:
+    """Who changes a case's settings on the way."""
     case = parse_case(text)
+    return case.rule() if isinstance(case, Laconic) else None
+
+
+def plan_of(text: str, tensors: Mapping[str, Tensor], size: int, *, steered: bool = False) -> Plan:
+    """What a case sends; the dense baselines send what our own dense methods do.
+
+    Where it is `steered`, that is what it sends at first.
+    """
+    case = parse_case(text)
+    if not steered and controller_of(text) is not None:
+        raise ConfigError(f"{text}: what a controller decides shows in training; say --steps")
     if isinstance(case, DdpFp32):
         return make_plan("none", None, "auto", tensors.values(), size)
     if isinstance(case, TorchFp16):

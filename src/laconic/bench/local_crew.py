@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from laconic.bench.captured import passes_of
+from laconic.bench.case import Change
 from laconic.bench.flat import Flat
 from laconic.bench.local_cases import LocalCase
 from laconic.bench.trainee import Trainee
@@ -50,6 +51,9 @@ class LocalCrew(Trainee):
 
     def meter(self) -> Meter:
         return self._seats[0].meter
+
+    def timeline(self) -> tuple[Change, ...]:
+        return ()
 
 
 @contextmanager

@@ -4,7 +4,8 @@ After an exchange all workers have the same parameters, so one model serves all 
 means of batch norm are those of worker 0, as on a real cluster, where rank 0 evaluates.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -12,12 +13,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from laconic.bench.captured import passes_of
-from laconic.bench.forecasts import plan_of
+from laconic.bench.case import Change
+from laconic.bench.cases import timeline_of
+from laconic.bench.epochs import Epochs
+from laconic.bench.forecasts import controller_of, plan_of
+from laconic.bench.laps import Watch, watch_over
 from laconic.bench.passes import Passes
 from laconic.bench.trainee import Trainee
 from laconic.bench.workload import Evaluation, Workload, update
 from laconic.comm.meter import Meter
+from laconic.forecast.forecast import Prediction
 from laconic.lanes import Lanes
+from laconic.plan import Plan
 from laconic.simulate import Simulation
 
 
@@ -30,6 +37,8 @@ class Crew(Trainee):
     optimiser: Optimizer
     exchange: Simulation
     seed: int
+    _epochs: list[Epochs] = field(default_factory=list, init=False, repr=False)
+    """None before the first step, which says how many there will be."""
 
     @property
     def workers(self) -> int:
@@ -45,7 +54,14 @@ class Crew(Trainee):
         for name, mean in self.exchange.step(passed.gradients).items():
             parameters[name].grad = mean
         update(self.workload, self.model, self.optimiser, step, steps)
+        self._tell_epochs(step + 1, steps)
         return passed.losses
+
+    def _tell_epochs(self, step: int, steps: int) -> None:
+        if not self._epochs:
+            self._epochs.append(Epochs(self.workload, self.workers, steps))
+        if (rate := self._epochs[0].ended(step)) is not None:
+            self.exchange.epoch_ended(rate)
 
     def evaluate(self) -> Evaluation:
         return self.workload.evaluate(self.model)
@@ -53,12 +69,24 @@ class Crew(Trainee):
     def meter(self) -> Meter:
         return self.exchange.network.meters[0]
 
+    def timeline(self) -> tuple[Change, ...]:
+        return timeline_of(self.exchange.stats())
+
+    def watched(self, case: str, predict: Callable[[Plan], Prediction]) -> Watch:
+        """What steps take, by forecasts; lets the case's controller steer, if it has one."""
+        return watch_over(
+            self.exchange,
+            controller_of(case),
+            self.exchange.workers[0].plan,
+            lambda plan: predict(plan).forecast,
+        )
+
 
 def crew_of(workload: Workload, case: str, workers: int, seed: int) -> Crew:
     """Workers who exchange their gradients as a case says."""
     torch.manual_seed(seed)
     model = workload.build().to(workload.device)
     tensors = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    plan = plan_of(case, tensors, workers)
+    plan = plan_of(case, tensors, workers, steered=True)
     lanes = [Lanes(plan, tensors, rank, workers, seed) for rank in range(workers)]
     return Crew(workload, model, workload.optimiser(model), Simulation(lanes), seed)

@@ -9,7 +9,7 @@ from html import escape
 from laconic.bench.grid import Cell, Grid, Row
 from laconic.bench.jsonl import finite
 from laconic.bench.plotdata import Plot
-from laconic.bench.records import BASELINE, Record
+from laconic.bench.records import BASELINE, Record, TrainRecord
 from laconic.bench.setting import group
 
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(ms|s|min|h|[kMGT]?B|[kMGT]bit/s|M|workers?)\b)")
@@ -50,6 +50,14 @@ def figures(plots: Sequence[Plot], first: int) -> str:
         for number, plot in enumerate(plots, start=first)
     )
     return f'<div class="charts">{items}</div>'
+
+
+def timelines(records: Sequence[Record]) -> str:
+    """What controllers decided: which setting from which step on, and why."""
+    steered = [r for r in records if isinstance(r, TrainRecord) and r.timeline]
+    if not steered:
+        return ""
+    return "<h3>What the controllers decided</h3>" + "".join(map(_timeline, steered))
 
 
 def runs(records: Sequence[Record]) -> str:
@@ -110,6 +118,20 @@ def _failure(record: Record) -> str:
     return (
         f'<div class="run"><code>{escape(record.spec)}</code> {escape(record.status)}'
         f'<pre class="error">{escape(record.error or "")}</pre></div>'
+    )
+
+
+def _timeline(record: TrainRecord) -> str:
+    rows = "".join(
+        f"<tr><td>{change.step:,}</td><td>{escape(change.setting)}</td>"
+        f"<td>{prose(change.reason)}</td></tr>"
+        for change in record.timeline
+    )
+    return (
+        f"<details><summary><code>{escape(record.spec)}</code>, seed {record.seed}: "
+        f"{len(record.timeline)} decision{'s' if len(record.timeline) > 1 else ''}</summary>"
+        '<div class="scroll" tabindex="0"><table class="timeline"><thead><tr><th>from step</th>'
+        f"<th>setting</th><th>why</th></tr></thead><tbody>{rows}</tbody></table></div></details>"
     )
 
 

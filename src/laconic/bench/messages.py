@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from laconic.bench.case import Change
 from laconic.bench.jsonl import from_row, to_row
 
 TAG = "@laconic "
@@ -56,6 +57,7 @@ class Finished:
     decode_ms: float | None
     interface_bytes: float | None = None
     backend: str | None = None
+    timeline: tuple[Change, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

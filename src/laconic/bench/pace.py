@@ -1,38 +1,72 @@
 """What time it would be on a network: from forecasts, or from what was counted."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from laconic.bench.laps import Watch
 from laconic.bench.simulate_bench import Links
 from laconic.bench.trainee import Seen
-from laconic.forecast.forecast import Prediction
 from laconic.network.model import way
 
 
-@dataclass(frozen=True)
-class Pace:
-    """A step's time, and that of what is said beside it; the parts are means per step."""
+class Split(NamedTuple):
+    """What a step's exchange takes, on average; None where nobody has forecast it."""
 
-    step_s: float
-    byte_s: float = 0.0
-    call_s: float = 0.0
     encode_ms: float | None = None
     wire_ms: float | None = None
     decode_ms: float | None = None
 
+
+class Pace(ABC):
+    """The clock of one run on one network."""
+
+    @abstractmethod
     def time_s(self, seen: Seen) -> float:
-        return seen.step * self.step_s + seen.sent_bytes * self.byte_s + seen.calls * self.call_s
+        """How late it is after what was seen."""
+
+    @abstractmethod
+    def steps_ms(self, last: Seen) -> tuple[float, ...]:
+        """What steps have taken at the end."""
+
+    @abstractmethod
+    def split(self) -> Split: ...
 
 
-def forecast_pace(predicted: Prediction) -> Pace:
-    """Of a method that does the same in every step."""
-    step_s, _, encode_s, wire_s, decode_s = predicted.forecast
-    return Pace(step_s, encode_ms=encode_s * 1e3, wire_ms=wire_s * 1e3, decode_ms=decode_s * 1e3)
+@dataclass(frozen=True)
+class ForecastPace(Pace):
+    """Of a method whose every step can be forecast."""
+
+    watch: Watch
+
+    def time_s(self, seen: Seen) -> float:
+        return self.watch.passed_s(seen.step)
+
+    def steps_ms(self, last: Seen) -> tuple[float, ...]:
+        return tuple(self.watch.steps_ms(last.step))
+
+    def split(self) -> Split:
+        usual = self.watch.usual()
+        return Split(usual.encode_s * 1e3, usual.wire_s * 1e3, usual.decode_s * 1e3)
 
 
-def counted_pace(compute_s: float, links: Links, workers: int) -> Pace:
+@dataclass(frozen=True)
+class CountedPace(Pace):
     """Of a method that says now more, now less: all computation, then all bytes of a link.
 
     What encoding and decoding take is left out, and every call waits like a ring's mean.
     """
-    hops = way("mean", 0, workers).hops
-    return Pace(compute_s, 8 / links.rate_bits, hops * links.latency_s)
+
+    compute_s: float
+    links: Links
+    workers: int
+
+    def time_s(self, seen: Seen) -> float:
+        waits_s = seen.calls * way("mean", 0, self.workers).hops * self.links.latency_s
+        return seen.step * self.compute_s + 8 * seen.sent_bytes / self.links.rate_bits + waits_s
+
+    def steps_ms(self, last: Seen) -> tuple[float, ...]:
+        return (self.time_s(last) / last.step * 1e3,)
+
+    def split(self) -> Split:
+        return Split()

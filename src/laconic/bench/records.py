@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeAlias, cast
 
+from laconic.bench.case import Change
 from laconic.bench.jsonl import RowError, from_row, to_row
 from laconic.bench.machine import machine_facts
 from laconic.errors import ConfigError
@@ -101,6 +102,8 @@ class TrainRecord:
     compute_ms: float | None = None
     scaling_efficiency: float | None = None
     losses: tuple[float, ...] = field(default=(), repr=False)
+    timeline: tuple[Change, ...] = field(default=(), repr=False)
+    """What a controller has decided: the last of it, where that was much."""
     simulated: bool = False
     """Workers in lock step in one process; times are predictions for the links that are named."""
 

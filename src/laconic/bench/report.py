@@ -28,6 +28,8 @@ class Section:
     summary: str
     grid: Grid
     plots: tuple[Plot, ...]
+    runs: tuple[TrainRecord, ...] = ()
+    """Those whose controllers' decisions are told."""
 
 
 def write_report(records: Sequence[Record], path: Path) -> None:
@@ -65,7 +67,13 @@ def sections_of(records: Sequence[Record]) -> list[Section]:
     kernel = group((r for r in records if isinstance(r, KernelRecord)), kernel_setting)
     return (
         [
-            Section(setting.words(), train_summary(runs), train_grid(runs), tuple(plots(runs)))
+            Section(
+                setting.words(),
+                train_summary(runs),
+                train_grid(runs),
+                tuple(plots(runs)),
+                tuple(runs),
+            )
             for setting, runs in train.items()
         ]
         + [
@@ -86,9 +94,8 @@ def _body(sections: Sequence[Section]) -> str:
     for index, section in enumerate(sections):
         heading = markup.heading(section.heading) if len(sections) > 1 else ""
         figures = markup.figures(section.plots, first)
-        parts.append(
-            f'<section id="s{index}">{heading}{markup.table(section.grid)}{figures}</section>'
-        )
+        table, told = markup.table(section.grid), markup.timelines(section.runs)
+        parts.append(f'<section id="s{index}">{heading}{table}{figures}{told}</section>')
         first += len(section.plots)
     return "\n".join(parts)
 

@@ -14,6 +14,7 @@ from laconic.bench.baselines import dense_bytes
 from laconic.bench.case import Traffic
 from laconic.bench.cases import parse_case
 from laconic.bench.device import wait_for
+from laconic.bench.epochs import Epochs
 from laconic.bench.job import Job
 from laconic.bench.workload import Evaluation, parameter_count, parse_workload, update
 from laconic.types import mix
@@ -49,6 +50,7 @@ class Session:
         self.losses: list[Tensor] = []
         self.dense_bytes = dense_bytes(self.ddp)
         self.steps, self.planned = 0, job.steps
+        self.epochs = Epochs(self.workload, self.workers, job.steps)
 
     def step(self) -> float:
         """Takes one step and returns its seconds, up to when the device is done with it.
@@ -67,6 +69,8 @@ class Session:
         wait_for(self.device)
         taken_s = time.perf_counter() - start_s
         self.steps += 1
+        if (rate := self.epochs.ended(self.steps)) is not None:
+            self.mounted.epoch_ended(rate)
         self.losses.append(loss.detach())
         return taken_s
 

@@ -16,6 +16,7 @@ from laconic.forecast.forecast import Prediction, forecast
 from laconic.forecast.host import cores_each
 from laconic.network.model import LinkModel, Network
 from laconic.network.rate import format_rate
+from laconic.plan import Plan
 
 CASES = (
     BASELINE,
@@ -77,8 +78,11 @@ class SimulateBench:
             console.print(scaling_table(records))
 
     def predict(self, subject: Subject, case: str, workers: int) -> Prediction:
+        return self.predict_plan(subject, plan_of(case, subject.tensors, workers), workers)
+
+    def predict_plan(self, subject: Subject, plan: Plan, workers: int) -> Prediction:
         return forecast(
-            plan_of(case, subject.tensors, workers),
+            plan,
             subject.compute,
             subject.tensors,
             workers,

@@ -62,10 +62,9 @@ class SimulatedRun:
         yield Finished(
             case=self.case,
             parameters=parameter_count(trainee.model),
-            steps_ms=(pace.time_s(last) / last.step * 1e3,),
+            steps_ms=pace.steps_ms(last),
             sent_bytes=last.sent_bytes / last.step,
             dense_bytes=ring_bytes(grad_bytes, trainee.workers),
-            encode_ms=pace.encode_ms,
-            wire_ms=pace.wire_ms,
-            decode_ms=pace.decode_ms,
+            **pace.split()._asdict(),
+            timeline=trainee.timeline(),
         )

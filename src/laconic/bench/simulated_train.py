@@ -8,7 +8,7 @@ from laconic.bench.device import device_facts
 from laconic.bench.forecasts import Subject, measure_workload
 from laconic.bench.job import Job
 from laconic.bench.lockstep import crew_of
-from laconic.bench.pace import forecast_pace
+from laconic.bench.pace import ForecastPace
 from laconic.bench.records import TrainRecord, append
 from laconic.bench.simulate_bench import SimulateBench
 from laconic.bench.simulated_run import SimulatedRun
@@ -49,7 +49,6 @@ class SimulatedTrain:
 
     def _train(self, subject: Subject, case: str, workers: int) -> list[TrainRecord]:
         workload = self.bench.workload
-        rate = format_rate(self.bench.links.rate_bits)
         job = Job(
             workload=workload.title,
             turns=(case,),
@@ -59,9 +58,17 @@ class SimulatedTrain:
             seed=self.seed,
             device=str(workload.device),
         )
-        paces = {rate: forecast_pace(self.bench.predict(subject, case, workers))}
-        compute_ms = subject.compute.compute_s * 1e3
-        facts = device_facts(job.device)
-        run = SimulatedRun(job, case, paces, self.bench.command, facts, None, compute_ms)
         crew = crew_of(workload, case, workers, self.seed)
-        return run.records(crew, list(train(crew, self.steps, self.evaluate_every)))
+        watch = crew.watched(case, lambda plan: self.bench.predict_plan(subject, plan, workers))
+        seen = list(train(crew, self.steps, self.evaluate_every))
+        rate = format_rate(self.bench.links.rate_bits)
+        compute_ms = subject.compute.compute_s * 1e3
+        run = SimulatedRun(
+            job,
+            case,
+            {rate: ForecastPace(watch)},
+            self.bench.command,
+            device_facts(job.device),
+            compute_ms=compute_ms,
+        )
+        return run.records(crew, seen)

@@ -11,6 +11,8 @@ _RESNET = "resnet9:bf16=true"
 _EPOCH = 97
 """Steps in which 8 workers take all of CIFAR-10, 64 images each at a time."""
 
+_GRAVAC = "gravac:low=10,high=1000,window=500,epsilon=0.7,omega=0.01"
+
 
 @dataclass(frozen=True)
 class Study:
@@ -113,6 +115,41 @@ STUDIES: Mapping[str, Study] = {
         (BASELINE, *_cser(256), *_cser(32), *_cser(1024)),
         seeds=(0,),
         target="accuracy=0.9",
+    ),
+    "gravac": Study(
+        "GraVAC and Autopilot against what they choose from, long enough for windows of 500 steps",
+        f"{_RESNET},flat=true",
+        52 * _EPOCH,
+        (
+            BASELINE,
+            f"topk:ratio=0.1 @ controller=({_GRAVAC})",
+            "topk:ratio=0.1",
+            "topk:ratio=0.001",
+            "topk:ratio=0.1 @ controller=autopilot",
+            f"randomk:ratio=0.1 @ controller=({_GRAVAC})",
+            "randomk:ratio=0.1",
+            "randomk:ratio=0.001",
+        ),
+        seeds=(0,),
+        target="accuracy=0.92",
+        rates=("1gbit",),
+    ),
+    "accordion": Study(
+        "Accordion's two levels, alone and in turn, for top-k and PowerSGD",
+        _RESNET,
+        12 * _EPOCH,
+        (
+            BASELINE,
+            "powersgd:rank=2 @ controller=(accordion:low=2,high=1,setting=rank,interval=1)",
+            "powersgd:rank=2",
+            "powersgd:rank=1",
+            "topk:ratio=0.99 @ controller=(accordion:low=0.99,high=0.1,interval=1)",
+            "topk:ratio=0.99",
+            "topk:ratio=0.1",
+        ),
+        seeds=(0,),
+        target="accuracy=0.9",
+        rates=("1gbit",),
     ),
     "ptb": Study(
         "perplexity of methods that talk at every step, on the medium model of Zaremba et al.",

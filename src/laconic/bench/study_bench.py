@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,12 +14,12 @@ from rich.console import Console
 from laconic.bench import human
 from laconic.bench.cases import parse_case
 from laconic.bench.device import check_device, device_facts, hurry
-from laconic.bench.forecasts import Subject, measure_workload
+from laconic.bench.forecasts import Subject, controller_of, measure_workload
 from laconic.bench.job import Job
 from laconic.bench.local_cases import CASES, PREFIX
 from laconic.bench.local_crew import local_crew
-from laconic.bench.lockstep import crew_of
-from laconic.bench.pace import Pace, counted_pace, forecast_pace
+from laconic.bench.lockstep import Crew, crew_of
+from laconic.bench.pace import CountedPace, ForecastPace, Pace
 from laconic.bench.records import TrainRecord, append, check_writable, read
 from laconic.bench.simulate_bench import Links, SimulateBench
 from laconic.bench.simulated_run import SimulatedRun
@@ -32,8 +33,14 @@ from laconic.network.rate import parse_rate
 
 
 class Run(NamedTuple):
+    """One training, which gives a record for every rate: what was said is the same at all of them.
+
+    Only a controller may say something else at each.
+    """
+
     case: str
     seed: int
+    rates: tuple[str, ...]
 
 
 class TimeIsUp(Exception):
@@ -67,7 +74,8 @@ class StudyBench:
         if self.device == "cuda":
             hurry()
         end_s = time.monotonic() + 60 * self.minutes
-        left = [run for run in self._runs() if run not in self._known()]
+        known = self._known()
+        left = [run for run in self._runs() if not known >= _parts(run)]
         workload = parse_workload(self.study.workload, self.data, self.device)
         subject = measure_workload(workload) if left else None
         failed = 0
@@ -83,15 +91,18 @@ class StudyBench:
         return not failed
 
     def _runs(self) -> Iterator[Run]:
+        rates = self.study.rates
         for seed in self.study.seeds:
             for case in self.study.cases:
-                yield Run(case, seed)
+                alike = case.startswith(PREFIX) or controller_of(case) is None
+                for some in [rates] if alike else [(rate,) for rate in rates]:
+                    yield Run(case, seed, some)
 
-    def _known(self) -> set[Run]:
+    def _known(self) -> set[tuple[str, int, str | None]]:
         """Those of this study's setting that came to their end, however good that was."""
         mine = self.study.workload, self.study.steps, self.study.workers, self.device
         return {
-            Run(record.spec, record.seed)
+            (record.spec, record.seed, record.rate)
             for record in read([self.json_path])
             if isinstance(record, TrainRecord)
             and record.status in ("done", "diverged")
@@ -131,25 +142,32 @@ class StudyBench:
         facts = device_facts(self.device) | ({} if self.commit is None else {"commit": self.commit})
         compute_ms = subject.compute.compute_s * 1e3
         with ExitStack() as stack:
-            trainee = _trainee(run, workload, study.workers, stack)
+            trainee, paces = self._begin(run, workload, subject, stack)
             seen = list(_until(end_s, train(trainee, study.steps, every)))
-            # Forecasts come last: they need the device for themselves.
-            paces = self._paces(run.case, workload, subject)
             about = SimulatedRun(
                 job, run.case, paces, self.command, facts, self._target(workload), compute_ms
             )
             return about.records(trainee, seen)
 
-    def _paces(self, case: str, workload: Workload, subject: Subject) -> dict[str, Pace]:
-        return {rate: self._pace(case, rate, workload, subject) for rate in self.study.rates}
+    def _begin(
+        self, run: Run, workload: Workload, subject: Subject, stack: ExitStack
+    ) -> tuple[Trainee, dict[str, Pace]]:
+        workers, compute_s = self.study.workers, subject.compute.compute_s
+        links = {rate: self._links(rate) for rate in run.rates}
+        if run.case.startswith(PREFIX):
+            case = CASES[run.case.removeprefix(PREFIX)]
+            local = stack.enter_context(local_crew(workload, case, workers, run.seed))
+            return local, {r: CountedPace(compute_s, some, workers) for r, some in links.items()}
+        crew = crew_of(workload, run.case, workers, run.seed)
+        return crew, {r: self._watched(crew, run.case, subject, some) for r, some in links.items()}
 
-    def _pace(self, case: str, rate: str, workload: Workload, subject: Subject) -> Pace:
-        study = self.study
-        links = Links(parse_rate(rate), parse_latency(study.latency))
-        if case.startswith(PREFIX):
-            return counted_pace(subject.compute.compute_s, links, study.workers)
-        bench = SimulateBench(workload, (case,), (study.workers,), links, None, self.command)
-        return forecast_pace(bench.predict(subject, case, study.workers))
+    def _watched(self, crew: Crew, case: str, subject: Subject, links: Links) -> Pace:
+        bench = SimulateBench(crew.workload, (case,), (crew.workers,), links, None, self.command)
+        predict = partial(bench.predict_plan, subject, workers=crew.workers)
+        return ForecastPace(crew.watched(case, predict))
+
+    def _links(self, rate: str) -> Links:
+        return Links(parse_rate(rate), parse_latency(self.study.latency))
 
     def _target(self, workload: Workload) -> Target | None:
         metric, better = workload.metric
@@ -167,11 +185,8 @@ def check_case(case: str) -> None:
         raise ConfigError(f"no local case named {name!r}; there are {', '.join(CASES)}")
 
 
-def _trainee(run: Run, workload: Workload, workers: int, stack: ExitStack) -> Trainee:
-    if run.case.startswith(PREFIX):
-        case = CASES[run.case.removeprefix(PREFIX)]
-        return stack.enter_context(local_crew(workload, case, workers, run.seed))
-    return crew_of(workload, run.case, workers, run.seed)
+def _parts(run: Run) -> set[tuple[str, int, str | None]]:
+    return {(run.case, run.seed, rate) for rate in run.rates}
 
 
 def _until(end_s: float, looks: Iterator[Seen]) -> Iterator[Seen]:

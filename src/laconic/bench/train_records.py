@@ -97,6 +97,7 @@ class TrainCollector(Collector):
             wire_ms=end.wire_ms if end else None,
             decode_ms=end.decode_ms if end else None,
             backend=end.backend if end else None,
+            timeline=end.timeline if end else (),
         )
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from laconic.bench.case import Change
 from laconic.bench.workload import Evaluation, Workload
 from laconic.comm.meter import Meter
 
@@ -33,6 +34,10 @@ class Trainee(ABC):
     @abstractmethod
     def meter(self) -> Meter:
         """What worker 0 has said."""
+
+    @abstractmethod
+    def timeline(self) -> tuple[Change, ...]:
+        """What a controller has decided, if there is one."""
 
 
 class Seen(NamedTuple):

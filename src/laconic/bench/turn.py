@@ -123,4 +123,5 @@ def _finished(
         decode_ms=spent.decode_ms,
         interface_bytes=interface_bytes,
         backend=after.backend,
+        timeline=after.timeline,
     )

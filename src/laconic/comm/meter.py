@@ -21,6 +21,8 @@ class Meter:
     encode_s: float = 0.0
     wire_s: float = 0.0
     decode_s: float = 0.0
+    waited_s: float = 0.0
+    """How long a training loop that computes meanwhile stood still for all this."""
 
     def mean(self, nbytes: int, size: int, *, inside: bool = False) -> None:
         ring = ring_bytes(nbytes, size)

@@ -25,9 +25,10 @@ class Accordion(Controller):
     `interval` epochs before; at the start all are, and after a decay of the learning rate until the
     next check. The sums are of each rank's own gradients, before compression and without residual,
     and the norms are averaged over ranks (the paper's code looks at one rank). Epochs are those
-    that `epoch_ended` tells, or `epoch_steps` steps. With other values of `accumulate_low` and
-    `accumulate_high`, `stats()["controller"]["accumulate"]` says how many backward passes to
-    accumulate: those of `low` while any layer is critical. The training loop has to do that itself.
+    that `epoch_ended` tells, or `epoch_steps` steps where that is set. With other values of
+    `accumulate_low` and `accumulate_high`, `stats()["controller"]["accumulate"]` says how many
+    backward passes to accumulate: those of `low` while any layer is critical. The training loop has
+    to do that itself.
     """
 
     low: float

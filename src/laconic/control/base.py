@@ -7,21 +7,23 @@ asked for a lane's orders between two steps, and told afterwards what the step h
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import ClassVar, NamedTuple, TypeAlias, TypeVar
 
 from torch import Tensor
 
 from laconic.contract import Compressor
+from laconic.control.clock import Lap
 from laconic.errors import ConfigError
 from laconic.sparse import Pipeline
 from laconic.spec import name_of
+from laconic.step import SAMPLE_EVERY
 
 T = TypeVar("T", bound=Compressor)
 
 Saved: TypeAlias = dict[str, object]
 """A pilot's state: plain tensors, numbers, texts, and lists and dicts of them."""
 
-REMEMBERED = 50
+REMEMBERED = 200
 """So many of the last decisions are kept to be read."""
 
 
@@ -64,12 +66,21 @@ class Heard(NamedTuple):
     """The mean over ranks of what pilots told: for each message, the parameters and the numbers."""
     last_s: float | None
     """How long the step before this one took, the mean over ranks; None where nobody knows."""
+    lap: Lap | None = None
+    """The same with where the time went."""
+    lost: Mapping[str, Tensor] = {}
+    """This rank's own, for pilots to tell: what of it the step lost, where that was sampled.
+
+    [2] a parameter: sums of squares of what was left unsaid, and of all there was to say.
+    """
 
 
 class Pilot(ABC):
     """Decides for the steered parameters of a model: those that are compressed at all."""
 
     log: "Log"
+    samples_every: ClassVar[int] = SAMPLE_EVERY
+    """One in so many steps is looked at for what it loses, which costs passes over memory."""
 
     @property
     @abstractmethod

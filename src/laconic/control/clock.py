@@ -1,31 +1,55 @@
-"""How long a step took: by the wall, or by a model where there is no network."""
+"""How long a step took, and where the time went: by the wall, or by a model of a link."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from time import perf_counter
+from typing import NamedTuple
 
 from laconic.comm.meter import Meter
 from laconic.network.model import LinkModel
+
+
+class Lap(NamedTuple):
+    """One step: the whole iteration of the training loop, and what of it was the exchange."""
+
+    step_s: float
+    work_s: float
+    """Encoding and decoding."""
+    wire_s: float
+    sent_bytes: float
+    waited_s: float
+    """What of work and wire the training loop stood still for; the rest was hidden."""
 
 
 class Clock(ABC):
     """Laps from step to step."""
 
     @abstractmethod
-    def lap_s(self) -> float | None:
-        """Seconds since it was asked before; None the first time, where nobody knows."""
+    def lap(self) -> Lap | None:
+        """The step since it was asked before; None the first time, where nobody knows."""
 
 
 class WallClock(Clock):
-    """Time as it passes: a whole iteration of the training loop."""
+    """Time as it passes.
 
-    def __init__(self) -> None:
-        self._last: float | None = None
+    Where a GPU carries the calls the host cannot see how long they take, and all is wire.
+    """
 
-    def lap_s(self) -> float | None:
-        now = perf_counter()
+    def __init__(self, meter: Meter, *, overlaps: bool = False, on_device: bool = False) -> None:
+        self._meter, self._overlaps, self._on_device = meter, overlaps, on_device
+        self._last: Lap | None = None
+
+    def lap(self) -> Lap | None:
+        meter = self._meter
+        work_s = meter.encode_s + meter.decode_s
+        now = Lap(perf_counter(), work_s, meter.wire_s, meter.sent_bytes, meter.waited_s)
         last, self._last = self._last, now
-        return None if last is None else now - last
+        if last is None:
+            return None
+        lap = Lap(*(after - before for after, before in zip(now, last, strict=True)))
+        if self._on_device:
+            return Lap(lap.step_s, 0.0, lap.step_s, lap.sent_bytes, lap.step_s)
+        return lap if self._overlaps else lap._replace(waited_s=lap.work_s + lap.wire_s)
 
 
 @dataclass
@@ -39,7 +63,8 @@ class ModelClock(Clock):
     _bytes: int = 0
     _calls: int = 0
 
-    def lap_s(self) -> float | None:
+    def lap(self) -> Lap | None:
         sent, calls = self.meter.sent_bytes - self._bytes, self.meter.calls - self._calls
         self._bytes, self._calls = self.meter.sent_bytes, self.meter.calls
-        return self.compute_s + calls * self.link.latency_s + 8 * sent / self.link.rate_bits
+        wire_s = calls * self.link.latency_s + 8 * sent / self.link.rate_bits
+        return Lap(self.compute_s + wire_s, 0.0, wire_s, sent, wire_s)

@@ -8,14 +8,14 @@ from torch import Tensor
 from laconic.census import Census
 from laconic.contract import Talker
 from laconic.control.base import Controller, Heard, Order, Pilot
-from laconic.control.clock import Clock
+from laconic.control.clock import Clock, Lap
 from laconic.errors import ConfigError
 from laconic.plan import Plan
 from laconic.spec import find_layers, format_spec, wrap_in_exchange
 from laconic.step import Lane
 
-UNKNOWN_S = -1.0
-"""Told in the place of a step's time where nobody knows it."""
+UNKNOWN = Lap(-1.0, 0.0, 0.0, 0.0, 0.0)
+"""Told in the place of a step's lap where nobody knows it."""
 
 
 class Helm:
@@ -25,7 +25,7 @@ class Helm:
         self, controller: Controller, plan: Plan, lanes: Mapping[str, Lane], size: int, clock: Clock
     ) -> None:
         self.controller, self.size, self.clock = controller, size, clock
-        self.last_s = UNKNOWN_S
+        self.last = UNKNOWN
         self._names: list[tuple[Sequence[str], Tensor]] = []
         self._host: Tensor | None = None
         self._known: torch.cuda.Event | None = None
@@ -37,6 +37,8 @@ class Helm:
         self.names = [n for n, lane in lanes.items() if lane.compressor is plan.compressor]
         self.pilot = self.controller.pilot(plan.compressor, self.names, self.size, old)
         self._orders: dict[str, Order] = {}
+        for name in self.names:
+            lanes[name].sample_every = self.pilot.samples_every
         self.redirect()
 
     def check(self, plan: Plan) -> None:
@@ -61,8 +63,9 @@ class Helm:
             told = self.pilot.tell(steered)
             if told is None:
                 return None
-            last = torch.full((), self.last_s, device=grads[0].device)
-            return torch.stack([*told, last])
+            # Filled where they are: a copy from the host would wait.
+            lap = [torch.full((), number, device=grads[0].device) for number in self.last]
+            return torch.stack([*told, *lap])
 
         return Census(numbers, self.size)
 
@@ -86,10 +89,11 @@ class Helm:
     def settle(self, step: int, *, counts: bool) -> None:
         """The pilot learns of a closed step, and lanes get its orders for the next."""
         heard = self._heard(step)
-        last_s = self.clock.lap_s()
-        self.last_s = last_s if counts and last_s is not None else UNKNOWN_S
+        lap = self.clock.lap()
+        self.last = lap if counts and lap is not None else UNKNOWN
+        lost = self._lost()
         if counts:
-            self.pilot.step(heard)
+            self.pilot.step(heard._replace(lost=lost))
         else:
             self.pilot.skip()
         self.redirect()
@@ -99,13 +103,25 @@ class Helm:
             self._known.synchronize()
         flat = [] if self._host is None else self._host.tolist()
         numbers: list[tuple[Sequence[str], Sequence[float]]] = []
-        last_s = UNKNOWN_S
+        last = UNKNOWN
         for names, agreed in self._names:
-            *own, last_s = flat[: agreed.numel()]
-            numbers.append((names, own))
+            told = flat[: agreed.numel()]
+            numbers.append((names, told[: -len(last)]))
+            last = Lap(*told[-len(last) :])
             flat = flat[agreed.numel() :]
         self._names, self._host, self._known = [], None, None
-        return Heard(step, numbers, last_s if last_s > 0 else None)
+        if last.step_s <= 0:
+            return Heard(step, numbers, None)
+        return Heard(step, numbers, last.step_s, last)
+
+    def _lost(self) -> dict[str, Tensor]:
+        """What lanes have sampled in this step."""
+        found: dict[str, Tensor] = {}
+        for name in self.names:
+            lane = self._lanes[name]
+            if lane.lost is not None:
+                found[name], lane.lost = lane.lost, None
+        return found
 
     def redirect(self) -> None:
         """Brings lanes to the pilot's orders, where these have changed."""
@@ -119,6 +135,10 @@ class Helm:
         way = self._plan.exchange
         return wrap_in_exchange(dense_way(way) if order.dense else way, order.compressor)
 
+    def orders(self) -> dict[str, Order]:
+        """What lanes follow now."""
+        return dict(self._orders)
+
     def stats(self) -> dict[str, object]:
         decisions = self.pilot.log.rows()
         spec = format_spec(self.controller)
@@ -127,18 +147,18 @@ class Helm:
     def save(self) -> dict[str, object]:
         log = [list(decision) for decision in self.pilot.log.decisions]
         spec = format_spec(self.controller)
-        return {"spec": spec, "last_s": self.last_s, "log": log, "pilot": self.pilot.save()}
+        return {"spec": spec, "last": list(self.last), "log": log, "pilot": self.pilot.save()}
 
     def load(self, saved: Mapping[str, object]) -> None:
         """Goes on with the orders of the run that was saved."""
         spec = format_spec(self.controller)
         if saved["spec"] != spec:
             raise ConfigError(f"state: controller is {saved['spec']!r}, expected {spec!r}")
-        last_s, log, pilot = saved["last_s"], saved["log"], saved["pilot"]
-        assert isinstance(last_s, float)
+        last, log, pilot = saved["last"], saved["log"], saved["pilot"]
+        assert isinstance(last, list)
         assert isinstance(log, list)
         assert isinstance(pilot, Mapping)
-        self.last_s = last_s
+        self.last = Lap(*last)
         self.pilot.log.decisions = []
         for step, setting, reason in log:
             self.pilot.log.add(step, setting, reason)

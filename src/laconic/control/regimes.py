@@ -123,7 +123,8 @@ class Regimes(Pilot):
         self._note(heard.step, "the learning rate was lowered" if decays else reason)
 
     def epoch(self, step: int, learning_rate: float | None) -> None:
-        self._end_epoch(step)
+        if not self._rule.epoch_steps:
+            self._end_epoch(step)
         if learning_rate is not None:
             if self.known.rate is not None:
                 self.rate_changed(step, self.known.rate, learning_rate)

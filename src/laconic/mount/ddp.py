@@ -1,5 +1,6 @@
 """DistributedDataParallel: one line that compresses the gradients of a DDP script."""
 
+from time import perf_counter
 from weakref import WeakKeyDictionary, finalize
 
 import torch
@@ -58,6 +59,7 @@ class Link(Handle):
     """A DDP model whose gradients go through Laconic, until `detach`."""
 
     has_slot = True
+    overlaps = True
 
     def __init__(
         self,
@@ -77,6 +79,7 @@ class Link(Handle):
             self._loan.give_back()
             raise
         self._settling = False
+        self._computed_s = 0.0
         self._courier = (OnStream if self._comm.on_device else OnThread)(slot.device)
         self._hooks: list[RemovableHandle] = []
 
@@ -119,11 +122,16 @@ class Link(Handle):
         """Sees to it that what goes wrong on the way is raised by `backward`, as what it is."""
         if torch._C._current_graph_task_id() == -1:
             # DDP's join calls the hook outside a backward pass.
+            self._computed_s = perf_counter()
             self._settle()
         elif not self._settling:
             self._settling = True
             # By way of a first callback, since DDP's own comes in between and must not be missed.
-            at_end_of_backward(lambda: at_end_of_backward(self._settle))
+            at_end_of_backward(self._end_of_backward)
+
+    def _end_of_backward(self) -> None:
+        self._computed_s = perf_counter()
+        at_end_of_backward(self._settle)
 
     def _settle(self) -> None:
         self._settling = False
@@ -131,6 +139,7 @@ class Link(Handle):
         if self._is_check_due():
             self._courier.send(lambda: check_same(self._comm, self._lanes.tensors), [])
         self._courier.settle()
+        self._comm.meter.waited_s += perf_counter() - self._computed_s
         self._end_step()
 
 

@@ -58,6 +58,8 @@ class Handle(ABC):
 
     has_slot: ClassVar[bool] = False
     """Whether the model itself has one place for it, so that a second one would be seen there."""
+    overlaps: ClassVar[bool] = False
+    """Whether training goes on meanwhile; then the meter is told how long it had to wait."""
 
     def __init__(
         self,
@@ -84,7 +86,10 @@ class Handle(ABC):
         }
         agree(self._comm, self._device, {**_settings(plan, tensors, seed), **guards})
         if options.controller is not None:
-            self._lanes.steer(options.controller, WallClock())
+            clock = WallClock(
+                self._comm.meter, overlaps=self.overlaps, on_device=self._comm.on_device
+            )
+            self._lanes.steer(options.controller, clock)
         self._comm.prepare(plan.node())
         self._buckets = Buckets()
         self._check_every, self._passes = options.check_every, 0

@@ -106,5 +106,5 @@ function buildTable(table) {
 }
 
 buildLegend();
-document.querySelectorAll("table").forEach(buildTable);
+document.querySelectorAll("table:not(.timeline)").forEach(buildTable);
 document.querySelectorAll("figure").forEach(buildChart);

@@ -1,0 +1,39 @@
+"""Autopilot: the setting that gets furthest in a second on the link as it is, with nothing to tune.
+
+Ours; GraVAC (arXiv:2305.12201) is where worth times speed comes from.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from laconic.contract import Compressor
+from laconic.control.base import Controller, Pilot
+from laconic.control.ladder import check_factor, factor_of, ladder
+from laconic.control.navigator import Navigator
+
+
+@dataclass(frozen=True)
+class Autopilot(Controller):
+    """Minimises the predicted time of a step over what the step is worth.
+
+    A step is worth the share of the gradient's norm that arrives, residual counted (for unbiased
+    rounding without a residual, what its variance leaves of a step), and its time follows from the
+    agreed laps of past steps: computation, encoding and decoding at each setting, and a link model
+    kept current. A setting at which a step is worth less than half of a dense one is never chosen,
+    whatever it would save, since what waits would then outweigh what arrives. Dense and 16 bits are
+    settings too, so nothing is compressed where that does not pay.
+
+    It steers the first of ratio, rank, bits and k that the method has, or `setting`, and starts at
+    the method's own.
+    """
+
+    setting: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_factor(self.setting)
+
+    def pilot(
+        self, compressor: Compressor, names: Sequence[str], size: int, old: Pilot | None = None
+    ) -> Pilot:
+        key = factor_of(compressor, self.setting)
+        return Navigator(ladder(compressor, key), compressor, key, size, old)
