@@ -20,7 +20,7 @@ Family: TypeAlias = Literal["dense", "quantisation", "sparsification", "hybrid",
 
 
 class Traits(NamedTuple):
-    """What decides which memory and exchange a compressor may go with."""
+    """What decides which memory and exchange a compressor may go with, and how it is guarded."""
 
     summable: bool = False
     """Messages may be added up on the way (an all-reduce does it)."""
@@ -43,6 +43,9 @@ class Traits(NamedTuple):
     """Messages are votes: the majority of them counts, not their mean."""
     everywhere: bool = False
     """Harmless on small and one-dimensional tensors too, so none needs to travel dense."""
+    shows: bool = False
+    """Where any entry is not finite, a number of the first message is not: who looks at that need
+    not look at the gradient."""
 
 
 class Compressor(ABC):
@@ -128,6 +131,9 @@ class Talker(Protocol):
     @property
     def owed(self) -> tuple[str, ...]: ...
 
+    @property
+    def shows(self) -> bool: ...
+
     def state(self, turn: Turn, device: torch.device) -> State: ...
 
     def rounds(self, given: Given, state: State, turn: Turn) -> Rounds: ...
@@ -146,6 +152,11 @@ class ManyRounds(Compressor):
     """So many consecutive ranks talk as one, and remember the same."""
     owed: ClassVar[tuple[str, ...]] = ()
     """What of its state is measured in what waits to be sent, and is rescaled along with it."""
+
+    @property
+    def shows(self) -> bool:
+        """Whether its first message is not finite where any entry is not."""
+        return self.traits().shows
 
     @abstractmethod
     def state(self, turn: Turn, device: torch.device) -> State: ...
@@ -222,6 +233,11 @@ class Exchange(ABC):
     def owed(self) -> tuple[str, ...]:
         """What of its state is measured in what waits to be sent, and is rescaled along with it."""
         return ()
+
+    @property
+    def shows(self) -> bool:
+        """Whether its first message is not finite where any entry is not."""
+        return False
 
     @abstractmethod
     def __init__(self, codec: OneRound) -> None: ...

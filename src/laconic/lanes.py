@@ -101,7 +101,7 @@ class Lanes:
         But where the exchange bears some liars, it is as if as many were not there.
         """
         borne = self.plan.bears(self.size)
-        alarm = Alarm(grads, borne)
+        alarm = Alarm(grads, [self.lanes[name].talker.shows for name in names], borne)
         means = yield from together(talks, alarm, census)
         if borne:
             for name in names:

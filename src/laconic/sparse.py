@@ -81,6 +81,8 @@ class Pipeline(Fused):
             contraction=first.contraction and second.contraction,
             varies=first.varies or second.varies,
             votes=second.votes,
+            # What is not finite is among the chosen, and the second shows it of them.
+            shows=first.shows and second.shows,
             why_not=first.why_not or second.why_not,
         )
 

@@ -30,6 +30,10 @@ class Scattered:
     owed: ClassVar[tuple[str, ...]] = ()
     unison: ClassVar[int] = 1
 
+    @property
+    def shows(self) -> bool:
+        return self.codec.traits().shows
+
     def state(self, turn: Turn, device: torch.device) -> State:
         return {}
 
