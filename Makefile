@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-gpu check clean table
+.PHONY: demo test test-gpu check audit audit-online clean table
 
 demo: $(READY)  ## four emulated hosts race dense training against compressed
 	$(BIN)/laconic demo
@@ -19,6 +19,15 @@ check: $(READY)  ## format, lint, types, and the direction of imports
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_arrows.py
+
+audit: $(READY)  ## what we stand on: versions and licences; fails where one is not pinned
+	$(BIN)/python tests/audit.py
+	$(BIN)/python -m pytest -q tests/test_dependencies.py
+
+audit-online: $(READY)  ## asks the network which pinned versions have known vulnerabilities
+	$(PYTHON) -m venv .venv/audit
+	.venv/audit/bin/pip install --quiet pip-audit
+	.venv/audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
 
 table: $(READY)  ## writes the generated parts of the README anew
 	$(BIN)/laconic methods --markdown README.md
