@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-gpu check clean docs table
+.PHONY: demo test test-gpu check audit audit-online clean docs table
 
 demo: $(READY)  ## four emulated hosts race dense training against compressed
 	$(BIN)/laconic demo
@@ -23,6 +23,15 @@ check: $(READY)  ## format, lint, types, and the direction of imports
 # Not with --quiet: warnings that nobody sees are not counted as errors either.
 docs: $(READY)  ## the documentation site in build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+audit: $(READY)  ## what we stand on: versions and licences; fails where one is not pinned
+	$(BIN)/python tests/audit.py
+	$(BIN)/python -m pytest -q tests/test_dependencies.py
+
+audit-online: $(READY)  ## asks the network which pinned versions have known vulnerabilities
+	$(PYTHON) -m venv .venv/audit
+	.venv/audit/bin/pip install --quiet pip-audit
+	.venv/audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
 
 table: $(READY)  ## writes the generated parts of the README and of docs/benchmarks.md anew
 	$(BIN)/laconic methods --markdown README.md

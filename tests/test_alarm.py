@@ -110,6 +110,27 @@ def test_raise_tells_and_goes_on() -> None:
     assert all(torch.equal(means[n], expected[n]) for n in SHAPES)
 
 
+def test_a_run_that_is_stuck_says_so_ever_less_often(caplog: pytest.LogCaptureFixture) -> None:
+    sim = simulation("topk:ratio=0.1")
+    for _ in range(9):
+        sim.step(spoilt(0, float("nan"), 1, "a"))
+    sim.step(gradients(0))
+    sim.step(spoilt(0, float("nan"), 1, "a"))
+    said = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    once = "a gradient of step 0 is not finite on some rank; it does not count"
+    per_worker = [once, *(f"{once} ({n} times in a row)" for n in (2, 4, 8))]
+    per_worker += ["gradients are finite again after 9 steps", once.replace("step 0", "step 1")]
+    assert sorted(said) == sorted(per_worker * WORKERS)
+    assert sim.stats()["skipped"] == 10
+
+
+def test_every_bad_step_raises_if_that_is_asked_for() -> None:
+    sim = simulation("topk:ratio=0.1", nan_policy="raise")
+    for _ in range(3):
+        with pytest.raises(NonFiniteError):
+            sim.step(spoilt(0, float("nan"), 1, "a"))
+
+
 def test_ignore_looks_at_nothing_and_needs_no_second_room() -> None:
     sim = simulation("topk:ratio=0.1", nan_policy="ignore")
     lane = sim.workers[0].lanes["a"]

@@ -9,7 +9,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "laconic"
 
 LEVELS = (
-    ("errors", "checks", "version", "types"),
+    ("errors", "checks", "version", "types", "sealed"),
     ("kernels", "comm", "network"),
     ("wire",),
     ("contract", "aggregate"),

@@ -1,42 +1,59 @@
 """Whether any rank's gradients are not finite: a word that travels along with the messages.
 
 Compression hides infinity and NaN: they may not be chosen, or be outvoted. So every rank looks for
-them before it encodes, and tells the others in the first round, at no call of its own. Then all
-ranks know, and all make the same of it. Where an aggregation bears that some ranks lie, the alarms
-of as many are borne too: else a liar could stop all others by crying wolf.
+them, and tells the others in the first round, at no call of its own. Then all ranks know, and all
+make the same of it. Most methods show them in what they are about to say, a scale or a chosen
+value, which is soon looked through; only of the others the gradient itself is. Where an aggregation
+bears that some ranks lie, the alarms of as many are borne too: else a liar could stop all others by
+crying wolf.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from laconic.types import Answer, Field, Gather, Inside, Layout, Mean, Request, Scatter
-from laconic.wire.layout import join
+from laconic.wire.layout import adjacent, join
 
 ALARM = -1
 """Its place among the lanes."""
 
 FLAG = Layout((Field(torch.uint8, 1),))
 
+LARGE = 1 << 16
+"""From so many entries on a tensor is looked at where it is; smaller ones are put together."""
+
 
 class Alarm:
     """One bucket's word: 1 where something is not finite, 0 where all is well."""
 
-    def __init__(self, grads: Sequence[Tensor], borne: int = 0) -> None:
+    def __init__(self, grads: Sequence[Tensor], shows: Sequence[bool] = (), borne: int = 0) -> None:
+        """Looks at the gradients but those whose lane `shows` in its first request how they are."""
         self.borne = borne
-        self.raised = _not_finite(grads)  # [1], bool
+        self._shown = {lane for lane, shown in enumerate(shows) if shown}
+        hidden = [grad.detach() for lane, grad in enumerate(grads) if lane not in self._shown]
+        self.raised = _not_finite(hidden, grads[0].device)  # [1], bool
         self._told = False
 
-    def asks(self, beside: Iterable[Request]) -> dict[int, Request]:
+    def asks(self, beside: Mapping[int, Request]) -> dict[int, Request]:
         """What goes out in a round beside these: a request of their kind, if they make a call."""
-        for request in beside:
+        self._look(beside)
+        for request in beside.values():
             asked = None if self._told else self._like(request)
             if asked is not None:
                 # What a node's ranks have told each other has yet to be told to other nodes.
                 self._told = not isinstance(request.scope, Inside)
                 return {ALARM: asked}
         return {}
+
+    def _look(self, requests: Mapping[int, Request]) -> None:
+        """Looks at what is about to be said first."""
+        shown = [_numbers(r) for lane, r in requests.items() if lane in self._shown]
+        self._shown = set()
+        if shown:
+            self.raised = self.raised | _not_finite([*chain(*shown)], self.raised.device)
 
     def _like(self, request: Request) -> Request | None:
         """The word to those whom a request goes to, by the same call."""
@@ -53,12 +70,14 @@ class Alarm:
 
     def hears(self, answer: Answer) -> None:
         """Raised by one, or by more than are borne, is raised for all."""
-        flags = torch.stack([parts[0] != 0 for parts in answer])
+        flags = torch.cat([parts[0] for parts in answer]) != 0
         # A mean does not tell how many they are, so there none is borne.
-        self.raised = flags.sum(0) > (self.borne if len(answer) > 1 else 0)
+        self.raised = (flags.sum() > (self.borne if len(answer) > 1 else 0)).view(1)
 
     def spoil(self, grads: Sequence[Tensor]) -> None:
         """Puts NaN into each gradient's first entry where the alarm is raised; asks no device."""
+        if self.raised.device.type == "cpu" and not self.raised:
+            return
         # 0 / 0 or 0 / 1: a choice between two numbers would bring them from the host.
         calm = (~self.raised).to(torch.float32).squeeze()
         poison = torch.zeros_like(calm) / calm
@@ -113,11 +132,26 @@ class Verdict:
         return bad
 
 
-def _not_finite(grads: Sequence[Tensor]) -> Tensor:
+def _numbers(request: Request) -> Iterable[Tensor]:
+    """What a request says in floating point."""
+    messages = request.messages if isinstance(request, Scatter) else [request.parts]
+    return (part for parts in messages for part in parts if part.is_floating_point())
+
+
+def _not_finite(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """Whether any entry is infinite or NaN, in one pass and without asking the device."""
-    flat = join([grad.detach() for grad in grads])
-    if not flat.numel():
-        return torch.zeros(1, dtype=torch.bool, device=flat.device)
+    pieces = [piece for piece in _pieces(tensors) if piece.numel()]
+    if not pieces:
+        return torch.zeros(1, dtype=torch.bool, device=device)
     # Both ends of the range: cheaper than looking at every entry, and NaN is both of them.
-    low, high = torch.aminmax(flat)
-    return ~(low.isfinite() & high.isfinite()).view(1)
+    ends = torch.stack([end.float() for piece in pieces for end in torch.aminmax(piece)])
+    # Zero, but NaN for what is not finite, which counts as true.
+    return (ends - ends).any().view(1)
+
+
+def _pieces(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The same entries in few tensors, without a copy of the large ones."""
+    if adjacent(tensors):
+        return [join(tensors)]
+    small = [tensor for tensor in tensors if tensor.numel() < LARGE]
+    return [t for t in tensors if t.numel() >= LARGE] + ([join(small)] if small else [])

@@ -10,6 +10,7 @@ from torch import Tensor
 from laconic.errors import ConfigError
 from laconic.exchange.sharded import bounds
 from laconic.lanes import Lanes
+from laconic.sealed import seal, unseal
 from laconic.step import Lane
 from laconic.types import State
 
@@ -38,7 +39,7 @@ def save(lanes: Lanes) -> dict[str, object]:
         }
         for name, lane in lanes.lanes.items()
     }
-    steered = {} if lanes.helm is None else {"controller": lanes.helm.save()}
+    steered = {} if lanes.helm is None else {"controller": seal(lanes.helm.save())}
     return {
         "format": FORMAT,
         "lanes": saved,
@@ -130,7 +131,8 @@ def _load_helm(lanes: Lanes, state: Mapping[str, object]) -> None:
         said = "a controller" if there else "no controller"
         raise ConfigError(f"state: was saved with {said}; go on in the same way")
     if lanes.helm is not None:
-        lanes.helm.load(cast(Mapping[str, object], state["controller"]))
+        device = next(iter(lanes.tensors.values())).device
+        lanes.helm.load(cast(Mapping[str, object], unseal(cast(str, state["controller"]), device)))
 
 
 def _load_lane(lane: Lane, kept: object, talk: object, step: int) -> None:

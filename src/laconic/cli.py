@@ -288,6 +288,31 @@ def bench_fuzz(
     raise typer.Exit(0 if fuzz.run(_console()) else 1)
 
 
+@bench.command("guards")
+def bench_guards(
+    workers: Workers = 4,
+    rate: Rate = "1gbit",
+    case: Annotated[
+        list[str] | None,
+        typer.Option("--case", "--cases", help="Specs; repeat, or separate by commas."),
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds with and without each guard.")] = 20,
+    steps: Annotated[int, typer.Option(help="Timed steps of each case in each round.")] = 5,
+    warmup: Annotated[int, typer.Option(help="Untimed steps before those.")] = 2,
+    workload: WorkloadText = "mlp",
+    json: Json = None,
+) -> None:
+    """Measures what guards cost: steps with and without each of them, in turns, and their ratio."""
+    from laconic.bench.cases import split_cases
+    from laconic.bench.guards import CASES, GuardBench
+
+    cases, command = split_cases(case or CASES), _command()
+    measure = GuardBench(
+        cases, workers, _rate(rate), rounds, steps, warmup, workload, json, command
+    )
+    measure.run(_console())
+
+
 @bench.command("validate")
 def bench_validate(
     workers: Annotated[str, typer.Option(help="Numbers of hosts, separated by commas.")] = "2,4,8",

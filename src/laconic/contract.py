@@ -20,7 +20,7 @@ Family: TypeAlias = Literal["dense", "quantisation", "sparsification", "hybrid",
 
 
 class Traits(NamedTuple):
-    """What decides which memory and exchange a compressor may go with."""
+    """What decides which memory and exchange a compressor may go with, and how it is guarded."""
 
     summable: bool = False
     """Messages may be added up on the way (an all-reduce does it)."""
@@ -45,6 +45,9 @@ class Traits(NamedTuple):
     """Messages are votes: the majority of them counts, not their mean."""
     everywhere: bool = False
     """Harmless on small and one-dimensional tensors too, so none needs to travel dense."""
+    shows: bool = False
+    """Where any entry is not finite, a number of the first message is not: who looks at that need
+    not look at the gradient."""
 
 
 class Compressor(ABC):
@@ -133,6 +136,9 @@ class Talker(Protocol):
     @property
     def steady(self) -> bool: ...
 
+    @property
+    def shows(self) -> bool: ...
+
     def state(self, turn: Turn, device: torch.device) -> State: ...
 
     def rounds(self, given: Given, state: State, turn: Turn) -> Rounds: ...
@@ -153,6 +159,11 @@ class ManyRounds(Compressor):
     """What of its state is measured in what waits to be sent, and is rescaled along with it."""
     steady: ClassVar[bool] = True
     """Its part of a conversation is the same at every step; what is not is in its traits."""
+
+    @property
+    def shows(self) -> bool:
+        """Whether its first message is not finite where any entry is not."""
+        return self.traits().shows
 
     @abstractmethod
     def state(self, turn: Turn, device: torch.device) -> State: ...
@@ -234,6 +245,11 @@ class Exchange(ABC):
     def steady(self) -> bool:
         """Whether its part of a conversation is the same at every step."""
         return True
+
+    @property
+    def shows(self) -> bool:
+        """Whether its first message is not finite where any entry is not."""
+        return False
 
     @abstractmethod
     def __init__(self, codec: OneRound) -> None: ...

@@ -59,6 +59,7 @@ class Lanes:
         self.plan, self.lanes = plan, self._open(plan)
         self.dense_bytes = 0
         self.skipped = 0
+        self._skipped_in_a_row = 0
         self.loss_scale = 1.0
         self._step = Verdict()
         self.helm: Helm | None = None
@@ -126,7 +127,7 @@ class Lanes:
         But where the exchange bears some liars, it is as if as many were not there.
         """
         borne = self.plan.bears(self.size)
-        alarm = Alarm(grads, borne)
+        alarm = Alarm(grads, [self.lanes[name].talker.shows for name in names], borne)
         yield from together(talks, alarm, census)
         if borne:
             for name in names:
@@ -162,12 +163,26 @@ class Lanes:
             lane.forget() if bad else lane.keep()
         if self.helm is not None:
             self.helm.settle(self.steps(), counts=not bad)
-        if not bad:
-            return None
+        if bad:
+            return self._complain()
+        self._recover()
+        return None
+
+    def _complain(self) -> NonFiniteError | None:
+        """Counts a step that does not count; the log has the 1st, 2nd, 4th, 8th ... in a row."""
         self.skipped += 1
+        self._skipped_in_a_row += 1
         text = f"a gradient of step {self.steps()} is not finite on some rank; it does not count"
-        log.warning(text)
+        number = self._skipped_in_a_row
+        if number & (number - 1) == 0:
+            log.warning(text + (f" ({number} times in a row)" if number > 1 else ""))
         return NonFiniteError(text) if self.nan_policy == "raise" else None
+
+    def _recover(self) -> None:
+        # Who saw few lines of many should know how many there would have been.
+        if self._skipped_in_a_row > 2:
+            log.warning("gradients are finite again after %d steps", self._skipped_in_a_row)
+        self._skipped_in_a_row = 0
 
     def switch(self, plan: Plan) -> None:
         """Changes the method; what the memory kept is kept where the new one keeps the same."""

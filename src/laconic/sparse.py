@@ -83,6 +83,8 @@ class Pipeline(Fused):
             waits=first.waits or second.waits,
             by_step=first.by_step or second.by_step,
             votes=second.votes,
+            # What is not finite is among the chosen, and the second shows it of them.
+            shows=first.shows and second.shows,
             why_not=first.why_not or second.why_not,
         )
 

@@ -143,12 +143,12 @@ def together(
                 waiting[lane] = next(talks[lane]) if answer is None else talks[lane].send(answer)
             except StopIteration as end:
                 means[lane] = end.value
-        beside = list(waiting.values())
+        asked = dict(waiting)
         if alarm is not None:
-            waiting |= alarm.asks(beside)
+            asked |= alarm.asks(waiting)
         if census is not None:
-            waiting |= census.asks(beside)
-        heard = yield from carry(waiting)
+            asked |= census.asks(waiting.values())
+        heard = yield from carry(asked)
         if ALARM in heard and alarm is not None:
             alarm.hears(heard.pop(ALARM))
         if CENSUS in heard and census is not None:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -286,7 +287,25 @@ def disagreement_job(key: str) -> str:
     model = DDP(mlp())
     if key == "spec":
         return failure_of(lambda: laconic.attach(model, "topk:ratio=0.1" if odd else "efsign"))
-    return failure_of(lambda: laconic.attach(model, "efsign", seed=5 if odd else 0))
+    if key == "seed":
+        return failure_of(lambda: laconic.attach(model, "efsign", seed=5 if odd else 0))
+    return failure_of(lambda: laconic.attach(model, "efsign", checksum=odd))
+
+
+def different_models_job(key: str) -> str:
+    """Rank 2 has the same parameters in another order or type, or another version of the package.
+
+    DDP would not start with some of these, so there is none.
+    """
+    odd = dist.get_rank() == 2
+    names = ["b", "a"] if odd and key == "order" else ["a", "b"]
+    model = nn.ModuleDict({name: nn.Linear(40, 40) for name in names})
+    if odd and key == "dtype":
+        model["b"].to(torch.bfloat16)
+    with pytest.MonkeyPatch.context() as patch:
+        if odd and key == "version":
+            patch.setattr("laconic.mount.handle.VERSION", "0.0.9")
+        return failure_of(lambda: laconic.Reducer(model, "efsign"))
 
 
 def refusals_job() -> dict[str, str]:

@@ -181,11 +181,27 @@ def test_compiled_models(four_ranks: Ranks) -> None:
     torch.testing.assert_close(compiled[0], eager[0])
 
 
-@pytest.mark.parametrize("key", ["spec", "seed"])
+@pytest.mark.parametrize("key", ["spec", "seed", "checksum"])
 def test_ranks_that_disagree_find_out(four_ranks: Ranks, key: str) -> None:
     for text in four_ranks.run(jobs.disagreement_job, key):
         assert text.startswith("ConfigError: ranks are set up differently")
+        assert key in text
         assert "rank [0, 1, 3]" in text
+        assert "rank [2]" in text
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("order", 'parameter 0: "a.weight (40, 40) torch.float32" on rank [0, 1, 3]'),
+        ("dtype", "b.weight (40, 40) torch.bfloat16"),
+        ("version", "version"),
+    ],
+)
+def test_ranks_with_other_models_find_out(four_ranks: Ranks, key: str, said: str) -> None:
+    for text in four_ranks.run(jobs.different_models_job, key):
+        assert text.startswith("ConfigError: ranks are set up differently")
+        assert said in text
         assert "rank [2]" in text
 
 

@@ -43,7 +43,7 @@ class AcpSGD(ManyRounds):
         check_whole("acpsgd", "rank", self.rank, 1)
 
     def traits(self) -> Traits:
-        return Traits(summable=True, contraction=True, by_step=True)
+        return Traits(summable=True, contraction=True, shows=True, by_step=True)
 
     def state(self, turn: Turn, device: torch.device) -> State:
         sides = sorted(matrix_shape(turn.shape), reverse=True)

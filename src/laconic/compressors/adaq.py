@@ -35,7 +35,7 @@ class AdaQ(OneRound):
         check_fraction("adaq", "ratio", self.ratio)
 
     def traits(self) -> Traits:
-        return Traits(contraction=True)
+        return Traits(contraction=True, shows=True)
 
     def count(self, numel: int) -> int:
         """How many entries are told: two at least, so that either sign can have one."""

@@ -44,6 +44,7 @@ class Atomo(ManyRounds):
             unbiased=True,
             why_not=f"its variance is up to n/{self.rank} - 1 of the squared norm where n is the "
             "shorter side of the matrix",
+            shows=True,
         )
 
     def state(self, turn: Turn, device: torch.device) -> State:

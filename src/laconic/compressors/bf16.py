@@ -21,7 +21,9 @@ class Bf16(Cast):
     paper: ClassVar = "Kalamkar et al. 2019, arXiv:1905.12322"
 
     def traits(self) -> Traits:
-        return Traits(summable=True, rounds_sums=True, contraction=True, everywhere=True)
+        return Traits(
+            summable=True, rounds_sums=True, contraction=True, everywhere=True, shows=True
+        )
 
     def compress(self, x: Tensor, turn: Turn) -> Parts:
         return (x.to(torch.bfloat16),)

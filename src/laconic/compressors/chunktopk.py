@@ -40,7 +40,7 @@ class ChunkTopK(Sparsifier):
         check_format("chunktopk", self.values)
 
     def traits(self) -> Traits:
-        return Traits(contraction=True)
+        return Traits(contraction=True, shows=True)
 
     def count(self, numel: int) -> int:
         chunks, rest = divmod(numel, self.chunk)

@@ -39,7 +39,7 @@ class Codebook(OneRound):
             raise ConfigError(f"codebook: spread must be positive, got {self.spread!r}")
 
     def traits(self) -> Traits:
-        return Traits(contraction=True)
+        return Traits(contraction=True, shows=True)
 
     def layout(self, numel: int) -> Layout:
         return bins_layout(numel, self.bits)

@@ -43,7 +43,7 @@ class DCT(OneRound):
         check_whole("dct", "k", self.k, 1, self.chunk)
 
     def traits(self) -> Traits:
-        return Traits(contraction=True)
+        return Traits(contraction=True, shows=True)
 
     def layout(self, numel: int) -> Layout:
         count = self.k * -(-numel // self.chunk)

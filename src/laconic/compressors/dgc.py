@@ -42,7 +42,7 @@ class DGC(Sparsifier):
         check_format("dgc", self.values)
 
     def traits(self) -> Traits:
-        return Traits(contraction=True, varies=True)
+        return Traits(contraction=True, varies=True, shows=True)
 
     def count(self, numel: int) -> int:
         return count_of(self.ratio, numel)

@@ -63,6 +63,7 @@ class Eden(OneRound):
             contraction=self.scale == "closest",
             why_not="scale=unbiased says more than is there, with no bound below 1 on the error "
             "(use scale=closest)",
+            shows=True,
         )
 
     def layout(self, numel: int) -> Layout:

@@ -28,7 +28,7 @@ class EFSign(Fused):
     paper: ClassVar = "Karimireddy et al. 2019, arXiv:1901.09847"
 
     def traits(self) -> Traits:
-        return Traits(contraction=True)
+        return Traits(contraction=True, shows=True)
 
     def layout(self, numel: int) -> Layout:
         return Layout((Field(torch.uint8, packed_numel(numel, 1)), Field(torch.float32, 1)))

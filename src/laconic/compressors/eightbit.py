@@ -30,7 +30,7 @@ class EightBit(Rounded):
         check_whole("eightbit", "bucket", self.bucket, 1)
 
     def traits(self) -> Traits:
-        return Traits(contraction=True)
+        return Traits(contraction=True, shows=True)
 
     def rule(self) -> Rule:
         return Rule("tree", self.bucket)

@@ -28,7 +28,9 @@ class Fp16(Cast):
     paper: ClassVar = "IEEE 754 binary16"
 
     def traits(self) -> Traits:
-        return Traits(summable=True, rounds_sums=True, contraction=True, everywhere=True)
+        return Traits(
+            summable=True, rounds_sums=True, contraction=True, everywhere=True, shows=True
+        )
 
     def compress(self, x: Tensor, turn: Turn) -> Parts:
         if x.device.type == "cpu" and x.numel() and _in_range(x):

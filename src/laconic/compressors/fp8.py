@@ -36,7 +36,7 @@ class Fp8(Rounded):
         check_whole("fp8", "bucket", self.bucket, 1)
 
     def traits(self) -> Traits:
-        return Traits(contraction=True)
+        return Traits(contraction=True, shows=True)
 
     def rule(self) -> Rule:
         return Rule(self.format, self.bucket)

@@ -39,7 +39,7 @@ class GaussianK(Sparsifier):
         check_format("gaussiank", self.values)
 
     def traits(self) -> Traits:
-        return Traits(contraction=True, varies=True)
+        return Traits(contraction=True, varies=True, shows=True)
 
     def count(self, numel: int) -> int:
         return count_of(self.ratio, numel)

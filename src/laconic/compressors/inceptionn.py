@@ -43,6 +43,7 @@ class Inceptionn(OneRound):
         return Traits(
             varies=True,
             why_not="of a tensor whose entries are all below its bound it says nothing",
+            shows=True,
         )
 
     def borders(self) -> tuple[int, int]:

@@ -37,7 +37,7 @@ class Int4(Rounded):
             raise ConfigError(f"int4: scale must be one of {[*SCALES]}, got {self.scale!r}")
 
     def traits(self) -> Traits:
-        return Traits(contraction=True)
+        return Traits(contraction=True, shows=True)
 
     def rule(self) -> Rule:
         return Rule("nearest", self.block, 4, "max16" if self.scale == "bf16" else "max")

@@ -21,7 +21,7 @@ class NoCompression(Cast):
     paper: ClassVar = "the dense baseline"
 
     def traits(self) -> Traits:
-        return Traits(summable=True, unbiased=True, contraction=True, everywhere=True)
+        return Traits(summable=True, unbiased=True, contraction=True, everywhere=True, shows=True)
 
     def compress(self, x: Tensor, turn: Turn) -> Parts:
         return (x,)

@@ -37,7 +37,7 @@ class OneBit(Fused):
         check_whole("onebit", "bucket", self.bucket, 0)
 
     def traits(self) -> Traits:
-        return Traits(contraction=True)
+        return Traits(contraction=True, shows=True)
 
     def _bucket(self, numel: int) -> int:
         return self.bucket or max(1, numel)

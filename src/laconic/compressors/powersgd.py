@@ -37,7 +37,7 @@ class PowerSGD(ManyRounds):
         check_whole("powersgd", "rank", self.rank, 1)
 
     def traits(self) -> Traits:
-        return Traits(summable=True, contraction=True)
+        return Traits(summable=True, contraction=True, shows=True)
 
     def state(self, turn: Turn, device: torch.device) -> State:
         _, cols = matrix_shape(turn.shape)

@@ -55,6 +55,7 @@ class QSGD(Rounded):
             contraction=self.scaled or variance < 1,
             why_not=f"its variance bound with bits={self.bits}, bucket={self.bucket} is "
             f"{variance:.3g}, not below 1 (use more bits, a smaller bucket, or scaled=true)",
+            shows=True,
         )
 
     def rule(self) -> Rule:

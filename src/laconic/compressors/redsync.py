@@ -37,7 +37,7 @@ class RedSync(Sparsifier):
         check_format("redsync", self.values)
 
     def traits(self) -> Traits:
-        return Traits(contraction=True, varies=True)
+        return Traits(contraction=True, varies=True, shows=True)
 
     def count(self, numel: int) -> int:
         return count_of(self.ratio, numel)

@@ -37,7 +37,7 @@ class Sign(OneRound):
         check_whole("sign", "norm", self.norm, 1, 6)
 
     def traits(self) -> Traits:
-        return Traits(contraction=True)
+        return Traits(contraction=True, shows=True)
 
     def layout(self, numel: int) -> Layout:
         return Layout((Field(torch.uint8, packed_numel(numel, 1)), Field(torch.float32, 1)))

@@ -28,7 +28,7 @@ class SignSGD(OneRound):
 
     def traits(self) -> Traits:
         why_not = "signs without a scale are as large for a small gradient as for a large one"
-        return Traits(votes=True, everywhere=True, why_not=why_not)
+        return Traits(votes=True, everywhere=True, why_not=why_not, shows=True)
 
     def layout(self, numel: int) -> Layout:
         return votes_layout(numel)

@@ -40,7 +40,7 @@ class Signum(ManyRounds):
 
     def traits(self) -> Traits:
         why_not = "signs without a scale are as large for a small gradient as for a large one"
-        return Traits(votes=True, everywhere=True, why_not=why_not)
+        return Traits(votes=True, everywhere=True, why_not=why_not, shows=True)
 
     def state(self, turn: Turn, device: torch.device) -> State:
         begun = torch.zeros(1, device=device)

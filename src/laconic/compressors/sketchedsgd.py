@@ -54,7 +54,7 @@ class SketchedSGD(ManyRounds):
         check_whole("sketchedsgd", "width", self.width, 1)
 
     def traits(self) -> Traits:
-        return Traits(summable=True, contraction=True, by_step=True)
+        return Traits(summable=True, contraction=True, shows=True, by_step=True)
 
     def state(self, turn: Turn, device: torch.device) -> State:
         return {}

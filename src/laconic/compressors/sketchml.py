@@ -37,7 +37,7 @@ class SketchML(OneRound):
         check_whole("sketchml", "sample", self.sample, 1)
 
     def traits(self) -> Traits:
-        return Traits(contraction=True)
+        return Traits(contraction=True, shows=True)
 
     def layout(self, numel: int) -> Layout:
         return bins_layout(numel, self.bits)

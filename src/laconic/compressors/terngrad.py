@@ -51,6 +51,7 @@ class TernGrad(OneRound):
         return Traits(
             unbiased=not self.clip,
             why_not=f"its variance {bound if self.clip else grows}, not below 1",
+            shows=True,
         )
 
     def layout(self, numel: int) -> Layout:

@@ -40,7 +40,7 @@ class ThreeLC(OneRound):
             raise ConfigError(f"threelc: sparsity must be in [1, 2), got {self.sparsity!r}")
 
     def traits(self) -> Traits:
-        return Traits(contraction=True, varies=True)
+        return Traits(contraction=True, varies=True, shows=True)
 
     def layout(self, numel: int) -> Layout:
         def check(parts: Parts) -> None:

@@ -37,7 +37,7 @@ class Threshold(Sparsifier):
         check_format("threshold", self.values)
 
     def traits(self) -> Traits:
-        return Traits(contraction=True, varies=True)
+        return Traits(contraction=True, varies=True, shows=True)
 
     def count(self, numel: int) -> int:
         # Nobody knows before the gradient is there; a percent is what such thresholds aim at.

@@ -33,7 +33,7 @@ class TopK(Sparsifier):
         check_format("topk", self.values)
 
     def traits(self) -> Traits:
-        return Traits(contraction=True)
+        return Traits(contraction=True, shows=True)
 
     def count(self, numel: int) -> int:
         return count_of(self.ratio, numel)

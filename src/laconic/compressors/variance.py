@@ -51,7 +51,7 @@ class Variance(ManyRounds):
             raise ConfigError(f"variance: shrink must be in [0, 1], got {self.shrink!r}")
 
     def traits(self) -> Traits:
-        return Traits(accumulates=True, varies=True)
+        return Traits(accumulates=True, varies=True, shows=True)
 
     def state(self, turn: Turn, device: torch.device) -> State:
         """The root of v, whose squares could leave the range of float32."""

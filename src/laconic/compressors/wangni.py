@@ -44,7 +44,7 @@ class Wangni(ManyRounds):
 
     def traits(self) -> Traits:
         why_not = f"it is unbiased with a variance of up to {1 / self.ratio - 1:.3g} squared norms"
-        return Traits(unbiased=True, varies=True, why_not=why_not)
+        return Traits(unbiased=True, varies=True, why_not=why_not, shows=True)
 
     def state(self, turn: Turn, device: torch.device) -> State:
         return {}

@@ -27,6 +27,10 @@ class GatherExchange(Exchange):
     def refuses(cls, codec: Compressor) -> str | None:
         return carried_by("gather", codec)
 
+    @property
+    def shows(self) -> bool:
+        return self.codec.traits().shows
+
     def state(self, turn: Turn, device: torch.device) -> State:
         return {}
 

@@ -20,6 +20,10 @@ class MeanExchange(Exchange):
             return "its messages cannot be added up"
         return carried_by("mean", codec)
 
+    @property
+    def shows(self) -> bool:
+        return self.codec.traits().shows
+
     def state(self, turn: Turn, device: torch.device) -> State:
         return {}
 

@@ -31,6 +31,10 @@ class ShardedExchange(Exchange):
             return "votes must be counted all at once"
         return carried_by("sharded", codec)
 
+    @property
+    def shows(self) -> bool:
+        return self.codec.traits().shows
+
     def state(self, turn: Turn, device: torch.device) -> State:
         if not self.codec.traits().contraction:
             return {}

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 
 from laconic.comm.mailbox import Mailbox
-from laconic.errors import PeerError
+from laconic.errors import WireError
 from laconic.local.server import News, Said, Server, as_bytes, from_bytes
 from laconic.types import State
 
@@ -73,17 +73,28 @@ def _write_news(news: News) -> bytes:
 
 
 def _read_news(letter: bytes, like: State) -> News:
-    body = letter[1:]
-    if letter[:1] == b"\1":
-        flat = from_bytes(body, torch.float32)
-        if flat.numel() != sum(t.numel() for t in like.values()):
-            raise PeerError(f"the server tells a model of {flat.numel()} numbers")
-        pieces = flat.split([tensor.numel() for tensor in like.values()])
-        return dict(zip(like, pieces, strict=True))
+    """What a letter of the server tells; raises WireError where it is none."""
+    kind, body = letter[:1], letter[1:]
+    if kind == b"\1":
+        return _read_model(body, like)
+    if kind != b"\0":
+        raise WireError(f"the server sends a letter of kind {kind!r}")
     news, place = [], 0
     while place < len(body):
+        if len(body) - place < _SAID.size:
+            raise WireError(f"the server's letter ends in {len(body) - place} bytes of a head")
         rank, step, weight, length = _SAID.unpack_from(body, place)
         place += _SAID.size
+        if not 0 <= length <= len(body) - place:
+            raise WireError(f"a message of {length} bytes where {len(body) - place} are left")
         news.append(Said(rank, step, weight, from_bytes(body[place : place + length])))
         place += length
     return news
+
+
+def _read_model(body: bytes, like: State) -> State:
+    expected = sum(tensor.numel() for tensor in like.values())
+    if len(body) != 4 * expected:
+        raise WireError(f"the server tells a model of {len(body)} bytes, not {4 * expected}")
+    pieces = from_bytes(body, torch.float32).split([tensor.numel() for tensor in like.values()])
+    return dict(zip(like, pieces, strict=True))

@@ -84,7 +84,9 @@ class Handle(ABC):
             "checksum": options.checksum,
             "controller": "none" if options.controller is None else format_spec(options.controller),
         }
-        agree(self._comm, self._device, {**_settings(plan, tensors, seed), **guards})
+        # Without checksums, on which they have yet to agree.
+        bare = TorchComm(group, self._comm.meter)
+        agree(bare, self._device, {**_settings(plan, tensors, seed), **guards})
         if options.controller is not None:
             clock = WallClock(
                 self._comm.meter, overlaps=self.overlaps, on_device=self._comm.on_device

@@ -31,6 +31,10 @@ class Scattered:
     unison: ClassVar[int] = 1
     steady: ClassVar[bool] = True
 
+    @property
+    def shows(self) -> bool:
+        return self.codec.traits().shows
+
     def state(self, turn: Turn, device: torch.device) -> State:
         return {}
 

@@ -139,7 +139,7 @@ def join(tensors: Sequence[Tensor]) -> Tensor:
     dtype = first.dtype
     for tensor in tensors:
         dtype = torch.promote_types(dtype, tensor.dtype)
-    if _adjacent(tensors):
+    if adjacent(tensors):
         return first.as_strided((sum(t.numel() for t in tensors),), (1,))
     return torch.cat([tensor.reshape(-1).to(dtype) for tensor in tensors])
 
@@ -150,8 +150,10 @@ def split(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     return [p.to(t.dtype).view(t.shape) for p, t in zip(pieces, like, strict=True)]
 
 
-def _adjacent(tensors: Sequence[Tensor]) -> bool:
+def adjacent(tensors: Sequence[Tensor]) -> bool:
     """Whether the tensors lie side by side in one storage, as the gradients of a bucket do."""
+    if not tensors:
+        return False
     here = tensors[0]
     storage, dtype, place = here.untyped_storage().data_ptr(), here.dtype, here.storage_offset()
     for tensor in tensors:

@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+
+from laconic.types import Given
 
 
 def flat_rows(rows: Tensor) -> tuple[NDArray[Any], int]:
@@ -17,8 +20,12 @@ def flat_rows(rows: Tensor) -> tuple[NDArray[Any], int]:
     return rows.as_strided((span,), (1,)).numpy(), distance
 
 
-def in_place(residual: Tensor, left: Tensor) -> NDArray[Any]:
-    """`left`, holding the residual, whether it was that one or not."""
-    if left.data_ptr() != residual.data_ptr():
-        left.copy_(residual)
-    return left.numpy()
+def memory_of(given: Given) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """The residual and what is left: one array where they are one, empty where there is none."""
+    if given.residual is None or given.left is None:
+        nothing = np.empty(0, dtype=np.float32)
+        return nothing, nothing
+    left = given.left.numpy()
+    if given.left.data_ptr() == given.residual.data_ptr():
+        return left, left
+    return given.residual.numpy(), left

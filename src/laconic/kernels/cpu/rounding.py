@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from laconic.kernels.cpu import codes as rules
-from laconic.kernels.cpu.arrays import flat_rows, in_place
+from laconic.kernels.cpu.arrays import flat_rows, memory_of
 from laconic.kernels.cpu.codes import Bytes, Floats
 from laconic.kernels.cpu.encode import SCALES, encode
 from laconic.kernels.cpu.jit import called, compiled
@@ -20,6 +20,7 @@ from laconic.kernels.cpu.stream import pack_codes, unpack_codes
 from laconic.kernels.cpu.vector import sum_of
 from laconic.kernels.reference.rounding import meaning, slopes
 from laconic.kernels.rule import Kind, Rule
+from laconic.types import Given
 
 TILE = 1024
 """Entries that are worked on at a time: small buckets several, large ones alone."""
@@ -36,6 +37,7 @@ def _add_up(x: Floats, decay: np.float32, residual: Floats, out: Floats) -> None
 def _pack(
     x: Floats,
     decay: np.float32,
+    residual: Floats,
     left: Floats,
     kind: int,
     how: int,
@@ -48,7 +50,7 @@ def _pack(
     out: Bytes,
     scales: Floats,
 ) -> None:
-    """Buckets [tiles, rows, bucket] of x, or of x + decay * left where there is a `left`.
+    """Buckets [tiles, rows, bucket] of x, or of x + decay * residual where there is a `left`.
 
     So many entries come before as `first` says.
     """
@@ -64,7 +66,7 @@ def _pack(
         entries = x[tile]
         if feedback:
             rest = left[tile]
-            _add_up(entries, decay, rest, total)
+            _add_up(entries, decay, residual[tile], total)
             entries = total
         if draws:
             random_words(start, key[0], key[1], flat_chance)
@@ -137,19 +139,19 @@ def _slopes() -> Floats:
     return slopes(torch.device("cpu")).numpy()
 
 
-def _rounded(
-    x: Tensor, decay: float, left: Tensor | None, rule: Rule, key: int
-) -> tuple[Tensor, Tensor]:
+def _rounded(given: Given, rule: Rule, key: int) -> tuple[Tensor, Tensor]:
+    x = given.x
     aligned = rule.width == 8 or (rule.width == 4 and rule.bucket % 2 == 0)
     make = torch.empty if aligned else torch.zeros
     codes = make(-(-x.numel() * rule.width // 8), dtype=torch.uint8)
     scales = torch.empty(-(-x.numel() // rule.bucket), dtype=torch.float32)
-    kept = x.new_empty(0) if left is None else left
+    kept, rest = memory_of(given)
     how = rules.KINDS.index(rule.kind), SCALES.index(rule.scale)
     for start, rows in _tiles(x, rule.bucket):
-        rest = kept[start : start + rows.size].numpy()
+        form = rows.shape if rest.size else (0, 0, 0)
+        here = slice(start, start + rows.size)
         _pack(
-            rows, np.float32(decay), rest.reshape(rows.shape if left is not None else (0, 0, 0)),
+            rows, np.float32(given.decay), kept[here].reshape(form), rest[here].reshape(form),
             *how, np.float32(rule.over), np.float32(rule.top), rule.width,
             (_slopes(), _table(rule)), start, halves(key), codes.numpy(),
             scales.numpy()[start // rule.bucket :],
@@ -158,14 +160,13 @@ def _rounded(
 
 
 def round_pack(x: Tensor, rule: Rule, key: int) -> tuple[Tensor, Tensor]:
-    return _rounded(x, 0.0, None, rule, key)
+    return _rounded(Given(x), rule, key)
 
 
 def round_pack_sum(
     x: Tensor, residual: Tensor, decay: float, left: Tensor, rule: Rule, key: int
 ) -> tuple[Tensor, Tensor]:
-    in_place(residual, left)
-    return _rounded(x, decay, left, rule, key)
+    return _rounded(Given(x, residual, left, decay), rule, key)
 
 
 def round_add(out: Tensor, codes: Tensor, scales: Tensor, weight: float, rule: Rule) -> None:

@@ -5,10 +5,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from laconic.kernels.cpu.arrays import flat_rows, in_place
+from laconic.kernels.cpu.arrays import flat_rows
 from laconic.kernels.cpu.jit import called, compiled, inlined
-from laconic.kernels.cpu.sums import BLOCK, NOTHING, Floats, measure, settle
+from laconic.kernels.cpu.sums import BLOCK, Floats, measure, settle
 from laconic.kernels.cpu.vector import LANES, add_either, word_at
+from laconic.types import Given
 
 Bytes = NDArray[np.uint8]
 
@@ -59,14 +60,14 @@ def _means(sums: NDArray[np.float64], numel: int, bucket: int) -> tuple[Tensor, 
 
 
 def sides_pack(x: Tensor, bucket: int) -> tuple[Tensor, Tensor, Tensor]:
-    bits, sums = measure(x, 0.0, NOTHING, bucket)
+    bits, sums = measure(Given(x), bucket)
     return bits, *_means(sums, x.numel(), bucket)
 
 
 def sides_pack_sum(
     x: Tensor, residual: Tensor, decay: float, left: Tensor, bucket: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    bits, sums = measure(x, decay, in_place(residual, left), bucket)
+    bits, sums = measure(Given(x, residual, left, decay), bucket)
     low, high = _means(sums, x.numel(), bucket)
     settle(left.numpy(), low.numpy(), high.numpy(), bucket)
     return bits, low, high

@@ -5,9 +5,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from laconic.kernels.cpu.arrays import in_place
 from laconic.kernels.cpu.sides import sides_add
-from laconic.kernels.cpu.sums import NOTHING, measure, settle
+from laconic.kernels.cpu.sums import measure, settle
+from laconic.types import Given
 
 
 def _scale(sums: NDArray[np.float64], numel: int) -> Tensor:
@@ -16,13 +16,13 @@ def _scale(sums: NDArray[np.float64], numel: int) -> Tensor:
 
 
 def sign_pack(x: Tensor) -> tuple[Tensor, Tensor]:
-    bits, sums = measure(x, 0.0, NOTHING, max(1, x.numel()), even=True)
+    bits, sums = measure(Given(x), max(1, x.numel()), even=True)
     return bits, _scale(sums, x.numel())
 
 
 def sign_pack_sum(x: Tensor, residual: Tensor, decay: float, left: Tensor) -> tuple[Tensor, Tensor]:
     bucket = max(1, x.numel())
-    bits, sums = measure(x, decay, in_place(residual, left), bucket, even=True)
+    bits, sums = measure(Given(x, residual, left, decay), bucket, even=True)
     scale = _scale(sums, x.numel())
     settle(left.numpy(), (-scale).numpy()[: len(sums)], scale.numpy(), bucket)
     return bits, scale

@@ -8,14 +8,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from laconic.kernels.cpu.arrays import memory_of
 from laconic.kernels.cpu.jit import called, compiled, summing
 from laconic.kernels.cpu.vector import LANES, negatives, sum_of
+from laconic.types import Given
 
 BLOCK = 2048
 
 Floats = NDArray[np.float32]
-
-NOTHING = np.empty(0, dtype=np.float32)
 
 
 @called
@@ -23,6 +23,12 @@ def _add_up(x: Floats, decay: np.float32, left: Floats) -> None:
     """`left` becomes x + decay * left."""
     for i in range(x.size):
         left[i] = sum_of(x[i], decay, left[i])
+
+
+@called
+def _add_beside(x: Floats, decay: np.float32, residual: Floats, left: Floats) -> None:
+    for i in range(x.size):
+        left[i] = sum_of(x[i], decay, residual[i])
 
 
 @called
@@ -78,18 +84,25 @@ def _sum_up_wide(x: Floats, sums: NDArray[np.float64]) -> None:
 def _measure(
     x: Floats,
     decay: np.float32,
+    residual: Floats,
     left: Floats,
+    apart: bool,
     words: NDArray[np.uint32],
     sums: NDArray[np.float64],
     bucket: int,
     even: bool,
 ) -> None:
-    """Packs x, or x + decay * left where there is a `left`, and sums it up bucket by bucket."""
+    """Packs x, or x + decay * residual where there is a `left`, and sums it up bucket by bucket.
+
+    The residual is in `left`, unless that is `apart`.
+    """
     feedback = left.size > 0
     for start in range(0, x.size, BLOCK):
         stop = min(start + BLOCK, x.size)
         block = left[start:stop] if feedback else x[start:stop]
-        if feedback:
+        if apart:
+            _add_beside(x[start:stop], decay, residual[start:stop], block)
+        elif feedback:
             _add_up(x[start:stop], decay, block)
         _pack(block, words[start // LANES : start // LANES + BLOCK // LANES])
         for b in range(start // bucket, (stop - 1) // bucket + 1):
@@ -112,16 +125,18 @@ def settle(left: Floats, low: Floats, high: Floats, bucket: int) -> None:
         _take_back(left[b * bucket : (b + 1) * bucket], low[b], high[b])
 
 
-def measure(
-    x: Tensor, decay: float, left: Floats, bucket: int, even: bool = False
-) -> tuple[Tensor, NDArray[np.float64]]:
+def measure(given: Given, bucket: int, even: bool = False) -> tuple[Tensor, NDArray[np.float64]]:
     """The packed signs; and for each bucket the sums of its two sides, and how many are negative.
 
-    `even` is for the difference of the sums alone, which it gives faster.
+    `given.left` becomes the sum, if it is there. `even` is for the difference of the sums alone,
+    which it gives faster.
     """
+    x = given.x
     words = torch.empty(-(-x.numel() // LANES), dtype=torch.int32)
     sums = np.zeros((-(-x.numel() // bucket), 3))
     bits = words.view(torch.uint8)[: -(-x.numel() // 8)]
     packed = words.numpy().view(np.uint32)
-    _measure(x.numpy(), np.float32(decay), left, packed, sums, bucket, even)
+    kept, rest = memory_of(given)
+    apart = kept is not rest
+    _measure(x.numpy(), np.float32(given.decay), kept, rest, apart, packed, sums, bucket, even)
     return bits, sums

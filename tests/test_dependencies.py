@@ -1,0 +1,72 @@
+"""Dependencies are few, declared, ranged for users, pinned for development, and free to use."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from audit import PERMISSIVE, normal, packages, pins, project, reached
+
+SOURCE = Path(__file__).parents[1] / "src" / "laconic"
+
+BROUGHT = {"llvmlite": "numba"}
+"""Modules that come with a package that is declared, in the version that it needs."""
+
+
+def imported() -> Iterator[tuple[str, Path]]:
+    """Modules from outside that the source names, and where."""
+    for file in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            for name in names:
+                root = name.partition(".")[0]
+                if root not in {*sys.stdlib_module_names, "laconic"}:
+                    yield root, file
+
+
+def test_nothing_is_imported_that_is_not_declared() -> None:
+    wanted = project()
+    users = {normal(r.name) for part, rs in wanted.items() if part != "dev" for r in rs}
+    found = list(imported())
+    assert {"torch", "numba"} <= {name for name, _ in found}
+    assert not [(n, f.name) for n, f in found if normal(BROUGHT.get(n, n)) not in users]
+
+
+def test_users_need_two_packages() -> None:
+    assert sorted(r.name for r in project()[""]) == ["numpy", "torch"]
+
+
+def test_users_get_ranges_and_no_pins() -> None:
+    requirements = [r for part in project().values() for r in part]
+    assert len(requirements) > 10
+    assert not [str(r) for r in requirements if {s.operator for s in r.specifier} != {">="}]
+
+
+def test_development_is_pinned_whole() -> None:
+    held, here = pins(), packages()
+    assert len(here) > 20
+    assert not [p for p in here if held.get(p.name) != p.version]
+
+
+def test_every_pin_has_a_use() -> None:
+    used = reached(r for part in project().values() for r in part)
+    assert not pins().keys() - used.keys()
+
+
+def test_ranges_admit_the_pins() -> None:
+    held = pins()
+    requirements = {r for part in project().values() for r in part}
+    tried = [r for r in requirements if normal(r.name) in held]
+    assert len(tried) > 10
+    assert not [str(r) for r in tried if held[normal(r.name)] not in r.specifier]
+
+
+@pytest.mark.parametrize("package", packages(), ids=lambda package: package.name)
+def test_licences_are_permissive(package: object) -> None:
+    assert PERMISSIVE.search(package.licence), package.licence  # type: ignore[attr-defined]
