@@ -2,8 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+TF_BIN := .venv-tf/bin
+TF_READY := .venv-tf/.ready
 
-.PHONY: demo test test-gpu check clean table
+.PHONY: demo test test-gpu test-tf check clean table
 
 demo: $(READY)  ## four emulated hosts race dense training against compressed
 	$(BIN)/laconic demo
@@ -13,6 +15,9 @@ test: $(READY)  ## all tests
 
 test-gpu:  ## the tests that need a GPU, with the Python that has torch for it
 	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu
+
+test-tf: $(TF_READY)  ## the tests of laconic.keras, in an environment of their own
+	$(TF_BIN)/python -m pytest tests/tf
 
 check: $(READY)  ## format, lint, types, and the direction of imports
 	$(BIN)/ruff format --check
@@ -24,9 +29,14 @@ table: $(READY)  ## writes the generated parts of the README anew
 	$(BIN)/laconic methods --markdown README.md
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-tf .mypy_cache .pytest_cache .ruff_cache
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench,dev]'
+	touch $@
+
+$(TF_READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-tf
+	$(TF_BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench,tf]' pytest pytest-timeout
 	touch $@

@@ -25,7 +25,7 @@ LEVELS = (
     ("simulate", "local", "migrate", "mount"),
     ("forecast",),
     # The package itself: its public names.
-    ("laconic",),
+    ("laconic", "keras"),
     ("bench",),
     ("cli",),
     ("__main__",),
@@ -44,6 +44,8 @@ GUESTS = {
     "numba": ("kernels/cpu/",),
     "matplotlib": ("bench/figures.py",),
     "pyroute2": ("network/",),
+    "keras": ("mount/keras", "bench/keras_bench.py"),
+    "tensorflow": ("mount/tensorflow.py", "bench/keras_bench.py"),
     "typer": ("cli.py",),
     "rich": ("cli.py", "bench/"),
 }
