@@ -62,7 +62,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> type[Compressor] | ModuleType:
-    """The catalogue's classes by name (`laconic.TopK`), and `laconic.keras`, which needs an extra."""
+    """The classes of the catalogue (`laconic.TopK`), and `laconic.keras`, which needs an extra."""
     if name == "keras":
         return import_module("laconic.keras")
     for cls in compressor_classes().values():

@@ -2,6 +2,8 @@
 
 import io
 from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import laconic
+from laconic.bench.keras_bench import race
 from laconic.mount.tensorflow import _given, _lent
 
 SIZES = (31, 67, 33, 10)
@@ -130,8 +133,8 @@ class Reader(keras.Model):
         keras.backend.clear_session()
         keras.Model.__init__(self)
         self.words = keras.layers.Embedding(60, 24)
-        self.sometimes = keras.layers.Dense(24)
-        self.never = keras.layers.Dense(24)
+        self.sometimes = keras.layers.Dense(24, name="sometimes")
+        self.never = keras.layers.Dense(24, name="never")
         self.last = keras.layers.Dense(3)
         for layer in (self.words, self.sometimes, self.never, self.last):
             layer.build((None, 24))
@@ -143,34 +146,29 @@ class Reader(keras.Model):
         return self.last(found)
 
 
-def tape_job(how: str) -> tuple[Tensor, bool, bool, Any]:
+def tape_job(how: str) -> tuple[Tensor, bool, list[str], Any]:
     """A loop of one's own: a new tape in every step, at once or inside a graph."""
     model, optimizer = Reader(), keras.optimizers.SGD(0.1)
-    model.built = True
+    variables = model.trainable_variables
     words = tf.constant(np.random.default_rng(dist.get_rank()).integers(60, size=(8, 5)))
-    tapes, kinds = [], []
+    tapes, unused = [], []
 
-    def step() -> Any:
+    def step() -> None:
         with laconic.keras.DistributedGradientTape(tf.GradientTape(), "efsign") as tape:
             loss = tf.reduce_mean(model(words) ** 2)
-        raw = [tf.IndexedSlices]
-        means = tape.gradient(loss, model.trainable_variables)
+        means = tape.gradient(loss, variables)
         tapes.append(tape)
-        kinds.append([None if m is None else type(m) for m in means] + raw)
-        optimizer.apply_gradients(
-            [(m, v) for m, v in zip(means, model.trainable_variables, strict=True) if m is not None]
-        )
-        return loss
+        unused[:] = [v.path for v, mean in zip(variables, means, strict=True) if mean is None]
+        optimizer.apply_gradients(zip(means, variables, strict=True))
 
     run = tf.function(step) if how == "graph" else step
     for _ in range(4):
         run()
     reducer = tapes[0].reducer
     stats = reducer.stats()
-    unused = [v.path for v, kind in zip(model.trainable_variables, kinds[0], strict=False) if kind is None]
     reducer.detach()
-    found = torch.cat([torch.tensor(v.numpy()).reshape(-1) for v in model.trainable_variables])
-    return found, all(t.reducer is reducer for t in tapes), unused == [v.path for v in model.never.trainable_variables], stats
+    found = torch.cat([torch.tensor(v.numpy()).reshape(-1) for v in variables])
+    return found, all(tape.reducer is reducer for tape in tapes), unused, stats
 
 
 def lent_job() -> dict[str, bool]:
@@ -183,17 +181,22 @@ def lent_job() -> dict[str, bool]:
     found["given"] = _lent(_given(given)).data_ptr() == given.data_ptr()
     odd = _given(given[3:])
     found["odd"] = _lent(odd).data_ptr() % 64 == 0 and bool(np.array_equal(odd, given[3:]))
-    variables = _variables({"a": (1,), "b": (64, 32)})
-    constant = np.full((64, 32), dist.get_rank(), dtype="float32")
-    for name, shapes in (("alone", ["b"]), ("twice", ["b", "b"])):
-        reducer = laconic.keras.Reducer([tf.Variable(tf.zeros((64, 32))) for _ in shapes], "none")
-        kept = tf.constant(constant)
-        reduce = tf.function(lambda reducer=reducer, kept=kept, n=len(shapes): reducer.reduce([kept] * n))
-        means = [reduce() for _ in range(2)][1]
-        found[name] = all(bool(np.all(m == 1.5)) for m in means) and bool(np.all(kept == constant))
-        reducer.detach()
-    del variables
+    found["alone"] = _keeps_what_is_lent(1)
+    found["twice"] = _keeps_what_is_lent(2)
     return found
+
+
+def _keeps_what_is_lent(count: int) -> bool:
+    """A constant is every variable's gradient, in two steps."""
+    variables = [tf.Variable(tf.zeros((64, 32))) for _ in range(count)]
+    reducer = laconic.keras.Reducer(variables, "none")
+    constant = np.full((64, 32), dist.get_rank(), dtype="float32")
+    lent = tf.constant(constant)
+    reduce = tf.function(lambda: reducer.reduce([lent] * count))
+    reduce()
+    means = reduce()
+    reducer.detach()
+    return all(bool(np.all(mean == 1.5)) for mean in means) and bool(np.all(lent == constant))
 
 
 def resume_job(spec: str) -> tuple[bool, bool]:
@@ -308,3 +311,18 @@ def raised_job() -> str:
     text = failure_of(lambda: tf.function(reducer.reduce)([tf.constant(gradient)]))
     reducer.detach()
     return text
+
+
+def example_job(*args: object) -> Any:
+    """What `train` of the example returns."""
+    file = Path(__file__).parents[2] / "examples" / "keras_fit.py"
+    spec = spec_from_file_location("example_keras_fit", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.train(*args)
+
+
+def race_job(*args: Any) -> Any:
+    return race(*args)

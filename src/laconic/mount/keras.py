@@ -5,16 +5,12 @@ from inspect import signature
 from typing import Any
 
 import keras
-from torch.utils.weak import WeakIdKeyDictionary
 
 from laconic.contract import Compressor
 from laconic.errors import ConfigError
 from laconic.mount.keras_reducer import Reducer, framework_of
 from laconic.mount.names import group_of
 from laconic.spec import parse
-
-# Reducers of tapes, which live for a step only: by the first variable, which they do not hold.
-_reducers = WeakIdKeyDictionary()
 
 
 def DistributedOptimizer(optimizer: Any, compressor: Compressor | str, **options: Any) -> Any:
@@ -93,10 +89,11 @@ class DistributedGradientTape:
         if isinstance(self._wanted, Reducer):
             return self._wanted
         asked = (self._wanted, self._options)
-        known: tuple[object, Reducer] | None = _reducers.get(variables[0])
+        # A tape lives for a step: it is the first variable that keeps what all of them share.
+        known: tuple[object, Reducer] | None = vars(variables[0]).get("laconic")
         if known is None or not known[1].is_for(variables):
             known = asked, Reducer(variables, self._wanted, **self._options)
-            _reducers[variables[0]] = known
+            variables[0].laconic = known
         if known[0] != asked:
             raise ConfigError(
                 f"tape: the reducer of these variables was made with {known[0]}, got {asked}; use "

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import ref
 
 import keras
 import torch
@@ -62,8 +61,7 @@ class Reducer(Handle):
         options = Options(seed, nan_policy, check_every, checksum, controller)
         group = group_of(process_group)
         Handle.__init__(self, group, tensors, stand_ins, make_plan, wanted, options)
-        # Weak, so that whoever keeps a reducer for a variable does not keep the variable.
-        self._variables = [ref(variable) for variable in variables]
+        self._variables = list(variables)
         self._wanted: list[bool] | None = None
         self._attached = True
         self.when_detached: Callable[[], None] = lambda: None
@@ -71,7 +69,7 @@ class Reducer(Handle):
 
     def _close(self) -> None:
         self._attached = False
-        release(self._alive(), self)
+        release(self._variables, self)
         self.when_detached()
 
     def _is_attached(self) -> bool:
@@ -79,8 +77,8 @@ class Reducer(Handle):
 
     def is_for(self, variables: Sequence[Any]) -> bool:
         """Whether it was made for just these variables."""
-        own = self._alive()
-        return len(own) == len(variables) and all(map(lambda a, b: a is b, own, variables))
+        # Variables compare by what they hold.
+        return [id(v) for v in self._variables] == [id(v) for v in variables]
 
     def reduce(
         self, gradients: Sequence[Any], variables: Any = None, scale: Any = 1.0
@@ -106,16 +104,12 @@ class Reducer(Handle):
         found = dict(zip(some, means, strict=True))
         return [found.get(i) for i in asked]
 
-    def _alive(self) -> list[Any]:
-        return [variable for held in self._variables if (variable := held()) is not None]
-
     def _places(self, gradients: Sequence[Any], variables: Any) -> dict[int, int]:
         """Which gradient is whose: from places among all variables to those among the given."""
-        own = self._alive()
-        variables = own if variables is None else list(variables)
+        variables = self._variables if variables is None else list(variables)
         if len(gradients) != len(variables):
             raise ConfigError(f"reduce: {len(gradients)} gradients of {len(variables)} variables")
-        places = {id(variable): place for place, variable in enumerate(own)}
+        places = {id(variable): place for place, variable in enumerate(self._variables)}
         strangers = [name_of(v) for v in variables if id(v) not in places]
         if strangers:
             raise ConfigError(
@@ -145,7 +139,7 @@ class Reducer(Handle):
     def _filled(self, gradients: Sequence[Any], place: int) -> Any:
         gradient = gradients[place]
         if gradient is None:
-            return self._framework.zeros_like(self._variables[place]())
+            return self._framework.zeros_like(self._variables[place])
         return self._framework.dense(gradient)
 
     def _exchange(self, gradients: list[Tensor], scale: float) -> list[Tensor]:
@@ -167,7 +161,7 @@ class Reducer(Handle):
         return [means[p].to(given[p].dtype) for p in some]
 
     def _check_same(self) -> None:
-        values = self._framework.values(self._alive())
+        values = self._framework.values(self._variables)
         check_same(self._comm, dict(zip(self._parameters.values(), values, strict=True)))
 
 
