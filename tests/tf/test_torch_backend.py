@@ -16,8 +16,9 @@ def torch_ranks() -> Iterator[NamedJobs]:
         yield NamedJobs(ranks, "torch_backend_jobs")
 
 
-def test_fit(torch_ranks: NamedJobs) -> None:
-    (backend, weights, stats), (_, others, _) = torch_ranks.run("fit_job", "topk:ratio=0.1")
+@pytest.mark.parametrize("scaled", [False, True])
+def test_fit(torch_ranks: NamedJobs, scaled: bool) -> None:
+    (backend, weights, stats), (_, others, _) = torch_ranks.run("fit_job", "topk:ratio=0.1", scaled)
     assert backend == "torch"
     assert torch.equal(weights, others)
     assert weights.isfinite().all()

@@ -9,11 +9,13 @@ from torch import Tensor
 import laconic
 
 
-def fit_job(spec: str) -> tuple[str, Tensor, dict[str, object]]:
+def fit_job(spec: str, scaled: bool) -> tuple[str, Tensor, dict[str, object]]:
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Embedding(50, 24), keras.layers.Flatten(), keras.layers.Dense(5)]
     model = keras.Sequential([keras.Input((4,), dtype="int32"), *layers])
-    optimizer = laconic.keras.DistributedOptimizer(keras.optimizers.Adam(0.01), spec, check_every=2)
+    plain = keras.optimizers.Adam(0.01)
+    chosen = keras.optimizers.LossScaleOptimizer(plain) if scaled else plain
+    optimizer = laconic.keras.DistributedOptimizer(chosen, spec, check_every=2)
     dice = np.random.default_rng(dist.get_rank())
     model.compile(optimizer, "mse")
     x, y = dice.integers(50, size=(48, 4)), dice.normal(size=(48, 5))
@@ -26,7 +28,7 @@ def fit_job(spec: str) -> tuple[str, Tensor, dict[str, object]]:
 
 def against_torch_job(spec: str) -> bool:
     """Whether the same gradients become the same means as without Keras."""
-    own = {f"{name}": keras.Variable(torch.zeros(40, 30), name=name) for name in ("a", "b")}
+    own = {name: keras.Variable(torch.zeros(40, 30), name=name) for name in ("a", "b")}
     ours = laconic.keras.Reducer(list(own.values()), spec)
     names = {name: torch.nn.Parameter(torch.zeros(40, 30)) for name in own}
     plain = laconic.Reducer(names.items(), spec)

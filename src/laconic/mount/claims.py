@@ -18,7 +18,7 @@ def check_free(parameters: Iterable[tuple[object, str]], but: type | None) -> No
     count: their place can be taken only once.
     """
     for parameter, name in parameters:
-        owner = owner_of(parameter)
+        owner = _owner(parameter)
         if owner is not None and type(owner) is not but:
             raise ConfigError(
                 f"{name}: its gradient goes through a {type(owner).__name__} already; detach that"
@@ -32,11 +32,10 @@ def claim(parameters: Iterable[object], owner: object) -> None:
 
 def release(parameters: Iterable[object], owner: object) -> None:
     for parameter in parameters:
-        if owner_of(parameter) is owner:
+        if _owner(parameter) is owner:
             del _owners[parameter]
 
 
-def owner_of(parameter: object) -> object | None:
-    """The mount that its gradient goes through, if there is one."""
+def _owner(parameter: object) -> object | None:
     owner: object | None = _owners[parameter]() if parameter in _owners else None
     return owner

@@ -8,7 +8,8 @@ import keras
 
 from laconic.contract import Compressor
 from laconic.errors import ConfigError
-from laconic.mount.keras_reducer import Reducer, framework_of
+from laconic.mount.keras_reducer import Reducer
+from laconic.mount.keras_variables import framework_of, tensorflow
 from laconic.mount.names import group_of
 from laconic.spec import parse
 
@@ -39,9 +40,11 @@ def DistributedOptimizer(optimizer: Any, compressor: Compressor | str, **options
         build(variables)
 
     def mounted_apply(grads: Sequence[Any], trainable_variables: Any = None) -> None:
-        variables = list(trainable_variables or optimizer._trainable_variables)
+        variables = list(
+            optimizer._trainable_variables if trainable_variables is None else trainable_variables
+        )
         means = reducer_of(variables).reduce(list(grads), variables, _loss_scale(optimizer))
-        apply(means, trainable_variables)
+        apply(means, variables)
 
     if optimizer.built:
         reducer_of(optimizer._trainable_variables)
@@ -62,7 +65,7 @@ class DistributedGradientTape:
         if not isinstance(compressor, Reducer):
             _check_asked(compressor, options)
         self._tape, self._wanted, self._options = tape, compressor, options
-        self._framework = framework_of([])
+        self._framework = tensorflow()
 
     def __enter__(self) -> "DistributedGradientTape":
         self._tape.__enter__()

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -14,14 +13,17 @@ from laconic.comm.base import Call, drive
 from laconic.comm.drift import check_same
 from laconic.contract import Compressor, Memory
 from laconic.control.base import Controller
-from laconic.errors import ConfigError, MissingExtra
+from laconic.errors import ConfigError
 from laconic.lanes import NanPolicy
 from laconic.mount.claims import check_free, claim, release
-from laconic.mount.framework import Framework, Torch
 from laconic.mount.handle import Handle, Options, Wanted
+from laconic.mount.keras_variables import framework_of, name_of, names_of, stand_in
 from laconic.mount.names import group_of
 from laconic.mount.reducer import messages
 from laconic.plan import make_plan
+
+UNTOLD = 0.0
+"""In place of a loss scale, where nobody tells it with the gradients."""
 
 
 class Reducer(Handle):
@@ -53,8 +55,7 @@ class Reducer(Handle):
         names = names_of(variables)
         check_free(zip(variables, names, strict=True), None)
         stand_ins = {
-            _stand_in(v, framework.device(v)): name
-            for v, name in zip(variables, names, strict=True)
+            stand_in(v, framework.device(v)): name for v, name in zip(variables, names, strict=True)
         }
         tensors: dict[str, Tensor] = {name: p for p, name in stand_ins.items()}
         wanted = Wanted(compressor, memory, exchange)
@@ -81,12 +82,13 @@ class Reducer(Handle):
         return [id(v) for v in self._variables] == [id(v) for v in variables]
 
     def reduce(
-        self, gradients: Sequence[Any], variables: Any = None, scale: Any = 1.0
+        self, gradients: Sequence[Any], variables: Any = None, scale: Any = UNTOLD
     ) -> list[Any]:
         """The means over ranks of these gradients; None stays None where no rank has one.
 
-        They are those of the variables given, or else of all variables in order. `scale` is the
-        loss scale that they have. Inside a graph this puts the exchange there.
+        They are those of the variables given, or else of all variables in order. `scale` is their
+        loss scale, if that is not left to `loss_scale_changed`. Inside a graph this puts the
+        exchange there.
         """
         return self._framework.plainly(self._reduce)(gradients, variables, scale)
 
@@ -146,7 +148,8 @@ class Reducer(Handle):
         """One step: gradients, which stay as they are, to their means."""
         self._check_attached()
         assert self._wanted is not None
-        self._lanes.follow_loss_scale(scale)
+        if scale != UNTOLD:
+            self._lanes.follow_loss_scale(scale)
         some = [p for p, wanted in zip(self._parameters, self._wanted, strict=True) if wanted]
         given = dict(zip(some, gradients, strict=True))
         means: dict[nn.Parameter, Tensor] = {}
@@ -163,48 +166,6 @@ class Reducer(Handle):
     def _check_same(self) -> None:
         values = self._framework.values(self._variables)
         check_same(self._comm, dict(zip(self._parameters.values(), values, strict=True)))
-
-
-def framework_of(variables: Sequence[Any]) -> Framework:
-    """Whose variables these are."""
-    backend = keras.backend.backend()
-    if backend == "torch" and all(isinstance(v, keras.Variable) for v in variables):
-        return Torch()
-    if backend in ("tensorflow", "torch"):
-        try:
-            from laconic.mount.tensorflow import TensorFlow
-        except ModuleNotFoundError as error:
-            raise MissingExtra("laconic.keras", "tensorflow", "tf") from error
-        return TensorFlow()
-    raise ConfigError(
-        f"laconic.keras: gradients of Keras's backend {backend!r} do not leave its compiled step; "
-        "set KERAS_BACKEND to tensorflow or torch"
-    )
-
-
-def name_of(variable: Any) -> str:
-    path: str = variable.path if isinstance(variable, keras.Variable) else variable.name
-    return path.removesuffix(":0")
-
-
-def names_of(variables: Sequence[Any]) -> list[str]:
-    """A name of its own for each: variables that share one are numbered in their order."""
-    if not variables:
-        raise ConfigError("there is no variable to train")
-    names: list[str] = []
-    for variable in variables:
-        name, number = name_of(variable), 1
-        while (own := name if number == 1 else f"{name}#{number}") in names:
-            number += 1
-        names.append(own)
-    return names
-
-
-def _stand_in(variable: Any, device: torch.device) -> nn.Parameter:
-    """A parameter of the variable's form, which takes no memory."""
-    dtype = getattr(torch, keras.backend.standardize_dtype(variable.dtype))
-    form = torch.zeros((), dtype=dtype, device=device).expand(tuple(variable.shape))
-    return nn.Parameter(form, requires_grad=False)
 
 
 def _landed(gradients: Sequence[Tensor]) -> list[Tensor]:
