@@ -2,8 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+TF_BIN := .venv-tf/bin
+TF_READY := .venv-tf/.ready
 
-.PHONY: demo test test-gpu check audit audit-online clean docs table
+.PHONY: demo test test-gpu test-tf check audit audit-online clean docs table
 
 demo: $(READY)  ## four emulated hosts race dense training against compressed
 	$(BIN)/laconic demo
@@ -13,6 +15,9 @@ test: $(READY)  ## all tests
 
 test-gpu:  ## the tests that need a GPU, with the Python that has torch for it
 	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu
+
+test-tf: $(TF_READY)  ## the tests of laconic.keras, in an environment of their own
+	$(TF_BIN)/python -m pytest tests/tf
 
 check: $(READY)  ## format, lint, types, and the direction of imports
 	$(BIN)/ruff format --check
@@ -38,9 +43,14 @@ table: $(READY)  ## writes the generated parts of the README and of docs/benchma
 	$(BIN)/python docs/_site/write_benchmarks.py
 
 clean:
-	rm -rf build .venv .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build .venv .venv-tf .mypy_cache .pytest_cache .ruff_cache
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench,dev,docs]'
+	touch $@
+
+$(TF_READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-tf
+	$(TF_BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench,tf]' pytest pytest-timeout
 	touch $@

@@ -26,7 +26,7 @@ LEVELS = (
     ("simulate", "local", "migrate", "mount"),
     ("forecast",),
     # The package itself: its public names.
-    ("laconic",),
+    ("laconic", "keras"),
     ("bench",),
     ("cli",),
     ("__main__",),
@@ -45,6 +45,8 @@ GUESTS = {
     "numba": ("kernels/cpu/",),
     "matplotlib": ("bench/figures.py",),
     "pyroute2": ("network/",),
+    "keras": ("mount/keras", "bench/keras_bench.py"),
+    "tensorflow": ("mount/tensorflow.py", "bench/keras_bench.py"),
     "typer": ("cli.py",),
     "rich": ("cli.py", "bench/"),
 }

@@ -1,5 +1,8 @@
 """Laconic: distributed training that says the most in the fewest bytes."""
 
+from importlib import import_module
+from types import ModuleType
+
 from laconic import local
 from laconic.checkpoint_files import Checkpoints
 from laconic.contract import Compressor
@@ -60,8 +63,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> type[Compressor]:
-    """The catalogue's classes by name (`laconic.TopK`), found in its folder."""
+def __getattr__(name: str) -> type[Compressor] | ModuleType:
+    """The classes of the catalogue (`laconic.TopK`), and `laconic.keras`, which needs an extra."""
+    if name == "keras":
+        return import_module("laconic.keras")
     for cls in compressor_classes().values():
         if cls.__name__ == name:
             return cls

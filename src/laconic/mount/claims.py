@@ -1,9 +1,8 @@
 """Whose parameters are whose: gradients that went through two mounts would be averaged twice."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from weakref import ref
 
-from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from laconic.errors import ConfigError
@@ -12,12 +11,13 @@ from laconic.errors import ConfigError
 _owners = WeakIdKeyDictionary()
 
 
-def check_free(parameters: Mapping[nn.Parameter, str], but: type | None) -> None:
+def check_free(parameters: Iterable[tuple[object, str]], but: type | None) -> None:
     """Raises ConfigError if the gradients of any parameter go through a mount already.
 
-    Mounts of type `but` do not count: their place can be taken only once.
+    Parameters come with their names, and are whatever a framework has. Mounts of type `but` do not
+    count: their place can be taken only once.
     """
-    for parameter, name in parameters.items():
+    for parameter, name in parameters:
         owner = _owner(parameter)
         if owner is not None and type(owner) is not but:
             raise ConfigError(
@@ -25,17 +25,17 @@ def check_free(parameters: Mapping[nn.Parameter, str], but: type | None) -> None
             )
 
 
-def claim(parameters: Iterable[nn.Parameter], owner: object) -> None:
+def claim(parameters: Iterable[object], owner: object) -> None:
     for parameter in parameters:
         _owners[parameter] = ref(owner)
 
 
-def release(parameters: Iterable[nn.Parameter], owner: object) -> None:
+def release(parameters: Iterable[object], owner: object) -> None:
     for parameter in parameters:
         if _owner(parameter) is owner:
             del _owners[parameter]
 
 
-def _owner(parameter: nn.Parameter) -> object | None:
+def _owner(parameter: object) -> object | None:
     owner: object | None = _owners[parameter]() if parameter in _owners else None
     return owner

@@ -70,7 +70,7 @@ class Handle(ABC):
         wanted: Wanted,
         options: Options,
     ) -> None:
-        check_free(parameters, type(self) if self.has_slot else None)
+        check_free(parameters.items(), type(self) if self.has_slot else None)
         self._parameters = dict(parameters)
         self._device = next(iter(tensors.values())).device
         self._comm = TorchComm(group, checksum=options.checksum)
