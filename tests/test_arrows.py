@@ -46,6 +46,9 @@ GUESTS = {
     "pyroute2": ("network/",),
     "typer": ("cli.py",),
     "rich": ("cli.py", "bench/"),
+    "lightning": ("mount/lightning.py", "bench/framework_bench.py"),
+    "accelerate": ("mount/accelerate.py", "bench/framework_bench.py"),
+    "transformers": ("mount/transformers.py", "bench/framework_bench.py"),
 }
 """Optional packages, and where they may come in."""
 

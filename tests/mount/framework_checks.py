@@ -6,7 +6,7 @@ from framework_jobs import Told
 
 def assert_resumed(told: list[Told]) -> None:
     """Ranks agree, each has its own state back, and the interruption cannot be seen."""
-    one, other = told
+    one, _ = told
     for run in told:
         assert torch.equal(run.whole, one.whole)
         assert torch.equal(run.resumed, one.whole)

@@ -1,4 +1,4 @@
-"""What the mounts inside other people's trainers share: what is asked for, and when it is refused."""
+"""What the mounts inside other people's trainers share: what is asked for, and what is refused."""
 
 from importlib.metadata import version
 from inspect import signature

@@ -31,9 +31,7 @@ def save_files(handle: Handle, folder: Path, mark: Sequence[int] = ()) -> None:
     _files(handle, folder).save(_STEP, {"state": handle.state_dict(), "mark": [*mark]})
 
 
-def load_files(
-    handle: Handle, folder: Path, mark: Sequence[int] = (), *, missing_ok: bool
-) -> None:
+def load_files(handle: Handle, folder: Path, mark: Sequence[int] = (), *, missing_ok: bool) -> None:
     """Goes on exactly where each rank was saved; called on all ranks, which all do or all raise.
 
     With `missing_ok` a folder without any file is a new start, with a line in the log.
