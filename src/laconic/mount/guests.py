@@ -14,7 +14,7 @@ from laconic.errors import ConfigError
 from laconic.mount.ddp import Link, attach
 from laconic.spec import parse
 
-VERSIONS = {"lightning": ("2.5", "3"), "accelerate": ("1.0", "2"), "transformers": ("4.56", "6")}
+VERSIONS = {"lightning": ("2.5", "3"), "accelerate": ("1.0", "2"), "transformers": ("5.0", "6")}
 """From which version on a package has the places where we mount, and where nobody has looked."""
 
 
