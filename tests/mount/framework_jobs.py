@@ -49,6 +49,14 @@ def remembered(link: laconic.Link | None) -> dict[str, Tensor]:
     return dict(_flat("", state))
 
 
+def rates_told(link: laconic.Link | None) -> list[float | None]:
+    """Filled with the learning rate whenever the link is told that an epoch has ended."""
+    assert link is not None
+    told: list[float | None] = []
+    link.epoch_ended = told.append  # type: ignore[method-assign, assignment]
+    return told
+
+
 def _flat(place: str, value: Any) -> list[tuple[str, Tensor]]:
     if isinstance(value, Mapping):
         return [pair for key, v in value.items() for pair in _flat(f"{place}/{key}", v)]

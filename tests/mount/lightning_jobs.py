@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from ddp_jobs import failure_of
-from framework_jobs import SPEC, Told, dataset, mlp, remembered, weights
+from framework_jobs import SPEC, Told, dataset, mlp, rates_told, remembered, weights
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
@@ -119,6 +119,33 @@ def counted_job(folder: str) -> tuple[object, Tensor, Tensor]:
     link = link_of(trainer)
     assert link is not None
     return link.stats()["steps"], weights(model), weights(plain)
+
+
+class Decaying(Classifier):
+    """Halves its learning rate after every epoch."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+
+class Listener(Callback):
+    """Takes down what the link is told about epochs."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.told = rates_told(link_of(trainer))
+
+
+def epochs_job(folder: str) -> list[list[float | None]]:
+    """What a link hears in three epochs, and in the third alone when the first two were saved."""
+    as_torchrun()
+    place, heard = Path(folder), []
+    for resume in (None, place / "epoch=1.ckpt"):
+        listener = Listener()
+        trainer = trainer_of(place, "callback", listener, checkpoints(place), max_epochs=3)
+        trainer.fit(Decaying(), loader(), ckpt_path=resume)
+        heard.append(listener.told)
+    return heard
 
 
 def scaler_job(folder: str) -> object:

@@ -29,6 +29,12 @@ def test_the_hook_is_there_on_cpu(two_ranks: Ranks, tmp_path: Path) -> None:
         assert not torch.equal(compressed, dense)
 
 
+def test_controllers_hear_of_epochs(two_ranks: Ranks, tmp_path: Path) -> None:
+    for whole, resumed in two_ranks.run(jobs.epochs_job, str(tmp_path)):
+        assert whole == [0.25, 0.125]
+        assert resumed == [0.125]
+
+
 def test_residuals_follow_the_loss_scale(two_ranks: Ranks, tmp_path: Path) -> None:
     assert two_ranks.run(jobs.scaler_job, str(tmp_path)) == [1024, 1024]
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import transformers_jobs as jobs
 from framework_checks import assert_resumed
 
@@ -10,6 +11,13 @@ from processes import Ranks
 
 def test_a_resumed_run_is_the_same(two_ranks: Ranks, tmp_path: Path) -> None:
     assert_resumed(two_ranks.run(jobs.resume_job, str(tmp_path)))
+
+
+def test_controllers_hear_of_epochs(two_ranks: Ranks, tmp_path: Path) -> None:
+    """Four steps are an epoch, and the rate falls from 0.01 to 0 in ten."""
+    for whole, resumed in two_ranks.run(jobs.epochs_job, str(tmp_path)):
+        assert whole == pytest.approx([0.006, 0.002])
+        assert resumed == pytest.approx([0.002])
 
 
 def test_a_trainer_that_trains_again(two_ranks: Ranks, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch.distributed as dist
 from ddp_jobs import failure_of
-from framework_jobs import SPEC, Told, dataset, mlp, remembered, weights
+from framework_jobs import SPEC, Told, dataset, mlp, rates_told, remembered, weights
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -72,6 +72,30 @@ def resume_job(folder: str) -> Told:
     (whole, first), (resumed, second) = runs
     assert second.ours.link is not None
     return Told(whole, resumed, first.seen[1], second.seen[0], second.ours.link.stats())
+
+
+class Listener(TrainerCallback):
+    """Takes down what the link is told about epochs."""
+
+    def __init__(self, ours: LaconicCallback) -> None:
+        self.ours = ours
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.told = rates_told(self.ours.link)
+
+
+def epochs_job(folder: str) -> list[list[float | None]]:
+    """What a link hears in two and a half epochs, and after half of the second was saved."""
+    heard = []
+    for resume in (None, str(Path(folder) / "checkpoint-6")):
+        trainer = trainer_of(Path(folder), max_steps=10, save_steps=6)
+        ours = LaconicCallback(trainer, SPEC)
+        listener = Listener(ours)
+        trainer.add_callback(ours)
+        trainer.add_callback(listener)
+        trainer.train(resume_from_checkpoint=resume)
+        heard.append(listener.told)
+    return heard
 
 
 def again_job(folder: str) -> list[object]:
