@@ -20,3 +20,10 @@ def four_ranks() -> Iterator[Ranks]:
     """Four real processes joined by gloo; starting them takes seconds, so they are kept."""
     with Ranks(4) as ranks:
         yield ranks
+
+
+@pytest.fixture(scope="session")
+def two_ranks() -> Iterator[Ranks]:
+    """Two of their own, for trainers that leave marks on a process."""
+    with Ranks(2) as ranks:
+        yield ranks

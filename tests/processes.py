@@ -40,6 +40,13 @@ def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
     dist.destroy_process_group()
 
 
+def as_torchrun() -> None:
+    """Tells trainers that look into the environment who this rank is, as torchrun would."""
+    rank, size = str(dist.get_rank()), str(dist.get_world_size())
+    os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
+    os.environ.update(GROUP_RANK="0", TORCHELASTIC_RUN_ID="tests", OMP_NUM_THREADS="1")
+
+
 class Ranks:
     """N processes in one gloo group. A failure ends them all; the next job starts new ones.
 

@@ -49,6 +49,9 @@ GUESTS = {
     "tensorflow": ("mount/tensorflow.py", "bench/keras_bench.py"),
     "typer": ("cli.py",),
     "rich": ("cli.py", "bench/"),
+    "lightning": ("mount/lightning.py", "bench/framework_bench.py"),
+    "accelerate": ("mount/accelerate.py", "bench/framework_bench.py"),
+    "transformers": ("mount/transformers.py", "bench/framework_bench.py"),
 }
 """Optional packages, and where they may come in."""
 

@@ -4,6 +4,8 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
+from processes import as_torchrun
+
 FOLDER = Path(__file__).parents[2] / "examples"
 
 
@@ -15,3 +17,9 @@ def run_example(name: str, *args: object) -> Any:
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.train(*args)
+
+
+def run_example_as_torchrun(name: str, *args: object) -> Any:
+    """Likewise for trainers that look into the environment."""
+    as_torchrun()
+    return run_example(name, *args)

@@ -27,17 +27,22 @@ def check_same(comm: Comm, tensors: Mapping[str, Tensor]) -> None:
 
 def digests_call(tensors: Mapping[str, Tensor], size: int) -> Call:
     """Tells all ranks a sum of bits of each tensor; `differences` takes the answer."""
-    own = torch.stack([_digest(tensor) for tensor in tensors.values()])
+    own = digests(tensors)
     return Call("gather", [own.view(torch.uint8)], [own.nbytes] * size)
+
+
+def digests(tensors: Mapping[str, Tensor]) -> Tensor:
+    """A sum of bits of each tensor, as int64."""
+    return torch.stack([_digest(tensor) for tensor in tensors.values()])
 
 
 def differences(answer: Sequence[Tensor], names: Iterable[str]) -> list[str]:
     """A line for every tensor that is not the same everywhere, with the ranks that stand out."""
-    told = [digests.view(torch.int64).tolist() for digests in answer]
+    told = [row.view(torch.int64).tolist() for row in answer]
     lines = []
-    for name, digests in zip(names, zip(*told, strict=True), strict=True):
-        usual = Counter(digests).most_common(1)[0][0]
-        odd = [rank for rank, digest in enumerate(digests) if digest != usual]
+    for name, said in zip(names, zip(*told, strict=True), strict=True):
+        usual = Counter(said).most_common(1)[0][0]
+        odd = [rank for rank, digest in enumerate(said) if digest != usual]
         if odd:
             lines.append(f"  {name}: rank {odd} differ from the others")
     return lines

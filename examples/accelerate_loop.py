@@ -1,0 +1,73 @@
+"""A loop with Accelerate, saved half-way and taken up again: every rank has its own residuals back.
+
+torchrun --nproc-per-node 2 examples/accelerate_loop.py
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import laconic
+from laconic.mount.accelerate import keep_state
+
+
+def digits(count: int, seed: int) -> TensorDataset:
+    """Noisy copies of ten fixed patterns, and which of them each is."""
+    patterns = torch.randn(10, 784, generator=torch.Generator().manual_seed(0))
+    dice = torch.Generator().manual_seed(seed)
+    labels = torch.randint(10, (count,), generator=dice)
+    return TensorDataset(patterns[labels] + 3 * torch.randn(count, 784, generator=dice), labels)
+
+
+def train(method: str, epochs: int, hidden: int, folder: str) -> tuple[float, dict[str, object]]:
+    """The accuracy on images that no rank has seen, and what was said for it since `folder`."""
+    accelerator = Accelerator(cpu=True)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(784, hidden), nn.ReLU(), nn.Linear(hidden, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    loader = DataLoader(digits(2048, 1), batch_size=64)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    link = laconic.attach(model, method)
+    keep_state(accelerator, link)
+    if any(Path(folder).iterdir()):
+        accelerator.load_state(folder)
+    for _ in range(epochs):
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            accelerator.backward(nn.functional.cross_entropy(model(inputs), labels))
+            optimizer.step()
+    # Nobody saves before all have looked whether there was something to load.
+    accelerator.wait_for_everyone()
+    accelerator.save_state(folder)
+    with torch.no_grad():
+        inputs, labels = digits(1000, 2).tensors
+        right = (model.module(inputs).argmax(1) == labels).float().mean()
+    stats = link.stats()
+    link.detach()
+    return float(right), stats
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--method", default="topk:ratio=0.01")
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--hidden", type=int, default=512)
+    said = parser.parse_args()
+    accelerator = Accelerator(cpu=True)
+    with tempfile.TemporaryDirectory() as own:
+        [folder] = broadcast_object_list([own])
+        for _ in range(2):
+            accuracy, stats = train(said.method, said.epochs // 2, said.hidden, folder)
+            accelerator.print(f"accuracy {accuracy:.1%}, {stats['ratio']:.0f} times fewer bytes")
+        accelerator.wait_for_everyone()
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()
