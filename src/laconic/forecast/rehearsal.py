@@ -6,13 +6,17 @@ from statistics import fmean, median
 
 from torch import Tensor
 
+from laconic.forecast.clock import clock_of
 from laconic.forecast.compute import Bucket
+from laconic.forecast.sampling import SamplingClock, sampled
 from laconic.forecast.world import Talk, World
 from laconic.plan import Plan
 
 FEW, SOME = 2, 16
 """Nodes of worlds small enough to decode all answers; larger ones go on in a straight line."""
 _REPEATS = 6
+_FIRST = 1
+"""The first of many steps also measures its error; these are some of the others."""
 _WARM_UPS = 2
 
 
@@ -30,17 +34,19 @@ def rehearse(
 ) -> Rehearsed:
     """One rank of `size` exchanges the gradients of some steps, after a warm-up.
 
-    In a large world decoding everybody's answers takes as long as it would there. So the talks
-    end with their last call, and the time to decode is extrapolated from two small worlds.
+    In a large world one step takes as long as it would there. So of many equal shards a few are
+    encoded; and the talks end with their last call, and the time to decode everybody's answers is
+    extrapolated from two small worlds. Calls and bytes are those of all.
     """
     node = plan.node() or 1
     often = [steps[number % len(steps)] for number in range(_REPEATS)]
     if size <= SOME * node:
-        return _rehearse(plan, tensors, often, size, None)
-    few = _rehearse(plan, tensors, often, FEW * node, None)
-    some = _rehearse(plan, tensors, often, SOME * node, None)
+        return _rehearse(World(plan, tensors, size, _FIRST), often)
+    few = _rehearse(World(plan, tensors, FEW * node, _FIRST), often)
+    some = _rehearse(World(plan, tensors, SOME * node, _FIRST), often)
     ends = [len(talk.calls) for talk in few.talks]
-    many = _rehearse(plan, tensors, often[:1], size, ends)
+    clock = SamplingClock(clock_of(next(iter(tensors.values())).device))
+    many = _rehearse(World(sampled(plan, clock), tensors, size, _FIRST, clock), often[:1], ends)
     lasts = zip(few.talks, some.talks, strict=True)
     lasts_s = [_on_a_line(a, b, size / node) for a, b in lasts]
     pairs = zip(many.talks, lasts_s, strict=True)
@@ -58,14 +64,8 @@ def _on_a_line(few: Talk, some: Talk, nodes: float) -> float:
 
 
 def _rehearse(
-    plan: Plan,
-    tensors: Mapping[str, Tensor],
-    steps: Sequence[Sequence[Bucket]],
-    size: int,
-    ends: Sequence[int] | None,
+    world: World, steps: Sequence[Sequence[Bucket]], ends: Sequence[int] | None = None
 ) -> Rehearsed:
-    # The first of many steps also measures its error; these are some of the others.
-    world = World(plan, tensors, size, first_step=1)
     taken = [world.step(buckets, ends) for buckets in steps]
     warm = taken[min(_WARM_UPS, len(taken) - 1) :]
     by_bucket = zip(*(talks for talks, _ in warm), strict=True)
