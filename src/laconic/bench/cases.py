@@ -8,6 +8,8 @@ from torch.optim import Optimizer
 
 from laconic.bench.baselines import BASELINES
 from laconic.bench.case import Case, Mounted, Traffic
+from laconic.bench.local_case import LocalCase
+from laconic.bench.options import pieces, read_options
 from laconic.errors import ConfigError
 from laconic.lanes import NanPolicy
 from laconic.mount.ddp import Link, attach
@@ -69,23 +71,27 @@ def parse_case(text: str) -> Case:
         return from_settings(name, BASELINES[name], read_settings(text)[1])
     if name.startswith(("ddp-", "torch-")):
         raise ConfigError(f"no baseline named {name!r}; there are {', '.join(BASELINES)}")
+    spec, _, options = text.partition("@")
+    if "local" in (given := read_options(options)):
+        return from_settings(text, LocalCase, given, spec=spec.strip())
     return _laconic(text)
 
 
 def _laconic(text: str) -> Laconic:
     """`topk:ratio=0.01 @ memory=none, exchange=gather` and the like."""
     spec, _, options = text.partition("@")
-    pairs = [option.partition("=") for option in options.split(",")] if options.strip() else []
-    given = {key.strip(): value.strip() for key, _, value in pairs}
-    return from_settings(text, Laconic, given, spec=spec.strip())
+    return from_settings(text, Laconic, read_options(options), spec=spec.strip())
 
 
 def split_cases(texts: Iterable[str]) -> tuple[str, ...]:
-    """The cases in "a,b:x=1,y=2,c" and the like, checked; `y=2` still belongs to `b`."""
+    """The cases in "a,b:x=1,y=2,c" and the like, checked; `y=2` still belongs to `b`.
+
+    Commas in brackets separate nothing.
+    """
     cases: list[str] = []
     for text in texts:
-        for index, piece in enumerate(text.split(",")):
-            goes_on = index > 0 and "=" in piece.partition(":")[0]
+        for index, piece in enumerate(pieces(text)):
+            goes_on = index > 0 and "=" in piece.partition(":")[0].partition("@")[0]
             cases[-1:] = [f"{cases[-1]},{piece}"] if goes_on else [*cases[-1:], piece]
     cases = [case.strip() for case in cases]
     for case in cases:

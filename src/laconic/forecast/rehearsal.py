@@ -14,7 +14,8 @@ from laconic.plan import Plan
 
 FEW, SOME = 2, 16
 """Nodes of worlds small enough to decode all answers; larger ones go on in a straight line."""
-_REPEATS = 6
+_REPEATS, _BRIEF = 6, 4
+"""Steps that are rehearsed, and those of small worlds that stand for a large one."""
 _FIRST = 1
 """The first of many steps also measures its error; these are some of the others."""
 _WARM_UPS = 2
@@ -42,23 +43,35 @@ def rehearse(
     often = [steps[number % len(steps)] for number in range(_REPEATS)]
     if size <= SOME * node:
         return _rehearse(World(plan, tensors, size, _FIRST), often)
-    few = _rehearse(World(plan, tensors, FEW * node, _FIRST), often)
-    some = _rehearse(World(plan, tensors, SOME * node, _FIRST), often)
+    few = _rehearse(World(plan, tensors, FEW * node, _FIRST), often[:_BRIEF])
     ends = [len(talk.calls) for talk in few.talks]
     clock = SamplingClock(clock_of(next(iter(tensors.values())).device))
     many = _rehearse(World(sampled(plan, clock), tensors, size, _FIRST, clock), often[:1], ends)
-    lasts = zip(few.talks, some.talks, strict=True)
-    lasts_s = [_on_a_line(a, b, size / node) for a, b in lasts]
-    pairs = zip(many.talks, lasts_s, strict=True)
-    talks = [Talk((*talk.works_s[:-1], last_s), talk.calls) for talk, last_s in pairs]
-    return replace(many, talks=tuple(talks))
+    if not any(_decodes_all(talk) for talk in few.talks):
+        # One answer, however many gave it.
+        return _ending(many, [talk.works_s[-1] for talk in few.talks])
+    some = _rehearse(World(plan, tensors, SOME * node, _FIRST), often[:_BRIEF])
+    pairs = zip(few.talks, some.talks, strict=True)
+    return _ending(many, [_on_a_line(a, b, size / node) for a, b in pairs])
+
+
+def _ending(rehearsed: Rehearsed, lasts_s: Sequence[float]) -> Rehearsed:
+    """The same with other last works."""
+    pairs = zip(rehearsed.talks, lasts_s, strict=True)
+    talks = tuple(Talk((*talk.works_s[:-1], last_s), talk.calls) for talk, last_s in pairs)
+    return replace(rehearsed, talks=talks)
+
+
+def _decodes_all(talk: Talk) -> bool:
+    """Whether the last answer is everybody's."""
+    return bool(talk.calls) and talk.calls[-1][-1].kind == "gather"
 
 
 def _on_a_line(few: Talk, some: Talk, nodes: float) -> float:
     """The last work of a talk among so many nodes."""
     few_s, some_s = few.works_s[-1], some.works_s[-1]
-    if not few.calls or few.calls[-1][-1].kind != "gather":
-        # One answer, however many gave it: what differs here is noise.
+    if not _decodes_all(few):
+        # What differs here is noise.
         return min(few_s, some_s)
     return few_s + max(0.0, some_s - few_s) / (SOME - FEW) * (nodes - FEW)
 
