@@ -28,6 +28,8 @@ def laconic(monkeypatch: pytest.MonkeyPatch, words: str) -> object:
         ("simulate --workers 0", "sizes: must be at least 1, got '0'"),
         ("simulate --case torch-powersgd:rank=1", "torch-powersgd:rank=1: torch's own hooks"),
         ("simulate --workload mlp-tiny --steps 0", "simulate: steps must be at least 1, got 0"),
+        ("simulate --device tpu", "bench: device must be cpu or cuda, got 'tpu'"),
+        ("advise --rate 1gbit --workload mlp --device gpu", "bench: device must be cpu or cuda"),
         ("bench validate --workers four", "sizes: expected numbers such as"),
     ],
 )

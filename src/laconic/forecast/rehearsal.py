@@ -11,6 +11,7 @@ from laconic.forecast.compute import Bucket
 from laconic.forecast.sampling import SamplingClock, sampled
 from laconic.forecast.world import Talk, World
 from laconic.plan import Plan
+from laconic.spec import find_layers, read_settings
 
 FEW, SOME = 2, 16
 """Nodes of worlds small enough to decode all answers; larger ones go on in a straight line."""
@@ -47,12 +48,27 @@ def rehearse(
     ends = [len(talk.calls) for talk in few.talks]
     clock = SamplingClock(clock_of(next(iter(tensors.values())).device))
     many = _rehearse(World(sampled(plan, clock), tensors, size, _FIRST, clock), often[:1], ends)
+    if _encodes_once(plan):
+        # In one step all caches are cold.
+        many = replace(many, talks=tuple(map(_of_few, many.talks, few.talks)))
     if not any(_decodes_all(talk) for talk in few.talks):
         # One answer, however many gave it.
         return _ending(many, [talk.works_s[-1] for talk in few.talks])
     some = _rehearse(World(plan, tensors, SOME * node, _FIRST), often[:_BRIEF])
     pairs = zip(few.talks, some.talks, strict=True)
     return _ending(many, [_on_a_line(a, b, size / node) for a, b in pairs])
+
+
+def _encodes_once(plan: Plan) -> bool:
+    """Whether a rank's work before its last answer is the same among any number of others."""
+    layers = find_layers(plan.exchange)
+    between = plan.exchange if layers is None else layers.between
+    return read_settings(between)[0] in ("mean", "gather")
+
+
+def _of_few(many: Talk, few: Talk) -> Talk:
+    """The calls of many, with the work of few."""
+    return Talk(few.works_s, many.calls)
 
 
 def _ending(rehearsed: Rehearsed, lasts_s: Sequence[float]) -> Rehearsed:
