@@ -1,8 +1,10 @@
 """Predictions against measured steps: the summary, the records in the repository, a small run."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from rich.console import Console
@@ -13,8 +15,10 @@ from laconic.bench.records import append
 from laconic.bench.validation import Validation
 from laconic.bench.verdict import CHOICE, LIMIT, choices, summary
 from laconic.bench.workload import parse_workload
+from laconic.errors import ConfigError, PeerError
 from laconic.forecast.forecast import Prediction
 from laconic.forecast.timeline import Forecast
+from laconic.network.cluster import LoopbackCluster
 
 COMMITTED = Path(__file__).parents[2] / "results" / "validation.jsonl"
 
@@ -43,6 +47,39 @@ def test_the_summary_counts_what_is_near_and_says_when_it_was_loud() -> None:
 def test_records_come_back_as_they_were(tmp_path: Path) -> None:
     append(tmp_path / "f.jsonl", record(90, 100))
     assert read_forecasts(tmp_path / "f.jsonl") == [record(90, 100)]
+
+
+def test_a_file_of_another_version_is_refused_and_half_a_line_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "f.jsonl"
+    append(path, record(90, 100))
+    whole = path.read_text()
+    path.write_text(whole + whole[:40])
+    assert read_forecasts(path) == [record(90, 100)]
+    path.write_text(whole.replace('"version": 1', '"version": 0'))
+    with pytest.raises(ConfigError, match="line 1: record format version 0, this laconic reads 1"):
+        read_forecasts(path)
+    assert path.read_text().count("\n") == 1
+
+
+@dataclass(frozen=True)
+class NoPort(LoopbackCluster):
+    """Workers who find that somebody else has their port."""
+
+    launches: ClassVar[int] = 0
+
+    def launch(self, command: Sequence[str], **hear: object) -> int:  # type: ignore[override]
+        NoPort.launches += 1
+        tell = hear["on_error_line"]
+        assert callable(tell)
+        tell(0, "DistNetworkError: code: -98, name: EADDRINUSE")
+        return 1
+
+
+def test_a_port_in_use_costs_a_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validation, "open_cluster", lambda n, rate: nullcontext(NoPort(n)))
+    with pytest.raises(PeerError, match=r"ended with code 1: rank 0: .*EADDRINUSE"):
+        Validation(("none",), (None,), (2,), 2, None, "c").run(Console(quiet=True))
+    assert NoPort.launches == 3
 
 
 def test_a_small_run_on_loopback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
