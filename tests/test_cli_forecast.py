@@ -33,6 +33,8 @@ def laconic(monkeypatch: pytest.MonkeyPatch, words: str) -> object:
             "topk:ratio=0.1@controller=autopilot: what a controller decides shows in training",
         ),
         ("simulate --workload mlp-tiny --steps 0", "simulate: steps must be at least 1, got 0"),
+        ("simulate --device tpu", "bench: device must be cpu or cuda, got 'tpu'"),
+        ("advise --rate 1gbit --workload mlp --device gpu", "bench: device must be cpu or cuda"),
         ("bench validate --workers four", "sizes: expected numbers such as"),
     ],
 )

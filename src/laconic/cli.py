@@ -357,10 +357,12 @@ def simulate(
     With --steps the workers train in this process; bytes are exact and times are predicted.
     """
     from laconic.bench.cases import split_cases
+    from laconic.bench.device import check_device
     from laconic.bench.simulate_bench import CASES, SimulateBench
     from laconic.bench.simulated_train import SimulatedTrain
     from laconic.bench.workload import parse_workload
 
+    check_device(device)
     bench = SimulateBench(
         parse_workload(workload, data, device),
         split_cases(case or CASES),
@@ -428,6 +430,7 @@ def advise(
     """Says whether compression pays for a model on a network, and which method."""
     from laconic.bench.advise_bench import advise_on, write_advice
     from laconic.bench.cases import split_cases
+    from laconic.bench.device import check_device
     from laconic.bench.forecasts import measure_workload
     from laconic.bench.named_model import measure_named
     from laconic.bench.workload import parse_workload
@@ -440,6 +443,7 @@ def advise(
         )
     if (model is None) == (workload is None):
         raise ConfigError("advise: give either --model module:function or --workload NAME")
+    check_device(device)
     links, cases = _links(rate, latency, None), split_cases(case or SPECS)
     if model is not None:
         subject = measure_named(model, shape, device)

@@ -29,6 +29,10 @@ def test_all_but_those_who_do_not_talk_learn() -> None:
         (["none,efsign"], ("none", "efsign")),
         (["none", "efsign, fp16"], ("none", "efsign", "fp16")),
         (["topk:ratio=0.01 | qsgd:bits=4,none"], ("topk:ratio=0.01 | qsgd:bits=4", "none")),
+        (
+            ["none,efsign @ exchange=gather, memory=none"],
+            ("none", "efsign @ exchange=gather,memory=none"),
+        ),
         (["none,powersgd:rank=1,seed=2"], None),
     ],
 )

@@ -1,5 +1,7 @@
 """What is measured without peers: buckets and gradients, and the exchange among ghosts."""
 
+from collections.abc import Sequence
+
 import pytest
 import small_model
 import torch
@@ -7,10 +9,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from laconic.comm.ghost import Said
+from laconic.comm.simulated import Simulated
 from laconic.errors import ConfigError
-from laconic.forecast.compute import Compute, measure
+from laconic.forecast.compute import Bucket, Compute, measure
 from laconic.forecast.rehearsal import SOME, rehearse
-from laconic.plan import make_plan
+from laconic.lanes import Lanes
+from laconic.plan import Plan, make_plan
 
 MODEL = small_model.model()
 TENSORS = {name: p.detach() for name, p in MODEL.named_parameters()}
@@ -95,3 +99,42 @@ def test_what_was_rehearsed_with_is_not_changed(compute: Compute) -> None:
     rehearse(plan, TENSORS, compute.steps, 2)
     after = [g for b in compute.steps[0] for g in b.gradients]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+FIXED = ["none", "fp16", "efsign", "qsgd:bits=4", "topk:ratio=0.01", "powersgd:rank=1"]
+
+
+def said_by_all(plan: Plan, buckets: Sequence[Bucket], size: int) -> int:
+    """What rank 0 sends when all ranks are there and nobody is spared anything."""
+    network = Simulated(size)
+    lanes = [Lanes(plan, TENSORS, rank, size, seed=0) for rank in range(size)]
+    for bucket in buckets:
+        network.run([own.talk(*bucket.copy()) for own in lanes])
+    return network.meters[0].sent_bytes
+
+
+@pytest.mark.parametrize("exchange", ["auto", "sharded"])
+@pytest.mark.parametrize("spec", FIXED)
+def test_bytes_of_large_worlds_are_those_of_all_ranks(
+    compute: Compute, spec: str, exchange: str
+) -> None:
+    """Also where shards differ by an entry, and where only some of them are encoded."""
+    for size in (3, 7, SOME + 3):
+        try:
+            plan = make_plan(spec, None, exchange, TENSORS.values(), size)
+        except ConfigError:
+            pytest.skip("the plan refuses this combination")
+        rehearsed = rehearse(plan, TENSORS, compute.steps, size)
+        assert rehearsed.sent_bytes == said_by_all(plan, compute.steps[0], size)
+
+
+@pytest.mark.parametrize("spec", ["efsign", "topk:ratio=0.01"])
+def test_a_sharded_exchange_sends_two_messages_from_2_to_1024_workers(spec: str) -> None:
+    """Of a tensor with room for 1,024 shards: 2 (N-1)/N messages, and a little for each shard."""
+    tensors = {"weight": torch.zeros(1024, 1024)}
+    steps = [[Bucket(["weight"], [torch.linspace(-1, 1, 1 << 20).view(1024, 1024)])]]
+    said = make_plan(spec, None, "sharded", tensors.values(), 2).compressor.nbytes((1024, 1024))
+    for size in (2**power for power in range(1, 11)):
+        plan = make_plan(spec, None, "sharded", tensors.values(), size)
+        messages = rehearse(plan, tensors, steps, size).sent_bytes / said
+        assert messages == pytest.approx(2 * (size - 1) / size, rel=0.15)

@@ -69,3 +69,18 @@ def test_calls_and_bytes_are_those_of_real_ranks(spec: str, exchange: str) -> No
             assert asdict(ghost.meter) == asdict(ranks)
     if not met:
         pytest.skip("the plan refuses this combination")
+
+
+def test_a_message_about_a_longer_shard_is_not_taken_for_ones_own() -> None:
+    """The last entry of the last shard, which is one longer than the first, is the largest."""
+    tensors = {"weight": torch.zeros(40, 40)}
+    gradient = torch.ones(40, 40)
+    gradient[-1, -1] = 9.0
+    plan = make_plan("topk:ratio=0.001", None, "sharded", tensors.values(), 3)
+    world = World(plan, tensors, 3)
+    [talk], sent_bytes = world.step([Bucket(["weight"], [gradient.clone()])])
+    network = Simulated(3)
+    lanes = [Lanes(plan, tensors, rank, 3, seed=0) for rank in range(3)]
+    network.run([own.talk(["weight"], [gradient.clone()]) for own in lanes])
+    assert [said.kind for call in talk.calls for said in call] == ["scatter", "gather"]
+    assert sent_bytes == network.meters[0].sent_bytes

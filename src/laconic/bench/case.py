@@ -5,7 +5,9 @@ optimiser; what changes settings on the way knows both.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -39,6 +41,10 @@ class Mounted(ABC):
     """A case at work; `optimizer` takes the steps: the one that was given, or one around it."""
 
     optimizer: Optimizer
+    period: int = field(default=1, kw_only=True)
+    """Steps after which what a step does repeats; a mean counts over whole periods."""
+    averaged: Callable[[], AbstractContextManager[None]] = field(default=nullcontext, kw_only=True)
+    """While it is entered, on all workers, their models are the one that all of them train."""
 
     @abstractmethod
     def traffic(self, steps: int) -> Traffic:

@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 
 from laconic.bench.baselines import BASELINES
 from laconic.bench.case import Case, Change, Mounted, Traffic
+from laconic.bench.local_case import LocalCase
 from laconic.bench.options import pieces, read_options
 from laconic.control.base import Controller
 from laconic.control.find import find_controller
@@ -86,6 +87,9 @@ def parse_case(text: str) -> Case:
         return from_settings(name, BASELINES[name], read_settings(text)[1])
     if name.startswith(("ddp-", "torch-")):
         raise ConfigError(f"no baseline named {name!r}; there are {', '.join(BASELINES)}")
+    spec, _, options = text.partition("@")
+    if "local" in (given := read_options(options)):
+        return from_settings(text, LocalCase, given, spec=spec.strip())
     return _laconic(text)
 
 
@@ -103,8 +107,7 @@ def split_cases(texts: Iterable[str]) -> tuple[str, ...]:
     cases: list[str] = []
     for text in texts:
         for index, piece in enumerate(pieces(text)):
-            head = piece.partition(":")[0]
-            goes_on = index > 0 and "=" in head and "@" not in head
+            goes_on = index > 0 and "=" in piece.partition(":")[0].partition("@")[0]
             cases[-1:] = [f"{cases[-1]},{piece}"] if goes_on else [*cases[-1:], piece]
     cases = [case.strip() for case in cases]
     for case in cases:

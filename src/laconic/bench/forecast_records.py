@@ -1,13 +1,10 @@
 """Predicted steps, with what was measured where it was: frozen records, kept as JSON lines."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from laconic.bench.jsonl import RowError, from_row
-from laconic.bench.records import VERSION
-from laconic.errors import ConfigError
+from laconic.bench.records import FORECAST, KINDS, VERSION, read_kinds
 from laconic.forecast.forecast import Prediction
 
 
@@ -76,8 +73,4 @@ class Setting:
 
 def read_forecasts(path: Path) -> list[ForecastRecord]:
     """The forecasts in a file that may hold other records, too."""
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-    try:
-        return [from_row(ForecastRecord, row) for row in rows if row["kind"] == "forecast"]
-    except RowError as error:
-        raise ConfigError(f"{path}: forecast record {error}") from None
+    return read_kinds(path, {FORECAST: ForecastRecord}, KINDS)

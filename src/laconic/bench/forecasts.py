@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from laconic.bench.baselines import DdpFp32, TorchBf16, TorchFp16
 from laconic.bench.cases import Laconic, parse_case
+from laconic.bench.local_case import LocalCase
 from laconic.bench.workload import Workload, update
 from laconic.control.base import Controller
 from laconic.errors import ConfigError
@@ -73,6 +74,8 @@ def plan_of(text: str, tensors: Mapping[str, Tensor], size: int, *, steered: boo
         return make_plan("fp16", None, "auto", tensors.values(), size)
     if isinstance(case, TorchBf16):
         return make_plan("bf16", None, "auto", tensors.values(), size)
+    if isinstance(case, LocalCase):
+        raise ConfigError(f"{text}: not all of its steps are alike; see bench step or bench train")
     if not isinstance(case, Laconic):
         raise ConfigError(f"{text}: torch's own hooks cannot be simulated; try powersgd")
     memory = None if case.memory == "auto" else case.memory

@@ -3,11 +3,11 @@
 import json
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Literal, TypeAlias, cast
+from typing import BinaryIO, Literal, TypeAlias, TypeVar, cast
 
 from laconic.bench.case import Change
 from laconic.bench.jsonl import RowError, from_row, to_row
@@ -17,6 +17,8 @@ from laconic.errors import ConfigError
 __all__ = [
     "BASELINE",
     "COMPUTE",
+    "FORECAST",
+    "KINDS",
     "VERSION",
     "KernelRecord",
     "Point",
@@ -29,7 +31,10 @@ __all__ = [
     "check_writable",
     "machine_facts",
     "read",
+    "read_kinds",
 ]
+
+R = TypeVar("R")
 
 VERSION = 1
 BASELINE = "ddp-fp32"
@@ -188,11 +193,13 @@ RunRecord: TypeAlias = TrainRecord | StepRecord
 """What comes from a run of several workers."""
 
 Record: TypeAlias = RunRecord | KernelRecord
-KINDS: dict[str, type[TrainRecord] | type[StepRecord] | type[KernelRecord]] = {
+KINDS: Mapping[str, type[Record]] = {
     "train": TrainRecord,
     "step": StepRecord,
     "kernel": KernelRecord,
 }
+FORECAST = "forecast"
+"""The kind of `ForecastRecord`."""
 
 
 def append(path: Path, record: object) -> None:
@@ -238,11 +245,12 @@ def _unwritable(path: Path, error: OSError) -> ConfigError:
 
 
 def read(paths: Iterable[Path]) -> list[Record]:
-    """Every record of every file, in order."""
-    return [record for path in paths for record in _read_file(path)]
+    """Every record of every file, in order; forecasts, which are no runs, are left out."""
+    return [record for path in paths for record in read_kinds(path, KINDS, (FORECAST,))]
 
 
-def _read_file(path: Path) -> list[Record]:
+def read_kinds(path: Path, kinds: Mapping[str, type[R]], others: Collection[str] = ()) -> list[R]:
+    """The records of some kinds, where others may be among them."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -253,12 +261,18 @@ def _read_file(path: Path) -> list[Record]:
         raise ConfigError(f"cannot read records from {path}: {error.strerror}") from error
     # Not splitlines(): a JSON string may hold the line breaks that only Unicode knows.
     lines = enumerate(text.split("\n"), start=1)
-    parsed = [_parse(line, f"{path} line {number}") for number, line in lines if line.strip()]
-    return [record for record in parsed if record is not None]
+    rows = [
+        (_row(line, f"{path} line {n}"), f"{path} line {n}") for n, line in lines if line.strip()
+    ]
+    return [
+        _record(row, where, kinds)
+        for row, where in rows
+        if row is not None and row.get("kind") not in others
+    ]
 
 
-def _parse(line: str, where: str) -> Record | None:
-    """The record of a line; None, with a warning, for the half of one that a killed run left."""
+def _row(line: str, where: str) -> dict[str, object] | None:
+    """The row of a line; None, with a warning, for the half of one that a killed run left."""
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
@@ -268,14 +282,18 @@ def _parse(line: str, where: str) -> Record | None:
         raise ConfigError(f"{where}: not JSON: {error.msg} at column {error.colno}") from None
     if not isinstance(row, dict):
         raise ConfigError(f"{where}: not a record, expected a JSON object, got {line[:40]!r}")
+    return row
+
+
+def _record(row: Mapping[str, object], where: str, kinds: Mapping[str, type[R]]) -> R:
     kind = row.get("kind")
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise ConfigError(f"{where}: unknown kind {kind!r}, expected {list(KINDS)}")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise ConfigError(f"{where}: unknown kind {kind!r}, expected {list(kinds)}")
     if row.get("version") != VERSION:
         raise ConfigError(
             f"{where}: record format version {row.get('version')}, this laconic reads {VERSION}"
         )
     try:
-        return from_row(KINDS[kind], row)
+        return from_row(kinds[kind], row)
     except RowError as error:
         raise ConfigError(f"{where}: {kind} record {error}") from None

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from statistics import fmean
 
 import torch.distributed as dist
 
@@ -37,30 +38,37 @@ def train(job: Job, case: str, tell: Tell, count: Count) -> None:
         steps_ms.append(session.step() * 1e3)
         tick(step, steps_ms[-1])
         if step % job.evaluate_every == 0 or step == job.steps:
+            looking = count()
             _look(session, case, sum(steps_ms) / 1e3, tell)
+            counted = _later(counted, looking, count())
     tell(_finished(session, case, before, steps_ms, _since(counted, count(), job.steps)))
     session.close()
 
 
 def block(job: Job, session: Session, case: str, tell: Tell, count: Count) -> None:
-    """Takes some steps more; the first few, which find cold caches, are not counted."""
-    for _ in range(job.warmup):
+    """Takes some steps more; the first few, which find cold caches, are not counted.
+
+    Where steps are not alike there are as many more as make whole periods of them.
+    """
+    period = session.mounted.period
+    for _ in range(_to_whole(session.steps + job.warmup, period) - session.steps):
         session.step()
+    steps = _to_whole(job.steps, period)
     before = session.traffic()
     dist.barrier()
     counted = count()
     tick = _ticker(case, tell)
     steps_ms: list[float] = []
-    for step in range(1, job.steps + 1):
+    for step in range(1, steps + 1):
         steps_ms.append(session.step() * 1e3)
         tick(step, steps_ms[-1])
-    tell(_finished(session, case, before, steps_ms, _since(counted, count(), job.steps)))
+    tell(_finished(session, case, before, steps_ms, _since(counted, count(), steps)))
     session.take_losses()
 
 
 def _warm_up(job: Job, case: str) -> None:
     session = Session(job, case)
-    for _ in range(job.warmup):
+    for _ in range(_to_whole(job.warmup, session.mounted.period)):
         session.step()
     session.close()
 
@@ -69,8 +77,10 @@ def _look(session: Session, case: str, time_s: float, tell: Tell) -> None:
     if not session.learns:
         return
     losses = session.take_losses()
-    if session.rank == 0:
-        loss, metric_name, metric = session.evaluate()
+    with session.mounted.averaged():
+        evaluation = session.evaluate() if session.rank == 0 else None
+    if evaluation is not None:
+        loss, metric_name, metric = evaluation
         tell(
             Look(
                 case=case,
@@ -103,6 +113,28 @@ def _since(before: int | None, after: int | None, steps: int) -> float | None:
     return None if before is None or after is None else (after - before) / steps
 
 
+def _later(counted: int | None, before: int | None, after: int | None) -> int | None:
+    """The count to start from when what was sent from `before` to `after` is not to count."""
+    if counted is None or before is None or after is None:
+        return counted
+    return counted + after - before
+
+
+def _to_whole(steps: int, period: int) -> int:
+    """So many steps, or a few more that make whole periods."""
+    return -(-steps // period) * period
+
+
+def _evened(steps_ms: list[float], period: int) -> tuple[float, ...]:
+    """Every step as long as the mean step of its period; a last one that is not whole is left out.
+
+    A median of single steps would not see the one in which workers talk.
+    """
+    whole = len(steps_ms) // period * period or len(steps_ms)
+    periods = (steps_ms[i : i + period] for i in range(0, whole, period))
+    return tuple(fmean(own) for own in periods for _ in own)
+
+
 def _finished(
     session: Session,
     case: str,
@@ -115,7 +147,7 @@ def _finished(
     return Finished(
         case=case,
         parameters=session.parameters,
-        steps_ms=tuple(steps_ms),
+        steps_ms=_evened(steps_ms, session.mounted.period),
         sent_bytes=spent.sent_bytes,
         dense_bytes=session.dense_bytes,
         encode_ms=spent.encode_ms,

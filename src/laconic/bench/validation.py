@@ -3,32 +3,35 @@
 import json
 import sys
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeAlias
 
 from rich.console import Console
 
-from laconic.bench.forecast_records import ForecastRecord, Setting
+from laconic.bench.forecast_records import ForecastRecord, Setting, read_forecasts
 from laconic.bench.forecast_tables import validation_table
 from laconic.bench.job import Job, write_job
 from laconic.bench.jsonl import from_row, to_row
 from laconic.bench.machine import machine_facts
-from laconic.bench.records import append
+from laconic.bench.records import append, check_writable
+from laconic.bench.verdict import QUIET_CORES, summary
+from laconic.bench.workload import parse_workload
 from laconic.errors import ConfigError, PeerError
 from laconic.forecast.forecast import Prediction
 from laconic.forecast.timeline import Forecast
-from laconic.network.cluster import open_cluster
+from laconic.network.cluster import Cluster, open_cluster
 
 CASES = ("none", "efsign", "topk:ratio=0.01", "powersgd:rank=1")
 RATES = ("100mbit", "1gbit", "10gbit")
 WORKERS = (2, 4, 8)
-LIMIT = 0.15
-"""A prediction should be nearer than this to what is measured."""
-QUIET_CORES = 0.2
-"""Where others use more, what is measured says little."""
 
-_ROUNDS = 3
+Key: TypeAlias = tuple[str, int, str | None]
+"""What a cell is about: the case, the number of workers, and the rate."""
+
+_ROUNDS, _TRIES = 3, 3
 _TAG = "@laconic-cell "
 _TAIL_LINES = 5
 
@@ -66,40 +69,46 @@ class Validation:
     workload: str = "mlp"
 
     def run(self, console: Console) -> None:
-        records: list[ForecastRecord] = []
+        """Measures what the file does not have yet, and shows all that it has then."""
+        done = self._earlier()
         for workers in self.workers:
             for rate in self.rates:
-                for record in self._cells(workers, rate):
-                    records.append(record)
+                left = [case for case in self.cases if (case, workers, rate) not in done]
+                for record in self._cells(left, workers, rate) if left else ():
+                    done[_key(record)] = record
                     if self.json_path is not None:
                         append(self.json_path, record)
                     console.print(_line(record), markup=False, highlight=False)
+        records = [done[key] for key in self._keys()]
         console.print(validation_table(records))
         console.print(summary(records), markup=False, highlight=False)
 
-    def _cells(self, workers: int, rate: str | None) -> list[ForecastRecord]:
-        job = Job(workload=self.workload, turns=self.cases * _ROUNDS, steps=self.steps, warmup=1)
-        heard: list[Cell] = []
-        errors: deque[str] = deque(maxlen=_TAIL_LINES)
+    def _keys(self) -> list[Key]:
+        return [(c, n, rate) for n in self.workers for rate in self.rates for c in self.cases]
 
-        def hear(rank: int, line: str) -> None:
-            if line.startswith(_TAG):
-                heard.append(from_row(Cell, json.loads(line.removeprefix(_TAG))))
+    def _earlier(self) -> dict[Key, ForecastRecord]:
+        """Cells that an earlier run has measured on a machine that was quiet."""
+        if self.json_path is None:
+            return {}
+        check_writable(self.json_path)
+        records, title = read_forecasts(self.json_path), parse_workload(self.workload).title
+        cells = (r for r in records if r.workload == title and r.measured_ms is not None)
+        return {_key(r): r for r in cells if (r.others_cores or 0) <= QUIET_CORES}
 
-        with TemporaryDirectory(prefix="laconic-") as folder, open_cluster(workers, rate) as hosts:
-            if rate is not None and not hosts.shaped:
-                raise ConfigError(f"validate: {hosts.note}")
-            path = Path(folder) / "job.json"
-            write_job(path, job)
-            command = [sys.executable, "-m", "laconic.bench.validation_worker"]
-            code = hosts.launch(
-                [*command, "--config", str(path)],
-                on_line=hear,
-                on_error_line=lambda rank, line: errors.append(f"rank {rank}: {line}"),
-            )
-        if code:
-            raise PeerError(f"the workers ended with code {code}: {' '.join(errors)}")
-        return [self._record(cell, workers, rate) for cell in heard]
+    def _cells(self, cases: Sequence[str], workers: int, rate: str | None) -> list[ForecastRecord]:
+        turns = tuple(cases) * _ROUNDS
+        job = Job(workload=self.workload, turns=turns, steps=self.steps, warmup=1)
+        for _ in range(_TRIES):
+            launch = _Launch()
+            with open_cluster(workers, rate) as hosts:
+                if rate is not None and not hosts.shaped:
+                    raise ConfigError(f"validate: {hosts.note}")
+                launch.run(hosts, job)
+            if not launch.port_taken():
+                break
+        if launch.code:
+            raise PeerError(f"the workers ended with code {launch.code}: {launch.tail()}")
+        return [self._record(cell, workers, rate) for cell in launch.cells]
 
     def _record(self, cell: Cell, workers: int, rate: str | None) -> ForecastRecord:
         facts = machine_facts()
@@ -114,21 +123,42 @@ class Validation:
         )
 
 
+class _Launch:
+    """One set of workers, and what they have told."""
+
+    def __init__(self) -> None:
+        self.code = 0
+        self.cells: list[Cell] = []
+        self._errors: deque[str] = deque(maxlen=_TAIL_LINES)
+
+    def run(self, hosts: Cluster, job: Job) -> None:
+        with TemporaryDirectory(prefix="laconic-") as folder:
+            path = Path(folder) / "job.json"
+            write_job(path, job)
+            command = [sys.executable, "-m", "laconic.bench.validation_worker"]
+            self.code = hosts.launch(
+                [*command, "--config", str(path)],
+                on_line=self._hear,
+                on_error_line=lambda rank, line: self._errors.append(f"rank {rank}: {line}"),
+            )
+
+    def tail(self) -> str:
+        return "\n".join(self._errors)
+
+    def port_taken(self) -> bool:
+        return bool(self.code) and "EADDRINUSE" in self.tail()
+
+    def _hear(self, rank: int, line: str) -> None:
+        if line.startswith(_TAG):
+            self.cells.append(from_row(Cell, json.loads(line.removeprefix(_TAG))))
+
+
+def _key(record: ForecastRecord) -> Key:
+    return record.spec, record.workers, record.rate
+
+
 def _line(record: ForecastRecord) -> str:
     return (
         f"{record.spec}, {record.workers} workers, {record.rate}: predicted {record.step_ms:.1f} "
         f"ms, measured {record.measured_ms:.1f} ms"
-    )
-
-
-def summary(records: list[ForecastRecord]) -> str:
-    """How many predictions are near enough, and whether the machine was quiet enough to tell."""
-    near = [r for r in records if r.off is not None and abs(r.off) <= LIMIT]
-    loud = [r for r in records if (r.others_cores or 0) > QUIET_CORES]
-    said = f"{len(near)} of {len(records)} predictions are within {LIMIT:.0%} of what was measured."
-    if not loud:
-        return said
-    return (
-        f"{said} In {len(loud)} cells other programs used more than {QUIET_CORES:g} cores: "
-        "measure again on a quiet machine."
     )

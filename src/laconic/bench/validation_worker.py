@@ -1,7 +1,8 @@
 """What runs on every host of a validation: `python -m laconic.bench.validation_worker --config F`.
 
-Probes the links, rehearses every case while the other workers do the same, and predicts; then
-measures the same cases, in turns, on the same links. No prediction knows what was measured.
+In every round it probes the links and computes alone; in every turn of a case it rehearses while
+the other workers do the same, predicts, and then measures a few steps on the same links. No
+prediction knows what was measured.
 """
 
 import argparse
@@ -39,30 +40,48 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=_PATIENCE)
     comm = TorchComm(dist.distributed_c10d._get_default_group())
-    network = probe(comm, _CPU)
-    subject = measure_workload(parse_workload(job.workload), comm.rank, comm.size, job.seed)
     cases = tuple(dict.fromkeys(job.turns))
-    rehearsed = {case: _rehearse(comm, subject, case) for case in cases}
-    # All workers are on this machine, each in a namespace of its own.
-    cores = cores_each(comm.size, _CPU)
-    alone = {case: _predict(comm, subject, rehearsed[case], network, cores) for case in cases}
-    measured = _measure(comm, job, cases)
-    for case in cases:
-        left = max(cores - measured[case].others_cores / comm.size, _LEAST_CORES)
-        beside = _predict(comm, subject, rehearsed[case], network, left)
-        if comm.rank == 0:
-            exchange = plan_of(case, subject.tensors, comm.size).exchange
-            heard = alone[case], beside.forecast.step_s, measured[case]
-            say(_cell(case, exchange, subject, *heard))
+    sessions = {case: Session(job, case) for case in cases}
+    seen: dict[str, list[Seen]] = {case: [] for case in cases}
+    # Whatever makes this machine faster or slower from round to round does so to both sides.
+    for start in range(0, len(job.turns), len(cases)):
+        network = probe(comm, _CPU)
+        subject = measure_workload(parse_workload(job.workload), comm.rank, comm.size, job.seed)
+        for case in job.turns[start : start + len(cases)]:
+            seen[case].append(_turn(comm, job, subject, network, sessions[case], case))
+    for session in sessions.values():
+        session.close()
+    if comm.rank == 0:
+        for case in cases:
+            say(
+                _cell(case, subject, plan_of(case, subject.tensors, comm.size).exchange, seen[case])
+            )
     dist.barrier()
     dist.destroy_process_group()
 
 
-class Measured(NamedTuple):
-    """The median step, and cores that others used meanwhile."""
+class Seen(NamedTuple):
+    """One turn of a case: what was predicted, and then what was measured."""
 
-    step_s: float
+    alone: Prediction
+    """Where this job has the machine for itself."""
+    beside_s: float
+    """The step predicted for the cores that others have left."""
+    steps_s: list[float]
     others_cores: float
+
+
+def _turn(
+    comm: TorchComm, job: Job, subject: Subject, network: Network, session: Session, case: str
+) -> Seen:
+    # All workers are on this machine, each in a namespace of its own.
+    cores = cores_each(comm.size, _CPU)
+    rehearsed = _rehearse(comm, subject, case)
+    alone = _predict(comm, subject, rehearsed, network, cores)
+    steps_s, others = _measure(comm, job, session)
+    left = max(cores - others / comm.size, _LEAST_CORES)
+    beside = _predict(comm, subject, rehearsed, network, left)
+    return Seen(alone, beside.forecast.step_s, steps_s, others)
 
 
 def _rehearse(comm: TorchComm, subject: Subject, case: str) -> Rehearsed:
@@ -81,44 +100,33 @@ def _predict(
     return Prediction(forecast, rehearsed.sent_bytes, rehearsed.calls)
 
 
-def _measure(comm: TorchComm, job: Job, cases: tuple[str, ...]) -> dict[str, Measured]:
-    """The steps of each case, in several blocks."""
-    steps_s: dict[str, list[float]] = {case: [] for case in cases}
-    others: dict[str, list[float]] = {case: [] for case in cases}
-    sessions = {case: Session(job, case) for case in cases}
-    for case in job.turns:
-        dist.barrier()
-        for _ in range(job.warmup):
-            sessions[case].step()
-        dist.barrier()
-        watch = Others()
-        steps_s[case] += [sessions[case].step() for _ in range(job.steps)]
-        busy_s, own_s, passed_s = mean_of_ranks(comm, _CPU, watch.since())
-        others[case].append(others_cores(busy_s, own_s * comm.size, passed_s))
-    for session in sessions.values():
-        session.close()
-    return {case: Measured(median(steps_s[case]), median(others[case])) for case in cases}
+def _measure(comm: TorchComm, job: Job, session: Session) -> tuple[list[float], float]:
+    """A block of steps, and the cores that others used meanwhile."""
+    dist.barrier()
+    for _ in range(job.warmup):
+        session.step()
+    dist.barrier()
+    watch = Others()
+    steps_s = [session.step() for _ in range(job.steps)]
+    busy_s, own_s, passed_s = mean_of_ranks(comm, _CPU, watch.since())
+    return steps_s, others_cores(busy_s, own_s * comm.size, passed_s)
 
 
-def _cell(
-    case: str,
-    exchange: str,
-    subject: Subject,
-    predicted: Prediction,
-    beside_s: float,
-    measured: Measured,
-) -> Cell:
+def _cell(case: str, subject: Subject, exchange: str, seen: list[Seen]) -> Cell:
+    """Medians of all turns."""
+    predicted = sorted((one.alone for one in seen), key=lambda p: p.forecast.step_s)
+    alone = predicted[len(predicted) // 2]
     return Cell(
         spec=case,
         exchange=exchange,
         workload=subject.title,
         parameters=subject.parameters,
-        forecast_s=tuple(predicted.forecast),
-        sent_bytes=predicted.sent_bytes,
-        calls=predicted.calls,
-        beside_s=beside_s,
-        measured_s=measured.step_s,
-        others_cores=measured.others_cores,
+        forecast_s=tuple(alone.forecast),
+        sent_bytes=alone.sent_bytes,
+        calls=alone.calls,
+        beside_s=median(one.beside_s for one in seen),
+        measured_s=median(step_s for one in seen for step_s in one.steps_s),
+        others_cores=median(one.others_cores for one in seen),
     )
 
 

@@ -4,6 +4,7 @@ So one rank's way through any number of ranks can be walked in this process, wit
 calls of a real one. What comes back is a real message, if not that of another rank.
 """
 
+from collections.abc import Collection
 from typing import Literal, NamedTuple
 
 import torch
@@ -40,12 +41,13 @@ class _Circle(NamedTuple):
 class Ghost(Comm):
     """Rank `rank` of `size`; `said` are its calls in order.
 
+    `alike` are ranks that hear messages of its own form, where each hears about another shard.
     Shards can differ in length, and then so do the answers of their ranks. That call is counted,
     and `Unheard` is raised where it would be decoded. In all exchanges it is the last one.
     """
 
-    def __init__(self, size: int, rank: int = 0) -> None:
-        self.size, self.rank = size, rank
+    def __init__(self, size: int, rank: int = 0, alike: Collection[int] = ()) -> None:
+        self.size, self.rank, self.alike = size, rank, alike
         self.meter = Meter()
         self.said: list[Said] = []
         self._torn = False
@@ -98,7 +100,8 @@ class Ghost(Comm):
             return [own] * circle.size
         # What it says about the others' shards, where that has the form of what it hears: equal
         # messages would add up to one as sparse as each, which is not what ranks get to encode.
-        return [other if other.numel() == own.numel() else own for other in call.buffers]
+        said = enumerate(call.buffers)
+        return [other if rank in self.alike else own for rank, other in said]
 
     def _broadcast(self, call: Call, circle: _Circle) -> list[Tensor]:
         [buffer] = call.buffers

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
+from time import monotonic
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -24,6 +25,8 @@ Update: TypeAlias = Callable[[], None]
 
 # The first has other buckets, the second finds new ones; then it is as it will be.
 _WARM_UP = 2
+_ENOUGH_S = 10.0
+"""After this long one step that was measured is enough: nobody waits a minute for two more."""
 
 
 class Bucket(NamedTuple):
@@ -81,7 +84,10 @@ def _note(state: _Watched, bucket: dist.GradBucket) -> Future[Tensor]:  # type: 
 
 
 def measure(model: nn.Module, loss: Loss, update: Update, steps: int = 3) -> Compute:
-    """Takes some steps with a model, which it changes, and returns the medians."""
+    """Takes some steps with a model, which it changes, and returns the medians.
+
+    Fewer where they take long, but one at least.
+    """
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
         raise ConfigError("the model has no parameters to train")
@@ -90,11 +96,14 @@ def measure(model: nn.Module, loss: Loss, update: Update, steps: int = 3) -> Com
     with alone() as group:
         clock = clock_of(trained[0].device)
         watched = _Watched(model, group, clock)
+        start_s = monotonic()
         for step in range(_WARM_UP + steps):
             marks, buckets = _step(watched, loss, update, step)
             if step >= _WARM_UP:
                 rows.append([clock.seconds(marks[0], mark) for mark in marks[1:]])
                 kept.append(buckets)
+            if kept and monotonic() - start_s > _ENOUGH_S:
+                break
         del watched
     forward_s, *ready_s, end_s = (median(column) for column in zip(*rows, strict=True))
     # Gradients of every step would fill the memory; three show how residuals grow.

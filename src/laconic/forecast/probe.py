@@ -52,17 +52,26 @@ def _said(kind: Kind, nbytes: int, size: int) -> float:
 
 def _cost(comm: Comm, device: torch.device, kind: Kind, nbytes: int, repeats: int) -> _Cost:
     """Lower quartiles on each rank: what somebody else does meanwhile only adds to a call."""
-    comm.answer(_call(comm, device, kind, nbytes))
+    _answer(comm, device, _call(comm, device, kind, nbytes))
     wall_s: list[float] = []
     work_s: list[float] = []
     for _ in range(repeats):
         call = _call(comm, device, kind, nbytes)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         start_s, worked_s = perf_counter(), process_time()
-        comm.answer(call)
+        _answer(comm, device, call)
         wall_s.append(perf_counter() - start_s)
         work_s.append(process_time() - worked_s)
     own = [_lower_quartile(wall_s), _lower_quartile(work_s)]
     return _Cost(*mean_of_ranks(comm, device, own))
+
+
+def _answer(comm: Comm, device: torch.device, call: Call) -> None:
+    """Makes a call to its end, which on NCCL is later than it returns."""
+    comm.answer(call)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _lower_quartile(times_s: list[float]) -> float:

@@ -6,13 +6,19 @@ from statistics import fmean, median
 
 from torch import Tensor
 
+from laconic.forecast.clock import clock_of
 from laconic.forecast.compute import Bucket
+from laconic.forecast.sampling import SamplingClock, sampled
 from laconic.forecast.world import Talk, World
 from laconic.plan import Plan
+from laconic.spec import find_layers, read_settings
 
 FEW, SOME = 2, 16
 """Nodes of worlds small enough to decode all answers; larger ones go on in a straight line."""
-_REPEATS = 6
+_REPEATS, _BRIEF = 6, 4
+"""Steps that are rehearsed, and those of small worlds that stand for a large one."""
+_FIRST = 1
+"""The first of many steps also measures its error; these are some of the others."""
 _WARM_UPS = 2
 
 
@@ -30,42 +36,65 @@ def rehearse(
 ) -> Rehearsed:
     """One rank of `size` exchanges the gradients of some steps, after a warm-up.
 
-    In a large world decoding everybody's answers takes as long as it would there. So the talks
-    end with their last call, and the time to decode is extrapolated from two small worlds.
+    In a large world one step takes as long as it would there. So of many equal shards a few are
+    encoded; and the talks end with their last call, and the time to decode everybody's answers is
+    extrapolated from two small worlds. Calls and bytes are those of all.
     """
     node = plan.node() or 1
     often = [steps[number % len(steps)] for number in range(_REPEATS)]
     if size <= SOME * node:
-        return _rehearse(plan, tensors, often, size, None)
-    few = _rehearse(plan, tensors, often, FEW * node, None)
-    some = _rehearse(plan, tensors, often, SOME * node, None)
+        return _rehearse(World(plan, tensors, size, _FIRST), often)
+    few = _rehearse(World(plan, tensors, FEW * node, _FIRST), often[:_BRIEF])
     ends = [len(talk.calls) for talk in few.talks]
-    many = _rehearse(plan, tensors, often[:1], size, ends)
-    lasts = zip(few.talks, some.talks, strict=True)
-    lasts_s = [_on_a_line(a, b, size / node) for a, b in lasts]
-    pairs = zip(many.talks, lasts_s, strict=True)
-    talks = [Talk((*talk.works_s[:-1], last_s), talk.calls) for talk, last_s in pairs]
-    return replace(many, talks=tuple(talks))
+    clock = SamplingClock(clock_of(next(iter(tensors.values())).device))
+    many = _rehearse(World(sampled(plan, clock), tensors, size, _FIRST, clock), often[:1], ends)
+    if _encodes_once(plan):
+        # In one step all caches are cold.
+        many = replace(many, talks=tuple(map(_of_few, many.talks, few.talks)))
+    if not any(_decodes_all(talk) for talk in few.talks):
+        # One answer, however many gave it.
+        return _ending(many, [talk.works_s[-1] for talk in few.talks])
+    some = _rehearse(World(plan, tensors, SOME * node, _FIRST), often[:_BRIEF])
+    pairs = zip(few.talks, some.talks, strict=True)
+    return _ending(many, [_on_a_line(a, b, size / node) for a, b in pairs])
+
+
+def _encodes_once(plan: Plan) -> bool:
+    """Whether a rank's work before its last answer is the same among any number of others."""
+    layers = find_layers(plan.exchange)
+    between = plan.exchange if layers is None else layers.between
+    return read_settings(between)[0] in ("mean", "gather")
+
+
+def _of_few(many: Talk, few: Talk) -> Talk:
+    """The calls of many, with the work of few."""
+    return Talk(few.works_s, many.calls)
+
+
+def _ending(rehearsed: Rehearsed, lasts_s: Sequence[float]) -> Rehearsed:
+    """The same with other last works."""
+    pairs = zip(rehearsed.talks, lasts_s, strict=True)
+    talks = tuple(Talk((*talk.works_s[:-1], last_s), talk.calls) for talk, last_s in pairs)
+    return replace(rehearsed, talks=talks)
+
+
+def _decodes_all(talk: Talk) -> bool:
+    """Whether the last answer is everybody's."""
+    return bool(talk.calls) and talk.calls[-1][-1].kind == "gather"
 
 
 def _on_a_line(few: Talk, some: Talk, nodes: float) -> float:
     """The last work of a talk among so many nodes."""
     few_s, some_s = few.works_s[-1], some.works_s[-1]
-    if not few.calls or few.calls[-1][-1].kind != "gather":
-        # One answer, however many gave it: what differs here is noise.
+    if not _decodes_all(few):
+        # What differs here is noise.
         return min(few_s, some_s)
     return few_s + max(0.0, some_s - few_s) / (SOME - FEW) * (nodes - FEW)
 
 
 def _rehearse(
-    plan: Plan,
-    tensors: Mapping[str, Tensor],
-    steps: Sequence[Sequence[Bucket]],
-    size: int,
-    ends: Sequence[int] | None,
+    world: World, steps: Sequence[Sequence[Bucket]], ends: Sequence[int] | None = None
 ) -> Rehearsed:
-    # The first of many steps also measures its error; these are some of the others.
-    world = World(plan, tensors, size, first_step=1)
     taken = [world.step(buckets, ends) for buckets in steps]
     warm = taken[min(_WARM_UPS, len(taken) - 1) :]
     by_bucket = zip(*(talks for talks, _ in warm), strict=True)

@@ -11,6 +11,7 @@ from torch import Tensor
 from laconic.comm.base import Call, Conversation
 from laconic.comm.ghost import Ghost, Said, Unheard
 from laconic.errors import WireError
+from laconic.exchange.sharded import bounds
 from laconic.forecast.clock import Clock, clock_of
 from laconic.forecast.compute import Bucket
 from laconic.lanes import Lanes
@@ -28,17 +29,24 @@ class Talk(NamedTuple):
 
 
 class World:
-    """The ranks of the first node among `size`; only rank 0 is timed."""
+    """The ranks of the first node among `size`; only rank 0 is timed, by a clock of its own."""
 
     def __init__(
-        self, plan: Plan, tensors: Mapping[str, Tensor], size: int, first_step: int = 0
+        self,
+        plan: Plan,
+        tensors: Mapping[str, Tensor],
+        size: int,
+        first_step: int = 0,
+        clock: Clock | None = None,
     ) -> None:
         ranks = range(plan.node() or 1)
-        self.ghosts = [Ghost(size, rank) for rank in ranks]
+        alike = _alike([tensor.numel() for tensor in tensors.values()], size)
+        self.ghosts = [Ghost(size, rank, alike) for rank in ranks]
         self._lanes = [Lanes(plan, tensors, rank, size, seed=0) for rank in ranks]
         for lane in (lane for lanes in self._lanes for lane in lanes.lanes.values()):
             lane.turn = lane.turn._replace(step=first_step)
         self._device = next(iter(tensors.values())).device
+        self._clock = clock
 
     def step(
         self, buckets: Sequence[Bucket], ends: Sequence[int] | None = None
@@ -50,7 +58,7 @@ class World:
         before = self.ghosts[0].meter.sent_bytes
         talks = []
         for number, bucket in enumerate(buckets):
-            clock = clock_of(self._device)
+            clock = self._clock or clock_of(self._device)
             held = [lanes.talk(*bucket.copy()) for lanes in self._lanes]
             talks.append(self._hold(held, clock, ends[number] if ends else None))
         for lanes in self._lanes:
@@ -92,6 +100,13 @@ class World:
         if calls[0].kind == "gather" and ring is not None and not ring.across:
             answers = [[call.buffers[0] for call in calls] for _ in calls]
         return tuple(self.ghosts[0].said[before:]), [*answers]
+
+
+def _alike(numels: Sequence[int], size: int) -> frozenset[int]:
+    """The ranks whose shards of all tensors are as long as rank 0's."""
+    shards = zip(*(bounds(numel, size) for numel in numels), strict=True)
+    lengths = [[stop - start for start, stop in of_rank] for of_rank in shards]
+    return frozenset(rank for rank, own in enumerate(lengths) if own == lengths[0])
 
 
 class _Over:
