@@ -50,7 +50,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench,dev,docs]'
 	touch $@
 
-$(TF_READY): pyproject.toml constraints.txt
+$(TF_READY): pyproject.toml constraints.txt constraints-tf.txt
 	$(PYTHON) -m venv .venv-tf
-	$(TF_BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench,tf]' pytest pytest-timeout
+	$(TF_BIN)/pip install --quiet --constraint constraints.txt --constraint constraints-tf.txt --editable '.[bench,tf]' pytest pytest-timeout
 	touch $@

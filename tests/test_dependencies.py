@@ -11,7 +11,7 @@ from audit import PERMISSIVE, normal, packages, pins, project, reached
 
 SOURCE = Path(__file__).parents[1] / "src" / "laconic"
 
-BROUGHT = {"llvmlite": "numba"}
+BROUGHT = {"llvmlite": "numba", "keras": "tensorflow-cpu", "tensorflow": "tensorflow-cpu"}
 """Modules that come with a package that is declared, in the version that it needs."""
 
 
@@ -45,7 +45,7 @@ def test_users_need_two_packages() -> None:
 def test_users_get_ranges_and_no_pins() -> None:
     requirements = [r for part in project().values() for r in part]
     assert len(requirements) > 10
-    assert not [str(r) for r in requirements if {s.operator for s in r.specifier} != {">="}]
+    assert all(">=" in {s.operator for s in r.specifier} <= {">=", "<"} for r in requirements)
 
 
 def test_development_is_pinned_whole() -> None:
