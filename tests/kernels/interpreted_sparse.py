@@ -12,6 +12,8 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 
 from laconic.kernels import cuda, reference
+from laconic.kernels.aim import Aim
+from laconic.sparse import trimmed
 from laconic.types import Given
 from laconic.wire.indices import bitmap_bits, low_bits
 from odd import apart, normal, odd_numbers, same_bits, same_numbers
@@ -97,6 +99,27 @@ def compare_borders(x: torch.Tensor) -> None:
         done["borders"] += 1
 
 
+def compare_told(x: torch.Tensor, most: int) -> None:
+    """Whole messages, and what is left: only the room they lie in is the kernel's own."""
+    numel, count = x.numel(), max(1, x.numel() // 20)
+    tried, top = max(1, numel // 3), max(1, count // 3)
+    aims = [
+        Aim("fixed", border=1.0),
+        Aim("sampled", most, count, key=7, tried=tried, top=top),
+        Aim("bisected", most, count),
+        Aim("excess", most, shares=(0.25, 0.25, 0.16)),
+        Aim("normal", most, count, spread=1.96, rounds=4),
+    ]
+    for aim in aims:
+        left, expected = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan)
+        draft = cuda.tell(Given(x, torch.zeros_like(x), left), aim, torch.float16)
+        told = reference.tell(Given(x, torch.zeros_like(x), expected), aim, torch.float16)
+        mine = trimmed(draft, numel)
+        assert all(same_bits(a, b) for a, b in zip(mine, told, strict=True)), (aim, mine, told)
+        assert same_numbers(left, expected), aim
+        done["messages"] += 1
+
+
 def positions() -> None:
     for width in (1, 3, 13):
         compare_bits(width)
@@ -119,12 +142,20 @@ def borders() -> None:
         compare_borders(odd_numbers(4097)[kind])
 
 
+def messages(half: int) -> None:
+    for x in list(odd_numbers(4097).values())[half::2]:
+        compare_told(x, 410)
+        compare_told(x[:7], 2)
+
+
 if __name__ == "__main__":
     parts = {
         "positions": positions,
         "selections": partial(selections, 0),
         "more selections": partial(selections, 1),
         "borders": borders,
+        "messages": partial(messages, 0),
+        "more messages": partial(messages, 1),
     }
     parts[sys.argv[1]]()
     print(json.dumps(done))
