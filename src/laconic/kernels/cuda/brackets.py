@@ -31,8 +31,11 @@ MOST = tl.constexpr(2)
 SAMPLE = tl.constexpr(3)
 """Of what is a bracket: fewer than its rank are too few, or as many too many; the rest by name."""
 
-COARSE = tl.constexpr(16)
-"""log2 of the first bins: 2048 of them are 16 powers of two."""
+COARSE = tl.constexpr(12)
+"""log2 of the first bins: 2048 of them are a factor of two."""
+NEAR = tl.constexpr(BINS << 12)
+BEYOND = tl.constexpr(39)
+"""Entries beyond the first bins."""
 
 ROWS = 14
 """Rows of bins: one that all share, four of the sample, and three times one a bracket."""
@@ -65,40 +68,56 @@ def width(first, last, BINS: tl.constexpr):
 
 
 @triton.jit
+def _spot(bin_, BINS: tl.constexpr):
+    """Where a bin lies: neighbours, which count most at the same time, lie far apart."""
+    return (bin_ % (BINS // 16)) * 16 + bin_ // (BINS // 16)
+
+
+@triton.jit
 def tally(bins_ptr, size, inside, first, shift, BINS: tl.constexpr):
-    """Counts the magnitudes inside by bins; the last bin has all beyond, too."""
-    bin_ = tl.where(inside, tl.minimum((size - first) >> shift, BINS - 1), BINS)
+    """Counts the magnitudes inside by bins, of which there must be enough."""
+    bin_ = tl.where(inside, (size - first) >> shift, BINS)
     if tl.sum(inside.to(tl.int32)) * 8 > inside.shape[0]:
         # Often most of them are equal: those of the first bin are added all at once.
         lowest = tl.min(bin_, 0)
         equal = tl.sum((bin_ == lowest).to(tl.int64))
-        tl.atomic_add(bins_ptr + lowest, equal, mask=lowest < BINS, sem="relaxed")
+        tl.atomic_add(bins_ptr + _spot(lowest, BINS), equal, mask=lowest < BINS, sem="relaxed")
         inside &= bin_ != lowest
-    tl.atomic_add(bins_ptr + bin_, tl.full(bin_.shape, 1, tl.int64), mask=inside, sem="relaxed")
+    count = tl.full(bin_.shape, 1, tl.int64)
+    tl.atomic_add(bins_ptr + _spot(bin_, BINS), count, mask=inside, sem="relaxed")
 
 
 @triton.jit
-def narrow(state_ptr, bracket, row, shift, numel, BINS: tl.constexpr, HEAD: tl.constexpr):
-    """Goes on with the bin that holds the rank; below the first bin, if none does."""
+def counted(state_ptr, row, BINS: tl.constexpr, HEAD: tl.constexpr):
+    """How many are in each bin or one above it."""
+    spot = _spot(tl.arange(0, BINS), BINS)
+    held = tl.load(state_ptr + HEAD + row * BINS + spot)
+    return tl.sum(held) - tl.cumsum(held, 0) + held
+
+
+@triton.jit
+def narrow(state_ptr, bracket, reach, shift, numel, BINS: tl.constexpr):
+    """Goes on with the bin that holds the rank: above all bins, or below them, if none does.
+
+    `reach` says how many entries of the bracket are in each bin or one above it.
+    """
     ptr = state_ptr + BRACKETS + 4 * bracket
     first, last, above, rank = tl.load(ptr), tl.load(ptr + 1), tl.load(ptr + 2), tl.load(ptr + 3)
     if first < last:
-        bin_ = tl.arange(0, BINS)
-        held = tl.load(state_ptr + HEAD + row * BINS + bin_)
-        all_ = above + tl.sum(held)
-        reach = all_ - tl.cumsum(held, 0) + held
+        reach += above
         chosen = tl.sum((reach >= rank).to(tl.int64)) - 1
+        higher = tl.max(tl.where(reach < rank, reach, above), 0)
+        all_ = tl.max(reach, 0)
         one_bin = tl.full((), 1, tl.int64) << shift
-        start = first + chosen * one_bin
-        end = tl.where(chosen == BINS - 1, last, tl.minimum(start + one_bin - 1, last))
+        over = above >= rank
+        none = (chosen < 0) & ~over
         # What is below 1 are zeros; a rank that no entry has is below them.
-        below = first <= 1
         nothing = tl.where(rank <= numel, 0, -1).to(tl.int64)
-        none = chosen < 0
-        closed = none & (below | (rank > numel))
+        closed = none & ((first <= 1) | (rank > numel))
+        start = tl.where(over, first + BINS * one_bin, first + chosen * one_bin)
+        end = tl.where(over, last, tl.minimum(start + one_bin - 1, last))
         tl.store(ptr, tl.where(none, tl.where(closed, nothing, 1), start))
         tl.store(ptr + 1, tl.where(none, tl.where(closed, nothing, first - 1), end))
-        higher = tl.sum(tl.where(bin_ == chosen, reach - held, 0))
-        tl.store(ptr + 2, tl.where(none, all_, higher))
+        tl.store(ptr + 2, tl.where(none, all_, tl.where(over, 0, higher)))
         if none & ~closed:
             tl.store(state_ptr + MISSED, 1)

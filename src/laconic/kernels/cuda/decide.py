@@ -93,12 +93,12 @@ def settle(state_ptr, border, unsure):
     # Zeros are never chosen.
     least = tl.maximum(rounded(border), 1)
     cut = first >= least
-    # What is cut off must be known to the last place.
-    unsure |= tl.where(cut, first < last, last >= least)
+    # What is cut off must be known to the last place. If only that is open, nothing else is asked.
+    more = tl.where(cut, first < last, last >= least)
     tl.store(state_ptr + BORDER, rounded(border))
     tl.store(state_ptr + EXACT, border.to(tl.int64, bitcast=True))
     tl.store(state_ptr + CUT, cut.to(tl.int64))
-    tl.store(state_ptr + OPEN, unsure.to(tl.int64))
+    tl.store(state_ptr + OPEN, tl.where(unsure, 1, tl.where(more, 2, 0)).to(tl.int64))
 
 
 @triton.jit

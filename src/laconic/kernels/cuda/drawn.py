@@ -10,11 +10,14 @@ from torch import Tensor
 
 from laconic.kernels.cuda.brackets import (
     BINS,
+    BRACKETS,
     COARSE,
     HEAD,
+    NEAR,
     SAMPLE,
     SAMPLE_ROW,
     bounds,
+    counted,
     is_last,
     narrow,
     tally,
@@ -45,9 +48,14 @@ def _draw_kernel(
     first, _ = bounds(state_ptr, SAMPLE)
     first = first.to(tl.int32)
     bins_ptr = state_ptr + HEAD + SAMPLE_ROW * BINS
-    tally(bins_ptr, size, (i < count) & (size >= first), first, COARSE, BINS)
+    marked = (i < count) & (size >= first)
+    near = marked & (size - first < NEAR)
+    above = tl.sum((marked & ~near).to(tl.int64))
+    tl.atomic_add(state_ptr + BRACKETS + 4 * SAMPLE + 2, above, mask=above > 0, sem="relaxed")
+    tally(bins_ptr, size, near, first, COARSE, BINS)
     if is_last(state_ptr, LAUNCH):
-        narrow(state_ptr, SAMPLE, SAMPLE_ROW, COARSE, count, BINS, HEAD)
+        reach = counted(state_ptr, SAMPLE_ROW, BINS, HEAD)
+        narrow(state_ptr, SAMPLE, reach, COARSE, count, BINS)
 
 
 @triton.jit(do_not_specialize=["count", "level"])
@@ -65,7 +73,7 @@ def _rank_kernel(
         bins_ptr = state_ptr + HEAD + row * BINS
         tally(bins_ptr, size, inside, first.to(tl.int32), shift.to(tl.int32), BINS)
         if is_last(state_ptr, LAUNCH + 1 + level):
-            narrow(state_ptr, SAMPLE, row, shift, count, BINS, HEAD)
+            narrow(state_ptr, SAMPLE, counted(state_ptr, row, BINS, HEAD), shift, count, BINS)
 
 
 def rank_drawn(given: Given, state: Tensor, key: int, tried: int) -> None:

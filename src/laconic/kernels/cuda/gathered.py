@@ -18,8 +18,12 @@ from laconic.kernels.reference.index import bitmap_bits, low_bits
 
 TOGETHER = 8
 """So many messages are added by one launch."""
-STRETCHES = 4096
-"""Of a map at most, so that one program can add them up."""
+STRETCH = 256
+WINDOW = 1024
+"""Bits of a map that a program looks at together."""
+AIM = 700
+"""So many of them are about what a range has in the longest map."""
+BLOCK = 1024
 
 
 @triton.jit
@@ -41,75 +45,76 @@ def _count_kernel(
 
 @triton.jit
 def _find_kernel(
-    lows, counts_ptr, before_ptr, begins_ptr, stretches, ranges, range_bits, ROWS: tl.constexpr,
-    STRETCH: tl.constexpr, STRETCHES: tl.constexpr, STEPS: tl.constexpr,
+    lows, sums_ptr, begins_ptr, stretches, ranges, range_bits, ROWS: tl.constexpr,
+    STRETCH: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The ones before every stretch, and with which stretch each range of entries begins."""
-    row = tl.program_id(0)
+    """With which stretch each range of entries begins, and where the last one ends."""
+    row = tl.program_id(1)
     low = tl.full((), 0, tl.int64)
     for number in tl.static_range(ROWS):
         low = tl.where(row == number, lows[number], low)
-    i = tl.arange(0, STRETCHES)
-    many = tl.load(counts_ptr + row * stretches + i, mask=i < stretches, other=0).to(tl.int64)
-    before_ptr += row * stretches
-    tl.store(before_ptr + i, tl.cumsum(many, 0) - many, mask=i < stretches)
-    tl.debug_barrier()
-    begin = tl.full((), 0, tl.int64)
-    while begin <= ranges:
-        place = begin + i
-        block = place << (range_bits - low)
-        least = tl.zeros((STRETCHES,), tl.int64)
-        most = least + stretches
-        for _ in range(STEPS):
-            middle = (least + most) // 2
-            on = least < most
-            ahead = tl.load(before_ptr + middle, mask=on, other=0)
-            low_enough = on & (middle * STRETCH - ahead < block)
-            least = tl.where(low_enough, middle + 1, least)
-            most = tl.where(on & ~low_enough, middle, most)
-        # The stretch before may still have ones of that block.
-        at = begins_ptr + row * (ranges + 1) + place
-        tl.store(at, tl.maximum(least - 1, 0).to(tl.int32), mask=place <= ranges)
-        begin += STRETCHES
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    block = place << (range_bits - low)
+    least = tl.zeros((BLOCK,), tl.int64)
+    most = least + stretches
+    for _ in range(STEPS):
+        middle = (least + most) // 2
+        on = least < most
+        ahead = tl.load(sums_ptr + row * stretches + middle - 1, mask=on & (middle > 0), other=0)
+        lower = on & (middle * STRETCH - ahead < block)
+        least = tl.where(lower, middle + 1, least)
+        most = tl.where(on & ~lower, middle, most)
+    # The stretch before may still have ones of that block.
+    at = begins_ptr + row * (ranges + 1) + place
+    tl.store(at, tl.maximum(least - 1, 0).to(tl.int32), mask=place <= ranges)
 
 
 @triton.jit
-def _low_bits(packed_ptr, bits, rank, here, low, BYTES: tl.constexpr):
-    """The packed low bits, `low` of them, of position number `rank`."""
-    bit = rank * low
-    start = packed_ptr + (bits + 7) // 8 + bit // 8
+def _low_bits(ptr, bit, here, low, BYTES: tl.constexpr):
+    """`low` bits from number `bit` on."""
     held = tl.zeros_like(bit)
     for j in tl.static_range(BYTES):
         needed = here & (8 * j < (bit % 8) + low)
-        held |= tl.load(start + j, mask=needed, other=0).to(tl.int64) << (8 * j)
-    return (held >> (bit % 8)) & ((tl.full((), 1, tl.int64) << low) - 1)
+        held |= tl.load(ptr + bit // 8 + j, mask=needed, other=0).to(bit.dtype) << (8 * j)
+    return (held >> (bit % 8)) & ((tl.full((), 1, bit.dtype) << low) - 1)
 
 
 @triton.jit
 def _add_kernel(
-    maps, values, bits, lows, before_ptr, begins_ptr, out_ptr, stretches, ranges, range_bits,
-    weight, ROWS: tl.constexpr, BYTES: tl.constexpr, STRETCH: tl.constexpr,
+    maps, values, bits, lows, sums_ptr, begins_ptr, out_ptr, stretches, ranges, range_bits, weight,
+    ROWS: tl.constexpr, BYTES: tl.constexpr, WIDE: tl.constexpr, STRETCH: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):  # fmt: skip
+    """Only beginnings need 64 bits; all in a window is counted from there, WIDE where it is far."""
     program = tl.program_id(0)
-    lane = tl.arange(0, STRETCH)
+    out_ptr += program.to(tl.int64) << range_bits
+    lane = tl.arange(0, WINDOW)
     for row in tl.static_range(ROWS):
-        packed, low = maps[row], tl.full((), 0, tl.int64) + lows[row]
-        first = program.to(tl.int64) << (range_bits - low)
-        beyond = (program.to(tl.int64) + 1) << (range_bits - low)
+        low = tl.full((), 0, tl.int64 if WIDE else tl.int32) + lows[row]
+        blocks = tl.full((), 1, tl.int64) << (range_bits - low)
         at = begins_ptr + row * (ranges + 1) + program
-        stretch, end = tl.load(at), tl.load(at + 1)
-        while stretch <= end:
-            bit = stretch.to(tl.int64) * STRETCH + lane
-            held = tl.load(packed + bit // 8, mask=bit < bits[row], other=0).to(tl.int32)
-            one = (held >> (bit % 8).to(tl.int32)) & 1
-            rank = tl.load(before_ptr + row * stretches + stretch) + tl.cumsum(one, 0) - one
-            block = bit - rank
-            here = (one != 0) & (block >= first) & (block < beyond)
-            place = (block << low) | _low_bits(packed, bits[row], rank, here, low, BYTES)
-            value = tl.load(values[row] + rank, mask=here, other=0.0).to(tl.float32)
+        stretch, last = tl.load(at).to(tl.int64), tl.load(at + 1)
+        before_ptr = sums_ptr + row * stretches + stretch - 1
+        before = tl.load(before_ptr, mask=stretch > 0, other=0)
+        start = stretch * STRETCH
+        end = tl.minimum((last + 1).to(tl.int64) * STRETCH, bits[row])
+        lows_ptr = maps[row] + (bits[row] + 7) // 8
+        while start < end:
+            inside = lane < tl.minimum(end - start, WINDOW).to(tl.int32)
+            held = tl.load(maps[row] + start // 8 + lane // 8, mask=inside, other=0).to(tl.int32)
+            one = (held >> (lane % 8)) & inside.to(tl.int32)
+            rank = tl.cumsum(one, 0) - one
+            block = (start - before - program * blocks).to(tl.int32) + lane - rank
+            here = (one != 0) & (block >= 0) & (block < blocks.to(low.dtype))
+            bit = (before * low % 8).to(low.dtype) + rank * low
+            place = (block.to(low.dtype) << low) | _low_bits(
+                lows_ptr + before * low // 8, bit, here, low, BYTES
+            )
+            value = tl.load(values[row] + before + rank, mask=here, other=0.0).to(tl.float32)
             total = tl.load(out_ptr + place, mask=here, other=0.0)
             tl.store(out_ptr + place, total + value * weight, mask=here)
-            stretch += 1
+            before += tl.sum(one)
+            start += WINDOW
         # The next row may add to the same entries, by other threads.
         tl.debug_barrier()
 
@@ -129,27 +134,24 @@ def _add_some(
     numel, rows = out.numel(), len(packed)
     lows = tuple(low_bits(numel, v.numel()) for v in values)
     bits = tuple(bitmap_bits(numel, v.numel()) for v in values)
-    stretch = max(1024, triton.next_power_of_2(-(-max(bits) // STRETCHES)))
-    stretches = -(-max(bits) // stretch)
-    # A range has as many entries as a stretch tells, about.
-    share = numel * stretch // max(bits)
-    range_bits = max(share.bit_length() - 1, *lows, 0)
+    stretches = -(-max(bits) // STRETCH)
+    range_bits = max((numel * AIM // max(bits)).bit_length() - 1, *lows, 0)
     ranges = -(-numel >> range_bits)
     counts = torch.empty(rows, stretches, dtype=torch.int32, device=out.device)
-    before = torch.empty(rows, stretches, dtype=torch.int64, device=out.device)
     begins = torch.empty(rows, ranges + 1, dtype=torch.int32, device=out.device)
-    each = max(1, 16384 // stretch)
+    each = 16384 // STRETCH
     _count_kernel[(-(-stretches // each), rows)](
-        packed, bits, counts, stretches, ROWS=rows, STRETCH=stretch, EACH=each
+        packed, bits, counts, stretches, ROWS=rows, STRETCH=STRETCH, EACH=each
     )
-    _find_kernel[(rows,)](
-        lows, counts, before, begins, stretches, ranges, range_bits, ROWS=rows, STRETCH=stretch,
-        STRETCHES=max(16, triton.next_power_of_2(stretches)), STEPS=stretches.bit_length(),
-        num_warps=8,
+    sums = counts.cumsum(1)
+    _find_kernel[(ranges // BLOCK + 1, rows)](
+        lows, sums, begins, stretches, ranges, range_bits, ROWS=rows, STRETCH=STRETCH,
+        STEPS=stretches.bit_length(), BLOCK=BLOCK,
     )  # fmt: skip
     _add_kernel[(ranges,)](
-        packed, values, bits, lows, before, begins, out, stretches, ranges, range_bits, weight,
-        ROWS=rows, BYTES=(max(lows) + 14) // 8, STRETCH=stretch,
+        packed, values, bits, lows, sums, begins, out, stretches, ranges, range_bits, weight,
+        ROWS=rows, BYTES=(max(lows) + 14) // 8, WIDE=range_bits > 24, STRETCH=STRETCH,
+        WINDOW=WINDOW,
         # A fused multiply-add rounds otherwise than the reference.
         enable_fp_fusion=False,
     )  # fmt: skip

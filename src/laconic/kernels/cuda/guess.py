@@ -12,7 +12,7 @@ from laconic.kernels.cuda.brackets import BINS, BRACKETS, GUESS, HEAD, ROWS
 from laconic.kernels.cuda.passes import magnitude
 from laconic.types import Given
 
-SPAN = 4096
+SPAN = 2048
 """Entries that are looked at."""
 CLEAR = 4096
 
@@ -49,10 +49,10 @@ def _guess_kernel(
         total += decay * tl.load(residual_ptr + place, mask=i < count, other=0.0)
     size = tl.where(i < count, magnitude(total), -1)
     least = tl.full((), 0, tl.int32)
-    # Three bits a step, the lowest 13 are not looked for.
-    for step in range(6):
-        unit = tl.full((), 1, tl.int32) << (28 - 3 * step)
-        tries = least + tl.arange(0, 8) * unit
+    # Four bits a step, the lowest 15 are not looked for.
+    for step in range(4):
+        unit = tl.full((), 1, tl.int32) << (27 - 4 * step)
+        tries = least + tl.arange(0, 16) * unit
         reach = tl.sum((size[None, :] >= tries[:, None]).to(tl.int32), axis=1)
         least += (tl.sum((reach >= lower).to(tl.int32)) - 1) * unit
     least = tl.maximum(least, 1)
@@ -89,6 +89,6 @@ def begun(given: Given, search: Search) -> Tensor:
     _guess_kernel[(1,)](
         x, x if residual is None else residual, state, decay, stride, tried, lower, search.few,
         search.many, search.most, search.top, FEEDBACK=feedback, SIZE=state.numel(), SPAN=SPAN,
-        CLEAR=CLEAR, num_warps=16,
+        CLEAR=CLEAR, num_warps=8,
     )  # fmt: skip
     return state

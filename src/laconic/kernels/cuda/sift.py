@@ -14,6 +14,7 @@ from torch import Tensor
 
 from laconic.kernels.cuda.bits import lowest_bit
 from laconic.kernels.cuda.brackets import (
+    BEYOND,
     BINS,
     BRACKETS,
     COARSE,
@@ -21,10 +22,12 @@ from laconic.kernels.cuda.brackets import (
     GUESS,
     HEAD,
     MISSED,
+    NEAR,
     ODD,
     OPEN,
     ROW,
     bounds,
+    counted,
     is_last,
     narrow,
     tally,
@@ -33,7 +36,7 @@ from laconic.kernels.cuda.brackets import (
 from laconic.kernels.cuda.decide import decide, double, settle
 from laconic.kernels.cuda.excess import climb
 from laconic.kernels.cuda.guess import Search
-from laconic.kernels.cuda.marks import WORDS, marks, new_marks, store_marks
+from laconic.kernels.cuda.marks import WORDS, marks, most_marks, new_marks, store_marks
 from laconic.kernels.cuda.passes import TILE, added, clear, finite, magnitude, sources, spread
 from laconic.types import Given
 
@@ -64,6 +67,7 @@ def _sift_kernel(
     squares = tl.zeros((TILE // HEIGHT,), tl.float64)
     top = tl.zeros((TILE // HEIGHT,), tl.int32)
     odd = tl.zeros((TILE // HEIGHT,), tl.int32)
+    beyond = 0
     for tile in range(TILES):
         place = start + tile * TILE + row[:, None] * (TILE // HEIGHT) + lane[None, :]
         total = added(x_ptr, residual_ptr, left_ptr, decay, place, place < numel, FEEDBACK)
@@ -81,29 +85,36 @@ def _sift_kernel(
         flat = tl.reshape(size, (TILE,))
         marked = flat >= guess
         store_marks(words_ptr, start + tile * TILE, marked, TILE)
-        tally(state_ptr + HEAD, flat, marked, guess, COARSE, BINS)
+        near = marked & (flat - guess < NEAR)
+        beyond += tl.sum((marked & ~near).to(tl.int32))
+        tally(state_ptr + HEAD, flat, near, guess, COARSE, BINS)
     tl.store(sums_ptr + program, tl.sum(sums))
     if KIND == "normal":
         tl.store(sums_ptr + programs + program, tl.sum(squares))
     tl.store(tops_ptr + program, tl.max(top, 0))
     tl.atomic_add(state_ptr + ODD, tl.sum(odd).to(tl.int64), sem="relaxed")
+    tl.atomic_add(state_ptr + BEYOND, tl.full((), 0, tl.int64) + beyond, sem="relaxed")
     if is_last(state_ptr, 0):
         # Borders are decided by finite entries; all others are above those.
-        others = tl.load(state_ptr + ODD)
+        others, above = tl.load(state_ptr + ODD), tl.load(state_ptr + BEYOND)
         for bracket in tl.static_range(3):
-            ptr = state_ptr + BRACKETS + 4 * bracket + 3
+            ptr = state_ptr + BRACKETS + 4 * bracket
+            tl.store(ptr + 2, above)
             if bracket < 2:
-                tl.store(ptr, tl.load(ptr) + others)
-                tl.debug_barrier()
-            narrow(state_ptr, bracket, 0, COARSE, numel, BINS, HEAD)
+                tl.store(ptr + 3, tl.load(ptr + 3) + others)
+        tl.debug_barrier()
+        reach = counted(state_ptr, 0, BINS, HEAD)
+        for bracket in tl.static_range(3):
+            narrow(state_ptr, bracket, reach, COARSE, numel, BINS)
         tl.debug_barrier()
         decide(state_ptr, sums_ptr, tops_ptr, numel, programs, factor, KIND, ROUNDS, SPAN)
 
 
 @triton.jit
-def _bracket(state_ptr, bracket, BINS: tl.constexpr):
-    """First and last magnitude and log2 of a bin, as int32."""
+def _bracket(state_ptr, bracket, asked, BINS: tl.constexpr):
+    """First and last magnitude and log2 of a bin, as int32; an empty one if none is asked for."""
     first, last = bounds(state_ptr, bracket)
+    last = tl.where(asked, last, first)
     return first.to(tl.int32), last.to(tl.int32), width(first, last, BINS).to(tl.int32)
 
 
@@ -121,7 +132,8 @@ def _refine_kernel(
     TILE: tl.constexpr,
 ):  # fmt: skip
     """Counts in smaller bins, where that is needed."""
-    if tl.load(state_ptr + OPEN) != 0:
+    asked = tl.load(state_ptr + OPEN)
+    if asked != 0:
         row = ROW + 3 * level
         bins_ptr = state_ptr + HEAD + row * BINS
         if FIRST:  # noqa: SIM102 - known when it is compiled
@@ -132,26 +144,27 @@ def _refine_kernel(
                     size = magnitude(tl.load(x_ptr + place, mask=place < numel, other=0.0))
                     store_marks(words_ptr, start + tile * TILE, size > 0, TILE)
                 tl.debug_barrier()
-        few_first, few_last, few_shift = _bracket(state_ptr, 0, BINS)
-        many_first, many_last, many_shift = _bracket(state_ptr, 1, BINS)
-        most_first, most_last, most_shift = _bracket(state_ptr, 2, BINS)
+        few_first, few_last, few_shift = _bracket(state_ptr, 0, asked == 1, BINS)
+        many_first, many_last, many_shift = _bracket(state_ptr, 1, asked == 1, BINS)
+        most_first, most_last, most_shift = _bracket(state_ptr, 2, asked > 0, BINS)
         for begin in range(0, TILES * TILE // 32, WORDS):
             word, held = marks(words_ptr, begin, TILES * TILE // 32, WORDS)
-            while tl.max((held != 0).to(tl.int32), 0) > 0:
+            turns = most_marks(held)
+            while turns > 0:
+                here = held != 0
                 place = word * 32 + lowest_bit(held).to(tl.int64)
-                size = magnitude(tl.load(x_ptr + place, mask=held != 0, other=0.0))
-                _count(bins_ptr, size, held != 0, few_first, few_last, few_shift, BINS)
-                _count(bins_ptr + BINS, size, held != 0, many_first, many_last, many_shift, BINS)
-                _count(
-                    bins_ptr + 2 * BINS, size, held != 0, most_first, most_last, most_shift, BINS
-                )
+                size = magnitude(tl.load(x_ptr + place, mask=here, other=0.0))
+                _count(bins_ptr, size, here, few_first, few_last, few_shift, BINS)
+                _count(bins_ptr + BINS, size, here, many_first, many_last, many_shift, BINS)
+                _count(bins_ptr + 2 * BINS, size, here, most_first, most_last, most_shift, BINS)
                 held &= held - 1
+                turns -= 1
         if is_last(state_ptr, 1 + level):
             for bracket in tl.static_range(3):
                 first, last = bounds(state_ptr, bracket)
-                narrow(
-                    state_ptr, bracket, row + bracket, width(first, last, BINS), numel, BINS, HEAD
-                )
+                if (first < last) & ((asked == 1) | (bracket == 2)):
+                    reach = counted(state_ptr, row + bracket, BINS, HEAD)
+                    narrow(state_ptr, bracket, reach, width(first, last, BINS), numel, BINS)
             tl.debug_barrier()
             programs = tl.num_programs(0)
             if KIND == "excess":

@@ -15,11 +15,14 @@ from laconic.kernels.cuda.bits import lowest_bit, ones
 from laconic.kernels.cuda.borders import found
 from laconic.kernels.cuda.brackets import BORDER, CUT, MOST, bounds
 from laconic.kernels.cuda.entries import said
-from laconic.kernels.cuda.marks import WORDS, marks, new_marks
+from laconic.kernels.cuda.marks import WORDS, marks, most_marks, new_marks
 from laconic.kernels.cuda.passes import PROGRAMS, TILE, magnitude, spread
 from laconic.kernels.cuda.select import mark
 from laconic.kernels.reference.index import index_bytes
 from laconic.types import Given
+
+PLAN = tl.constexpr(4)
+"""Numbers of a plan before those of each program."""
 
 
 @triton.jit
@@ -38,12 +41,14 @@ def _thin_kernel(
     for begin in range(0, EACH, WORDS):
         word, held = marks(words_ptr, begin, EACH, WORDS)
         kept = tl.zeros_like(held)
-        while tl.max((held != 0).to(tl.int32), 0) > 0:
+        turns = most_marks(held)
+        while turns > 0:
             place = word * 32 + lowest_bit(held).to(tl.int64)
             size = magnitude(tl.load(x_ptr + place, mask=held != 0, other=0.0))
             kept |= tl.where(size >= border, held & (0 - held), 0)
             ties += ((held != 0) & cut & (size == border)).to(tl.int32)
             held &= held - 1
+            turns -= 1
         above += ones(kept).to(tl.int32)
         inside = begin + tl.arange(0, WORDS) < EACH
         tl.store(words_ptr + word, kept.to(tl.int32, bitcast=True), mask=inside)
@@ -94,35 +99,52 @@ def _form(count, numel):
 
 
 @triton.jit
-def _tell_kernel(
-    x_ptr, state_ptr, words_ptr, counts_ptr, ties_ptr, count_ptr, packed_ptr, values_ptr, numel,
-    programs, most, CUTS: tl.constexpr, KEEP: tl.constexpr, HALF: tl.constexpr, EACH: tl.constexpr,
-    WORDS: tl.constexpr, PROGRAMS: tl.constexpr,
+def _plan_kernel(
+    state_ptr, counts_ptr, ties_ptr, plan_ptr, count_ptr, numel, programs, most,
+    CUTS: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
-    """Writes values, positions and their number; with KEEP, what was said is taken off `x`."""
+    """How many are chosen before each program, and are on the border; then what all must know."""
     other = tl.arange(0, PROGRAMS)
-    mine = tl.program_id(0)
-    counts = tl.load(counts_ptr + other, mask=other < programs, other=0).to(tl.int64)
-    count = tl.sum(counts)
-    before = tl.sum(tl.where(other < mine, counts, 0))
+    here = other < programs
+    above = tl.load(counts_ptr + other, mask=here, other=0).to(tl.int64)
+    count = tl.sum(above)
+    before = tl.cumsum(above, 0) - above
     wanted = tl.full((), 1 << 62, tl.int64)
+    if CUTS:
+        # Of the equal ones the first are chosen.
+        wanted = tl.where(tl.load(state_ptr + CUT) != 0, most - count, wanted)
+        ties = tl.load(ties_ptr + other, mask=here, other=0).to(tl.int64)
+        equal = tl.cumsum(ties, 0) - ties
+        before += tl.minimum(equal, wanted)
+        count += tl.minimum(tl.sum(ties), wanted)
+        tl.store(plan_ptr + PLAN + programs + other, equal, mask=here)
+    tl.store(plan_ptr + PLAN + other, before, mask=here)
+    low, base = _form(count, tl.full((), 0, tl.int64) + numel)
+    tl.store(plan_ptr, low)
+    tl.store(plan_ptr + 1, base)
+    tl.store(plan_ptr + 2, wanted)
+    tl.store(count_ptr, count.to(tl.int32))
+
+
+@triton.jit
+def _tell_kernel(
+    x_ptr, state_ptr, words_ptr, ties_ptr, plan_ptr, packed_ptr, values_ptr, programs,
+    CUTS: tl.constexpr, KEEP: tl.constexpr, HALF: tl.constexpr, EACH: tl.constexpr,
+    WORDS: tl.constexpr,
+):  # fmt: skip
+    """Writes values and positions; with KEEP, what was said is taken off `x`."""
+    mine = tl.program_id(0)
+    low, base, wanted = tl.load(plan_ptr), tl.load(plan_ptr + 1), tl.load(plan_ptr + 2)
+    below = (tl.full((), 1, tl.int64) << low) - 1
+    before = tl.load(plan_ptr + PLAN + mine)
     equal = tl.full((), 0, tl.int64)
     surplus = equal > 0
     border = tl.full((), 0, tl.int32)
     if CUTS:
-        ties = tl.load(ties_ptr + other, mask=other < programs, other=0).to(tl.int64)
-        # Of the equal ones the first are chosen.
-        wanted = tl.where(tl.load(state_ptr + CUT) != 0, most - count, wanted)
-        equal = tl.sum(tl.where(other < mine, ties, 0))
-        count += tl.minimum(tl.sum(ties), wanted)
-        before += tl.minimum(equal, wanted)
-        surplus = equal + tl.sum(tl.where(other == mine, ties, 0)) > wanted
+        equal = tl.load(plan_ptr + PLAN + programs + mine)
+        surplus = equal + tl.load(ties_ptr + mine) > wanted
         last, _ = bounds(state_ptr, MOST)
         border = last.to(tl.int32)
-    if mine == 0:
-        tl.store(count_ptr, count.to(tl.int32))
-    low, base = _form(count, tl.full((), 0, tl.int64) + numel)
-    below = (tl.full((), 1, tl.int64) << low) - 1
     for begin in range(0, EACH, WORDS):
         word, held = marks(words_ptr, begin, EACH, WORDS)
         if surplus:
@@ -131,7 +153,8 @@ def _tell_kernel(
         many = ones(held).to(tl.int64)
         rank = before + tl.cumsum(many, 0) - many
         before += tl.sum(many)
-        while tl.max((held != 0).to(tl.int32), 0) > 0:
+        turns = most_marks(held)
+        while turns > 0:
             here = held != 0
             place = word * 32 + lowest_bit(held).to(tl.int64)
             chosen = tl.load(x_ptr + place, mask=here, other=0.0)
@@ -143,6 +166,7 @@ def _tell_kernel(
             _write_bits(packed_ptr, base + rank * low, place & below, here)
             rank += 1
             held &= held - 1
+            turns -= 1
 
 
 def tell(given: Given, aim: Aim, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -159,15 +183,20 @@ def tell(given: Given, aim: Aim, dtype: torch.dtype) -> tuple[Tensor, Tensor, Te
     programs, tiles = spread(numel)
     counts, ties = torch.empty(2, programs, dtype=torch.int32, device=x.device)
     each = tiles * TILE // 32
-    if aim.kind == "fixed":
-        state, words = counts, new_marks(x)
-        mark(given, aim.border, words, counts, packed)
-    else:
+    cuts = aim.kind != "fixed"
+    if cuts:
         state, words = found(given, aim, packed)
         _thin_kernel[(programs,)](total, state, words, counts, ties, EACH=each, WORDS=WORDS)
+    else:
+        state, words = counts, new_marks(x)
+        mark(given, aim.border, words, counts, packed)
+    plan = torch.empty(PLAN.value + 2 * programs, dtype=torch.int64, device=x.device)
+    _plan_kernel[(1,)](
+        state, counts, ties, plan, count, numel, programs, most, CUTS=cuts, PROGRAMS=PROGRAMS,
+        num_warps=8,
+    )  # fmt: skip
     _tell_kernel[(programs,)](
-        total, state, words, counts, ties, count, packed, values, numel, programs, most,
-        CUTS=aim.kind != "fixed", KEEP=given.left is not None, HALF=dtype == torch.float16,
-        EACH=each, WORDS=WORDS, PROGRAMS=PROGRAMS,
+        total, state, words, ties, plan, packed, values, programs, CUTS=cuts,
+        KEEP=given.left is not None, HALF=dtype == torch.float16, EACH=each, WORDS=WORDS,
     )  # fmt: skip
     return count, packed.view(torch.uint8)[:room], values
