@@ -11,7 +11,13 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.errors import WireError
-from laconic.wire.indices import check_index, index_field, pack_index, unpack_index
+from laconic.wire.indices import (
+    check_index,
+    index_bytes,
+    index_field,
+    pack_index,
+    unpack_index,
+)
 
 both_backends = pytest.mark.parametrize("backend", ["numba", "reference"], indirect=True)
 # The backend stays the same for all examples of a test.
