@@ -18,12 +18,14 @@ from laconic.compressors.fp16 import Fp16
 from laconic.compressors.none import NoCompression
 from laconic.contract import Fused, OneRound, Traits
 from laconic.errors import ConfigError, WireError
+from laconic.kernels.aim import Aim
+from laconic.kernels.reference.passing import passing
 from laconic.types import Field, Given, Layout, Parts, Turn
-from laconic.wire.indices import add_packed, check_index, index_field, pack_index
+from laconic.wire.indices import add_packed, check_index, index_bytes, index_field, pack_index
 from laconic.wire.layout import most_bytes, packed_bytes
 
 ValueFormat: TypeAlias = Literal["fp32", "bf16", "fp16"]
-FORMATS: Mapping[str, OneRound] = {"fp32": NoCompression(), "bf16": Bf16(), "fp16": Fp16()}
+FORMATS: Mapping[str, Cast] = {"fp32": NoCompression(), "bf16": Bf16(), "fp16": Fp16()}
 
 
 class Sparsifier(Fused):
@@ -58,6 +60,30 @@ class Sparsifier(Fused):
 
     def nbytes(self, shape: Sequence[int]) -> int:
         return _nbytes(self, FORMATS[self.values], shape)
+
+
+class Passing(Sparsifier):
+    """A sparsifier that lets pass what reaches a threshold, however many entries that are."""
+
+    @abstractmethod
+    def aim(self, numel: int, turn: Turn) -> Aim:
+        """How the threshold for `numel` entries is found, and the most that may pass."""
+
+    def select(self, given: Given, turn: Turn) -> Tensor:
+        return passing(kernels.at(given.x), given, self.aim(given.x.numel(), turn))
+
+    def draft(self, given: Given, turn: Turn) -> Parts:
+        """The message in room for the longest one: the host is not told yet how long it is.
+
+        On a GPU nothing waits, so that a CUDA graph can hold it; `trimmed` then asks.
+        """
+        return _draft(self, FORMATS[self.values], given, turn)
+
+
+def trimmed(draft: Parts, numel: int) -> Parts:
+    """The message of a draft: here the host waits for its length."""
+    count = int(draft[0])
+    return draft[0], draft[1][: index_bytes(numel, count)], draft[2][:count]
 
 
 @dataclass(frozen=True)
@@ -152,7 +178,14 @@ def _nbytes(method: Sparsifier, codec: OneRound, shape: Sequence[int]) -> int:
     return head + packed_bytes(None, [layout])
 
 
+def _draft(method: Passing, codec: Cast, given: Given, turn: Turn) -> Parts:
+    aim = method.aim(given.x.numel(), turn)
+    return kernels.at(given.x).tell(given, aim, codec.dtype)
+
+
 def _take(method: Sparsifier, codec: OneRound, given: Given, turn: Turn) -> Parts:
+    if isinstance(method, Passing) and isinstance(codec, Cast):
+        return trimmed(_draft(method, codec, given, turn), given.x.numel())
     index = method.select(given, turn)
     inner = turn._replace(shape=(index.numel(),))
     if given.left is None:
@@ -184,11 +217,9 @@ def _add_to(
     turn: Turn,
 ) -> None:
     if method.traits().varies:
-        # Asked all at once, so that the host waits once.
-        counts = torch.cat([parts[0] for parts in messages]).tolist()
-        for count, (_, packed, *said) in zip(counts, messages, strict=True):
-            rows, rest = _said(codec, [tuple(said)], count, weight, turn)
-            add_packed(out, packed.unsqueeze(0), rows, rest)
+        said = _each_said(codec, [(parts[0], parts[2:]) for parts in messages], weight, turn)
+        rest = weight if isinstance(codec, Cast) else 1.0
+        kernels.at(out).add_told(out, [parts[1] for parts in messages], said, rest)
         return
     # All at once: each entry is read and written once for all messages that lie in the cache.
     values = [parts[1:] if method.told else parts for parts in messages]
@@ -197,6 +228,21 @@ def _add_to(
         add_packed(out, torch.stack([parts[0] for parts in messages]), rows, rest)
     else:
         kernels.at(out).add_at(out, method.select(Given(out), turn), rows, rest)
+
+
+def _each_said(
+    codec: OneRound, messages: Sequence[tuple[Tensor, Parts]], weight: float, turn: Turn
+) -> list[Tensor]:
+    """The same for messages of their own lengths, each with its count."""
+    if isinstance(codec, Cast):
+        return [values for _, (values,) in messages]
+    # Asked all at once, so that the host waits once.
+    counts = torch.cat([count for count, _ in messages]).tolist()
+    rows = [
+        _said(codec, [parts], count, weight, turn)[0]
+        for count, (_, parts) in zip(counts, messages, strict=True)
+    ]
+    return [row.view(-1) for row in rows]
 
 
 def _said(
@@ -209,18 +255,6 @@ def _said(
     for row, parts in zip(rows, messages, strict=True):
         codec.add_to(row, [parts], weight, turn._replace(shape=(count,)))
     return rows, 1.0
-
-
-def reach(given: Given, border: Tensor, most: int) -> Tensor:
-    """The positions of the entries of `given.total()`, summed up already, from the border on.
-
-    Of more than `most`, the largest.
-    """
-    total = given.x if given.left is None else given.left
-    index = kernels.at(total).reaching(Given(total), border)
-    if index.numel() > most:
-        index = index[kernels.at(total).largest(Given(total[index]), most)]
-    return index
 
 
 def check_format(method: str, values: str) -> None:

@@ -7,6 +7,8 @@ import torch
 
 from laconic.contract import take
 from laconic.kernels import reference
+from laconic.kernels.aim import Aim
+from laconic.sparse import Passing, trimmed
 from laconic.spec import parse
 from laconic.types import Given, Turn
 from laconic.wire.indices import bitmap_bits, low_bits
@@ -17,7 +19,13 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on
 SIZES = [1, 7, 4097, 1_000_003]
 KEY = 0x9E3779B97F4A7C15
 FIXED = ["topk:ratio=0.01", "topk:ratio=0.1,values=fp32", "randomk:ratio=0.01", "grbs:ratio=0.01"]
-VARYING = ["threshold:value=2.5", "dgc:ratio=0.01", "redsync:ratio=0.01", "sidco:ratio=0.01"]
+VARYING = [
+    "threshold:value=2.5",
+    "dgc:ratio=0.01",
+    "redsync:ratio=0.01",
+    "sidco:ratio=0.01",
+    "gaussiank:ratio=0.01",
+]
 
 each_size = pytest.mark.parametrize("numel", SIZES)
 each_kind = pytest.mark.parametrize("kind", odd_numbers(0))
@@ -57,6 +65,45 @@ def test_borders_and_what_reaches_them(kind: str, numel: int) -> None:
         assert same_numbers(left.cpu(), x)
         index = cuda.reaching(Given(x.cuda()), expected.cuda())
         assert same_bits(index.cpu(), reference.reaching(Given(x), expected))
+
+
+@each_size
+@each_kind
+def test_messages_of_what_passes(kind: str, numel: int) -> None:
+    """Compared on the card, where sums and roundings are torch's own."""
+    from laconic.kernels import cuda
+
+    x, count = odd_numbers(numel)[kind].cuda(), max(1, numel // 100)
+    tried, top = max(1, numel // 30), max(1, count // 30)
+    aims = [
+        Aim("fixed", border=1.0),
+        Aim("sampled", count, math.ceil(0.8 * count), key=7, tried=tried, top=top),
+        Aim("bisected", 2 * count, count),
+        Aim("excess", 2 * count, shares=(0.25, 0.25, 0.16)),
+        Aim("normal", 2 * count, count, spread=2.57, rounds=5),
+    ]
+    for aim in aims:
+        left, other = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan)
+        said = trimmed(cuda.tell(Given(x, torch.zeros_like(x), left), aim, torch.bfloat16), numel)
+        told = reference.tell(Given(x, torch.zeros_like(x), other), aim, torch.bfloat16)
+        assert all(same_bits(a, b) for a, b in zip(said, told, strict=True)), aim
+        assert same_numbers(left, other), aim
+
+
+@each_size
+def test_messages_of_many_lengths(numel: int) -> None:
+    from laconic.kernels import cuda
+
+    counts = [max(1, numel // share) for share in (100, 3, 1000, 1, 50, 7, 100, 20, 11, 100)]
+    places = [reference.strata(KEY + c, numel, c, torch.device("cpu")) for c in counts]
+    forms = [(low_bits(numel, c), bitmap_bits(numel, c)) for c in counts]
+    packed = [reference.pack_index(p, *form) for p, form in zip(places, forms, strict=True)]
+    values = [odd_numbers(c)["normal"].bfloat16() for c in counts]
+    out = odd_numbers(numel)["normal"]
+    card = out.cuda()
+    cuda.add_told(card, [p.cuda() for p in packed], [v.cuda() for v in values], 0.3)
+    reference.add_told(out, packed, values, 0.3)
+    assert same_bits(card.cpu(), out)
 
 
 @each_size
@@ -127,6 +174,34 @@ def test_fixed_sizes_never_wait_and_can_be_captured(spec: str) -> None:
         assert all(same_bits(a, b) for a, b in zip(captured, expected, strict=True))
         assert same_bits(residual, left)
         assert same_bits(out, mean)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+@pytest.mark.parametrize("spec", VARYING)
+def test_drafts_never_wait_and_can_be_captured(spec: str) -> None:
+    codec, turn, numel = parse(spec), Turn((300_000,), size=4), 300_000
+    assert isinstance(codec, Passing)
+    x, residual = torch.randn(2, numel, device="cuda")
+    start, out = residual.clone(), torch.zeros(numel, device="cuda")
+    given = Given(x, residual, residual)
+    expected = trimmed(codec.draft(given, turn), numel)
+    left = residual.clone()
+    residual.copy_(start)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        codec.draft(given, turn)
+        codec.add_to(out, [expected] * 4, 0.25, turn)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        draft = codec.draft(given, turn)
+    for _ in range(2):
+        residual.copy_(start)
+        graph.replay()
+        said = trimmed(draft, numel)
+        assert all(same_bits(a, b) for a, b in zip(said, expected, strict=True))
+        assert same_bits(residual, left)
 
 
 def test_more_than_two_to_the_31_entries() -> None:

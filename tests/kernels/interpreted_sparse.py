@@ -12,6 +12,8 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 
 from laconic.kernels import cuda, reference
+from laconic.kernels.aim import Aim
+from laconic.sparse import trimmed
 from laconic.types import Given
 from laconic.wire.indices import bitmap_bits, low_bits
 from odd import apart, normal, odd_numbers, same_bits, same_numbers
@@ -59,6 +61,12 @@ def compare_entries(numel: int, count: int, dtype: torch.dtype) -> None:
     packed = torch.stack([reference.pack_index(index, low, bits) for index in indices])
     cuda.add_packed(left, packed, low, bits, rows, 0.3)
     reference.add_packed(expected, packed, low, bits, rows, 0.3)
+    # Of two lengths, one of which may be none, and more than are added at once.
+    few = indices[0][: count // 2]
+    short = reference.pack_index(few, low_bits(numel, len(few)), bitmap_bits(numel, len(few)))
+    told = [short, packed[1]] * 5, [rows[0][: len(few)], rows[1]] * 5
+    cuda.add_told(left, *told, 0.3)
+    reference.add_told(expected, *told, 0.3)
     assert same_bits(left, expected)
     done["entries"] += 1
 
@@ -101,6 +109,27 @@ def compare_borders(x: torch.Tensor) -> None:
         done["borders"] += 1
 
 
+def compare_told(x: torch.Tensor, most: int) -> None:
+    """Whole messages, and what is left: only the room they lie in is the kernel's own."""
+    numel, count = x.numel(), max(1, x.numel() // 20)
+    tried, top = max(1, numel // 3), max(1, count // 3)
+    aims = [
+        Aim("fixed", border=1.0),
+        Aim("sampled", most, count, key=7, tried=tried, top=top),
+        Aim("bisected", most, count),
+        Aim("excess", most, shares=(0.25, 0.25, 0.16)),
+        Aim("normal", most, count, spread=1.96, rounds=4),
+    ]
+    for aim in aims:
+        left, expected = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan)
+        draft = cuda.tell(Given(x, torch.zeros_like(x), left), aim, torch.float16)
+        told = reference.tell(Given(x, torch.zeros_like(x), expected), aim, torch.float16)
+        mine = trimmed(draft, numel)
+        assert all(same_bits(a, b) for a, b in zip(mine, told, strict=True)), (aim, mine, told)
+        assert same_numbers(left, expected), aim
+        done["messages"] += 1
+
+
 def positions() -> None:
     for width in (1, 3, 13):
         compare_bits(width)
@@ -123,12 +152,21 @@ def borders() -> None:
         compare_borders(odd_numbers(4097)[kind])
 
 
+def messages(kinds: tuple[str, str]) -> None:
+    """A most of 300 is more than some borders let pass, and less than others."""
+    for kind in kinds:
+        compare_told(odd_numbers(4097)[kind], 300)
+    compare_told(odd_numbers(7)[kinds[0]], 2)
+
+
 if __name__ == "__main__":
     parts = {
         "positions": positions,
         "selections": partial(selections, 0),
         "more selections": partial(selections, 1),
         "borders": borders,
+        "messages": partial(messages, ("normal", "ties")),
+        "more messages": partial(messages, ("nan", "mostly zeros")),
     }
     parts[sys.argv[1]]()
     print(json.dumps(done))

@@ -14,6 +14,8 @@ DONE = {
     "selections": {"selections": 10},
     "more selections": {"selections": 10},
     "borders": {"borders": 16},
+    "messages": {"messages": 15},
+    "more messages": {"messages": 15},
 }
 
 

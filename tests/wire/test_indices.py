@@ -11,7 +11,13 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.errors import WireError
-from laconic.wire.indices import check_index, index_field, pack_index, unpack_index
+from laconic.wire.indices import (
+    check_index,
+    index_bytes,
+    index_field,
+    pack_index,
+    unpack_index,
+)
 
 both_backends = pytest.mark.parametrize("backend", ["numba", "reference"], indirect=True)
 # The backend stays the same for all examples of a test.
@@ -119,3 +125,10 @@ def test_size_is_close_to_the_entropy(ratio: float, measured: float) -> None:
 def test_size_is_less_than_a_bit_above_the_entropy(ratio: float) -> None:
     bits, entropy = bits_and_entropy(ratio)
     assert bits < entropy + 1
+
+
+@pytest.mark.parametrize("numel", [1, 7, 1000, 1023, 1024, 4097])
+def test_fewer_positions_take_at_most_one_byte_more(numel: int) -> None:
+    """So that there is room for all that a threshold may let pass."""
+    sizes = [index_bytes(numel, count) for count in range(numel + 1)]
+    assert all(size <= most + 1 for i, most in enumerate(sizes) for size in sizes[: i + 1])

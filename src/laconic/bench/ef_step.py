@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from laconic.contract import Compressor, ManyRounds, OneRound, take
-from laconic.types import Gather, Given, Mean, State, Turn
+from laconic.sparse import Passing
+from laconic.types import Gather, Given, Mean, Parts, State, Turn
 
 Call: TypeAlias = Callable[[], object]
 
@@ -22,17 +23,43 @@ def ef_step(compressor: Compressor, x: Tensor, turn: Turn) -> Call:
     itself where nothing is said, and does not grow from call to call. A method that may not have a
     residual is measured without one.
     """
-    grad = x.view(-1)
-    feeds_back = compressor.traits().contraction or compressor.traits().accumulates
-    residual = left = torch.zeros_like(grad) if feeds_back else None
+    given = _given(compressor, x)
     if isinstance(compressor, OneRound):
-        return lambda: take(compressor, Given(grad, residual, left, HALF), turn)
+        return lambda: take(compressor, given, turn)
     assert isinstance(compressor, ManyRounds)
     alone = turn._replace(size=1)
     state = compressor.state(alone, x.device)
     # The mean goes to the memory of the gradient, which must be there for the next call.
-    given = Given(grad.clone(), residual, left, HALF)
-    return lambda: _alone(compressor, given, state, alone)
+    kept = given._replace(x=given.x.clone())
+    return lambda: _alone(compressor, kept, state, alone)
+
+
+def replayed_step(compressor: Compressor, x: Tensor, turn: Turn) -> Call:
+    """The same with the card's work as a CUDA graph.
+
+    Where the length of a message varies, the host asks for it after each replay.
+    """
+    if not isinstance(compressor, Passing):
+        return replay_of(ef_step(compressor, x, turn))
+    given, drafts = _given(compressor, x), list[Parts]()
+
+    def draft() -> None:
+        drafts.append(compressor.draft(given, turn))
+
+    replay = replay_of(draft)
+
+    def step() -> int:
+        replay()
+        return int(drafts[-1][0])
+
+    return step
+
+
+def _given(compressor: Compressor, x: Tensor) -> Given:
+    grad = x.view(-1)
+    feeds_back = compressor.traits().contraction or compressor.traits().accumulates
+    residual = left = torch.zeros_like(grad) if feeds_back else None
+    return Given(grad, residual, left, HALF)
 
 
 def replay_of(call: Call) -> Call:

@@ -5,16 +5,18 @@ The floor of a step with error feedback is reading gradient and residual and wri
 of adding up messages is reading them all, and reading and writing the sum once.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from laconic.bench.ef_step import Call, ef_step, replay_of
+from laconic.bench.ef_step import Call, ef_step, replay_of, replayed_step
 from laconic.bench.records import KernelRecord
 from laconic.bench.stopwatch import Stopwatch
 from laconic.contract import Compressor, OneRound
+from laconic.sparse import Passing
 from laconic.types import Payload, Turn
 
 MESSAGES = 8
@@ -51,7 +53,13 @@ def measure(
     turn = Turn(tuple(x.shape), size=MESSAGES)
     payload = compressor.encode(x, turn)
     decode8 = _decode8(compressor, payload, turn, watch)
-    step = _cost(ef_step(compressor, x, turn), compressor, x.device, watch)
+    step = _cost(
+        ef_step(compressor, x, turn),
+        lambda: replayed_step(compressor, x, turn),
+        compressor,
+        watch,
+        x.device,
+    )
     floor_us = (12 * x.numel() + payload.nbytes) / ground.copy_bytes_per_us
     read_and_write = 8 * x.numel() + MESSAGES * payload.nbytes
     return replace(
@@ -100,17 +108,29 @@ def _decode8(compressor: Compressor, payload: Payload, turn: Turn, watch: Stopwa
     rows = [torch.stack([part] * MESSAGES) for part in payload.parts]
     said = [tuple(row[i] for row in rows) for i in range(MESSAGES)]
     out = torch.zeros(turn.numel, device=device)
-    return _cost(lambda: compressor.add_to(out, said, 0.125, turn), compressor, device, watch)
+
+    def add() -> None:
+        compressor.add_to(out, said, 0.125, turn)
+
+    return _cost(add, lambda: replay_of(add), compressor, watch, device)
 
 
-def _cost(call: Call, compressor: Compressor, device: torch.device, watch: Stopwatch) -> Cost:
+def _cost(
+    call: Call,
+    replayed: Callable[[], Call],
+    compressor: Compressor,
+    watch: Stopwatch,
+    device: torch.device,
+) -> Cost:
+    """By calls, and as the graph that `replayed` makes where the card can do without the host."""
     eager_us = watch.median_us(call)
     if device.type != "cuda":
         return Cost(None, eager_us, None)
-    if compressor.traits().varies or compressor.traits().waits:
+    varies = compressor.traits().varies and not isinstance(compressor, Passing)
+    if varies or compressor.traits().waits:
         return Cost(None, eager_us, WAITS)
     try:
-        replay = replay_of(call)
+        replay = replayed()
     except RuntimeError as error:
         return Cost(None, eager_us, str(error).splitlines()[0])
     return Cost(watch.median_us(replay), eager_us, None)

@@ -4,20 +4,18 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
-from laconic import kernels
 from laconic.checks import check_fraction
 from laconic.contract import Traits
-from laconic.sparse import Sparsifier, ValueFormat, check_format, count_of, reach
-from laconic.types import Given, Turn
+from laconic.kernels.aim import Aim
+from laconic.sparse import Passing, ValueFormat, check_format, count_of
+from laconic.types import Turn
 
 ENOUGH = 0.8
 """Below this part of the aim the threshold is lowered."""
 
 
 @dataclass(frozen=True)
-class DGC(Sparsifier):
+class DGC(Passing):
     """Sends the largest entries that a sampled threshold passes: at most k, a `ratio` of all.
 
     The threshold is that of the top-k of a random `sample` of the entries, at least 2/ratio of
@@ -47,11 +45,8 @@ class DGC(Sparsifier):
     def count(self, numel: int) -> int:
         return count_of(self.ratio, numel)
 
-    def select(self, given: Given, turn: Turn) -> Tensor:
-        numel = given.x.numel()
+    def aim(self, numel: int, turn: Turn) -> Aim:
         count = self.count(numel)
         tried = math.ceil(min(numel, max(self.sample * numel, 2 / self.ratio)))
         top, enough = count_of(self.ratio, tried), math.ceil(ENOUGH * count)
-        key = turn.own_key()
-        border = kernels.at(given.x).sampled_border(given, key, tried, top, enough)
-        return reach(given, border, count)
+        return Aim("sampled", count, enough, key=turn.own_key(), tried=tried, top=top)

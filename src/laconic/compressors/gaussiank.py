@@ -4,17 +4,15 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import ClassVar
 
-from torch import Tensor
-
-from laconic import kernels
 from laconic.checks import check_fraction, check_whole
 from laconic.contract import Traits
-from laconic.sparse import Sparsifier, ValueFormat, check_format, count_of, reach
-from laconic.types import Given, Turn
+from laconic.kernels.aim import Aim
+from laconic.sparse import Passing, ValueFormat, check_format, count_of
+from laconic.types import Turn
 
 
 @dataclass(frozen=True)
-class GaussianK(Sparsifier):
+class GaussianK(Passing):
     """Sends the entries above a threshold for normal entries: about a `ratio`, at most twice that.
 
     The threshold is |mean| + z std, where a normal variable is beyond ±z with the chance `ratio`.
@@ -44,8 +42,7 @@ class GaussianK(Sparsifier):
     def count(self, numel: int) -> int:
         return count_of(self.ratio, numel)
 
-    def select(self, given: Given, turn: Turn) -> Tensor:
-        count = self.count(given.x.numel())
+    def aim(self, numel: int, turn: Turn) -> Aim:
+        count = self.count(numel)
         spread = -NormalDist().inv_cdf(self.ratio / 2)
-        border = kernels.at(given.x).normal_border(given, spread, count, self.rounds)
-        return reach(given, border, 2 * count)
+        return Aim("normal", 2 * count, count, spread=spread, rounds=self.rounds)

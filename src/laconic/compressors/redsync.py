@@ -3,17 +3,15 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
-from laconic import kernels
 from laconic.checks import check_fraction
 from laconic.contract import Traits
-from laconic.sparse import Sparsifier, ValueFormat, check_format, count_of, reach
-from laconic.types import Given, Turn
+from laconic.kernels.aim import Aim
+from laconic.sparse import Passing, ValueFormat, check_format, count_of
+from laconic.types import Turn
 
 
 @dataclass(frozen=True)
-class RedSync(Sparsifier):
+class RedSync(Passing):
     """Sends the entries above a threshold that passes k to 2k of them, k a `ratio` of all.
 
     The threshold lies between the mean and the largest magnitude and is found by bisection (the
@@ -42,6 +40,6 @@ class RedSync(Sparsifier):
     def count(self, numel: int) -> int:
         return count_of(self.ratio, numel)
 
-    def select(self, given: Given, turn: Turn) -> Tensor:
-        count = self.count(given.x.numel())
-        return reach(given, kernels.at(given.x).bisected_border(given, count), 2 * count)
+    def aim(self, numel: int, turn: Turn) -> Aim:
+        count = self.count(numel)
+        return Aim("bisected", 2 * count, count)

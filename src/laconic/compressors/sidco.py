@@ -3,20 +3,18 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
-from laconic import kernels
 from laconic.checks import check_fraction, check_whole
 from laconic.contract import Traits
-from laconic.sparse import Sparsifier, ValueFormat, check_format, count_of, reach
-from laconic.types import Given, Turn
+from laconic.kernels.aim import Aim
+from laconic.sparse import Passing, ValueFormat, check_format, count_of
+from laconic.types import Turn
 
 STEP = 0.25
 """What every stage but the last keeps of those before it."""
 
 
 @dataclass(frozen=True)
-class SIDCo(Sparsifier):
+class SIDCo(Passing):
     """Sends the entries above a fitted threshold: about a `ratio` of all, and at most twice that.
 
     If magnitudes were exponential with mean m, a share d of them would exceed -m ln d. Gradients
@@ -56,6 +54,5 @@ class SIDCo(Sparsifier):
             rest /= STEP
         return [*shares, rest]
 
-    def select(self, given: Given, turn: Turn) -> Tensor:
-        border = kernels.at(given.x).excess_border(given, self.shares())
-        return reach(given, border, 2 * self.count(given.x.numel()))
+    def aim(self, numel: int, turn: Turn) -> Aim:
+        return Aim("excess", 2 * self.count(numel), shares=tuple(self.shares()))

@@ -5,17 +5,16 @@ from functools import cache
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from laconic import kernels
 from laconic.contract import Traits
 from laconic.errors import ConfigError
-from laconic.sparse import Sparsifier, ValueFormat, check_format
-from laconic.types import Given, Turn
+from laconic.kernels.aim import Aim
+from laconic.sparse import Passing, ValueFormat, check_format
+from laconic.types import Turn
 
 
 @dataclass(frozen=True)
-class Threshold(Sparsifier):
+class Threshold(Passing):
     """Sends the entries whose magnitude is above `value`, so the length of a message varies.
 
     No entry that stays behind is larger than `value`: with a residual each entry is said as soon as
@@ -43,9 +42,8 @@ class Threshold(Sparsifier):
         # Nobody knows before the gradient is there; a percent is what such thresholds aim at.
         return min(numel, max(1, numel // 100))
 
-    def select(self, given: Given, turn: Turn) -> Tensor:
-        border = torch.full((1,), _next(self.value), device=given.x.device)
-        return kernels.at(given.x).reaching(given, border)
+    def aim(self, numel: int, turn: Turn) -> Aim:
+        return Aim("fixed", border=_next(self.value))
 
 
 @cache

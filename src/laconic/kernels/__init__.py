@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from laconic.errors import ConfigError, MissingExtra
+from laconic.kernels.aim import Aim
 from laconic.kernels.rule import Rule
 from laconic.types import Given, Key
 
@@ -53,6 +54,13 @@ class Kernels(Protocol):
     def excess_border(self, given: Given, shares: Sequence[float]) -> Tensor: ...
     def normal_border(self, given: Given, spread: float, count: int, rounds: int) -> Tensor: ...
     def lift(self, left: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor: ...
+    def tell(self, given: Given, aim: Aim, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """How many entries pass (int32), their positions as bytes, and their values.
+
+        There may be more room than is needed: the first so many bytes and values count. What is
+        not said stays in `given.left`.
+        """
+
     def add_at(self, out: Tensor, index: Tensor, rows: Tensor, weight: float) -> None: ...
     def add_packed(
         self,
@@ -62,6 +70,9 @@ class Kernels(Protocol):
         bitmap_bits: int,
         values: Tensor,
         weight: float,
+    ) -> None: ...
+    def add_told(
+        self, out: Tensor, packed: Sequence[Tensor], values: Sequence[Tensor], weight: float
     ) -> None: ...
     def strata(self, key: Key, numel: int, count: int, device: torch.device) -> Tensor: ...
     def random_blocks(

@@ -12,24 +12,24 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.errors import WireError
+from laconic.kernels.reference.index import bitmap_bits, index_bytes, low_bits
 from laconic.types import Field
-from laconic.wire.bits import packed_numel
 
-
-def low_bits(numel: int, count: int) -> int:
-    """Width of what is packed as it is: log2 of the mean gap, rounded down."""
-    return max(0, (numel // max(1, count)).bit_length() - 1)
-
-
-def bitmap_bits(numel: int, count: int) -> int:
-    return count + (max(0, numel - 1) >> low_bits(numel, count)) + 1
+__all__ = [
+    "add_packed",
+    "bitmap_bits",
+    "check_index",
+    "index_bytes",
+    "index_field",
+    "low_bits",
+    "pack_index",
+    "unpack_index",
+]
 
 
 def index_field(numel: int, count: int) -> Field:
     """`count` positions below `numel`, as bytes."""
-    nbytes = packed_numel(bitmap_bits(numel, count), 1)
-    nbytes += packed_numel(count, low_bits(numel, count))
-    return Field(torch.uint8, nbytes)
+    return Field(torch.uint8, index_bytes(numel, count))
 
 
 def pack_index(index: Tensor, numel: int) -> Tensor:

@@ -18,12 +18,14 @@ from laconic.kernels.cpu.rounding import round_add, round_pack, round_pack_sum
 from laconic.kernels.cpu.select import largest, reaching
 from laconic.kernels.cpu.sides import sides_add, sides_pack, sides_pack_sum
 from laconic.kernels.cpu.sign import sign_add, sign_pack, sign_pack_sum
+from laconic.kernels.cpu.tell import add_told, tell
 from laconic.kernels.cpu.trits import trits_add, trits_pack
 from laconic.kernels.cpu.votes import votes_pack
 
 __all__ = [
     "add_at",
     "add_packed",
+    "add_told",
     "bisected_border",
     "excess_border",
     "factor",
@@ -50,6 +52,7 @@ __all__ = [
     "sign_pack",
     "sign_pack_sum",
     "strata",
+    "tell",
     "trits_add",
     "trits_pack",
     "unpack_bits",

@@ -1,6 +1,7 @@
 """The kernels for CUDA tensors, in Triton.
 
-Nothing here makes the host wait for the card, but `reaching`, which must say how many there are.
+Nothing here makes the host wait for the card, but `reaching`, which must say how many there are:
+`tell` leaves that on the card.
 """
 
 from laconic.kernels.cuda.bits import pack_bits, unpack_bits
@@ -11,6 +12,7 @@ from laconic.kernels.cuda.borders import (
     sampled_border,
 )
 from laconic.kernels.cuda.entries import add_at, add_packed, lift
+from laconic.kernels.cuda.gathered import add_told
 from laconic.kernels.cuda.gram import orthonormal
 from laconic.kernels.cuda.index import index_fits, pack_index, unpack_index
 from laconic.kernels.cuda.lowrank import factor, factor_sum, lessen, outer
@@ -19,12 +21,14 @@ from laconic.kernels.cuda.rounding import round_add, round_pack, round_pack_sum
 from laconic.kernels.cuda.select import largest, reaching
 from laconic.kernels.cuda.sides import sides_add, sides_pack, sides_pack_sum
 from laconic.kernels.cuda.sign import sign_add, sign_pack, sign_pack_sum
+from laconic.kernels.cuda.tell import tell
 from laconic.kernels.cuda.trits import trits_add, trits_pack
 from laconic.kernels.cuda.votes import votes_pack
 
 __all__ = [
     "add_at",
     "add_packed",
+    "add_told",
     "bisected_border",
     "excess_border",
     "factor",
@@ -51,6 +55,7 @@ __all__ = [
     "sign_pack",
     "sign_pack_sum",
     "strata",
+    "tell",
     "trits_add",
     "trits_pack",
     "unpack_bits",

@@ -1,37 +1,21 @@
 """Thresholds for about so many magnitudes (the meaning: kernels/reference/borders.py).
 
-The host only launches: small kernels of one program decide what the next pass over memory counts.
-Where each of some rounds would be a pass, one pass counts for all that three rounds can come to:
-the 7 nodes of a binary tree, numbered 1 to 7 from its root, the children of i being 2i and 2i+1.
+The host only launches: the last program of each pass decides what the next one looks for.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
-from laconic.kernels.cuda.decide import (
-    bisect_kernel,
-    fit_kernel,
-    ladder_kernel,
-    rescale_kernel,
-    settle_kernel,
-)
-from laconic.kernels.cuda.nth import nth_of_sample
-from laconic.kernels.cuda.passes import probe
-from laconic.kernels.cuda.statistics import excess, statistics
+from laconic.kernels.aim import Aim
+from laconic.kernels.cuda.brackets import BORDER
+from laconic.kernels.cuda.drawn import rank_drawn
+from laconic.kernels.cuda.guess import Search, begun
+from laconic.kernels.cuda.sift import Sifted, sift
 from laconic.kernels.reference.borders import HALVINGS, LOWERINGS
 from laconic.types import Given
-
-RUNGS = 16
-"""Borders that a sampled one can be lowered to, rounded up to a power of two."""
-
-NODES = 8
-LEVELS = 3
-"""Rounds that one pass counts for, and the nodes of their tree, with one that is not used."""
 
 
 def double(value: float) -> int:
@@ -39,84 +23,48 @@ def double(value: float) -> int:
     return int(torch.tensor(value, dtype=torch.float64).view(torch.int64))
 
 
-def _summed(given: Given) -> Given:
-    """The same when `left` holds the sum."""
-    return Given(given.x if given.left is None else given.left)
+def search_of(aim: Aim) -> Search:
+    """The ranks that decide where the border of an aim is, and whether too many reach it."""
+    few, many, most = aim.wanted, 0, aim.most + 1 if aim.most else 0
+    if aim.kind == "sampled":
+        return Search(aim.kind, few, 0, most, rounds=LOWERINGS, top=aim.top)
+    if aim.kind == "bisected":
+        return Search(aim.kind, few, 2 * aim.wanted + 1, most, rounds=HALVINGS)
+    if aim.kind == "normal":
+        few, many = -(-2 * aim.wanted // 3), 4 * aim.wanted // 3 + 1
+        return Search(aim.kind, few, many, most, double(aim.spread), aim.rounds)
+    rise, *rises = (double(-math.log(share)) for share in aim.shares)
+    return Search(aim.kind, most=most, factor=rise, rises=tuple(rises))
+
+
+def found(given: Given, aim: Aim, packed: Tensor) -> Sifted:
+    """The border of an aim and marks on what reaches it, and some more; `packed` is cleared."""
+    search = search_of(aim)
+    state = begun(given, search)
+    if aim.kind == "sampled":
+        rank_drawn(given, state, aim.key, aim.tried)
+    return sift(given, search, state, packed)
+
+
+def _border(given: Given, aim: Aim) -> Tensor:
+    if not given.x.numel():
+        return given.x.new_zeros(1)
+    nothing = torch.empty(0, dtype=torch.int32, device=given.x.device)
+    state = found(given, aim, nothing).state
+    return state[BORDER.value : BORDER.value + 1].to(torch.int32).view(torch.float32)
 
 
 def sampled_border(given: Given, key: int, tried: int, top: int, enough: int) -> Tensor:
-    x = given.x
-    if not x.numel():
-        return x.new_zeros(1)
-    start = nth_of_sample(given, key, tried, top)
-    borders = torch.empty(RUNGS, dtype=torch.int32, device=x.device)
-    counts = torch.zeros(RUNGS, dtype=torch.int64, device=x.device)
-    ladder_kernel[(1,)](start, borders, STEPS=LOWERINGS, NODES=RUNGS, num_warps=1)
-    probe(given, borders, counts, True)
-    out = x.new_empty(1)
-    settle_kernel[(1,)](
-        borders,
-        counts,
-        out.view(torch.int32),
-        enough,
-        STEPS=LOWERINGS,
-        NODES=RUNGS,
-        num_warps=1,
-    )
-    return out
+    return _border(given, Aim("sampled", wanted=enough, key=key, tried=tried, top=top))
 
 
 def bisected_border(given: Given, count: int) -> Tensor:
-    if not given.x.numel():
-        return given.x.new_zeros(1)
-    sums, tops = statistics(given, squares=False)
-    return _settled(bisect_kernel, given, sums, tops, count, HALVINGS)
+    return _border(given, Aim("bisected", wanted=count))
 
 
 def normal_border(given: Given, spread: float, count: int, rounds: int) -> Tensor:
-    if not given.x.numel():
-        return given.x.new_zeros(1)
-    sums, tops = statistics(given, squares=True)
-    return _settled(rescale_kernel, given, sums, tops, count, rounds, double(spread))
-
-
-def _settled(
-    decide: Any, given: Given, sums: Tensor, tops: Tensor, count: int, rounds: int, *more: int
-) -> Tensor:
-    """What so many rounds of a kernel's decisions come to, with a pass for every LEVELS of them."""
-    x, programs = given.x, tops.numel()
-    passes = -(-rounds // LEVELS)
-    # Before the first decision nothing is counted.
-    counts = torch.zeros(passes + 1, NODES, dtype=torch.int64, device=x.device)
-    state = torch.empty(3, dtype=torch.float64, device=x.device)
-    borders = torch.empty(NODES, dtype=torch.int32, device=x.device)
-    out = x.new_empty(1)
-    for number in range(passes + 1):
-        levels = min(LEVELS, rounds - LEVELS * (number - 1))
-        decide[(1,)](
-            sums, tops, counts[number], state, borders, out, x.numel(), count, programs,
-            levels, *more, FIRST=number == 0, LEVELS=LEVELS, NODES=NODES,
-            SPAN=triton.next_power_of_2(programs), num_warps=1,
-        )  # fmt: skip
-        if number < passes:
-            probe(_summed(given), borders, counts[number + 1], True)
-    return out
+    return _border(given, Aim("normal", wanted=count, spread=spread, rounds=rounds))
 
 
 def excess_border(given: Given, shares: Sequence[float]) -> Tensor:
-    x = given.x
-    if not x.numel():
-        return x.new_zeros(1)
-    sums, tops = statistics(given, squares=False)
-    found = tops
-    state = torch.empty(1, dtype=torch.float64, device=x.device)
-    out = x.new_empty(1)
-    for stage, share in enumerate(shares):
-        if stage:
-            excess(_summed(given), out, sums, found := torch.empty_like(tops))
-        fit_kernel[(1,)](
-            sums, found, tops, state, out, x.numel(), tops.numel(),
-            double(-math.log(share)), FIRST=stage == 0,
-            SPAN=triton.next_power_of_2(tops.numel()), num_warps=4,
-        )  # fmt: skip
-    return out
+    return _border(given, Aim("excess", shares=tuple(shares)))

@@ -70,7 +70,9 @@ def power(size, word):
 def meaning(code, table_ptr, KIND: tl.constexpr, LEVELS: tl.constexpr):
     """The number from -1 to 1 that a code (int32) stands for."""
     if LEVELS > 0:
-        number = (code - LEVELS).to(tl.float32) * (1.0 / LEVELS)
+        # The code becomes the lowest bits of 2^23, which is faster than a conversion.
+        whole = (code | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + LEVELS)
+        number = whole * (1.0 / LEVELS)
     else:
         size = code & 127
         if KIND == "tree":

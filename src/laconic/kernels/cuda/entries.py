@@ -5,11 +5,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.cuda.index import add_packed
-
-__all__ = ["add_at", "add_packed", "lift"]
+from laconic.kernels.cuda.gathered import add_told
 
 BLOCK = 512
+
+
+@triton.jit
+def said(chosen, values_ptr, HALF: tl.constexpr):
+    """Entries in the number format of a message."""
+    value = chosen
+    if HALF:
+        # Finite entries beyond float16 become its largest number. Comparisons leave NaN alone.
+        beyond = (tl.abs(chosen) > 65504.0) & (tl.abs(chosen) != float("inf"))
+        value = tl.where(beyond, tl.where(chosen > 0, 65504.0, -65504.0), chosen)
+    return value.to(values_ptr.dtype.element_ty)
 
 
 @triton.jit
@@ -18,14 +27,9 @@ def _lift_kernel(left_ptr, index_ptr, values_ptr, count, HALF: tl.constexpr, BLO
     inside = i < count
     place = tl.load(index_ptr + i, mask=inside, other=0)
     chosen = tl.load(left_ptr + place, mask=inside, other=0.0)
-    value = chosen
-    if HALF:
-        # Finite entries beyond float16 become its largest number. Comparisons leave NaN alone.
-        beyond = (tl.abs(chosen) > 65504.0) & (tl.abs(chosen) != float("inf"))
-        value = tl.where(beyond, tl.where(chosen > 0, 65504.0, -65504.0), chosen)
-    said = value.to(values_ptr.dtype.element_ty)
-    tl.store(values_ptr + i, said, mask=inside)
-    tl.store(left_ptr + place, chosen - said.to(tl.float32), mask=inside)
+    value = said(chosen, values_ptr, HALF)
+    tl.store(values_ptr + i, value, mask=inside)
+    tl.store(left_ptr + place, chosen - value.to(tl.float32), mask=inside)
 
 
 @triton.jit
@@ -60,3 +64,9 @@ def add_at(out: Tensor, index: Tensor, rows: Tensor, weight: float) -> None:
             # A fused multiply-add rounds otherwise than the reference.
             enable_fp_fusion=False,
         )  # fmt: skip
+
+
+def add_packed(
+    out: Tensor, packed: Tensor, low: int, bitmap_bits: int, values: Tensor, weight: float
+) -> None:
+    add_told(out, packed.unbind(), values.unbind(), weight)

@@ -1,8 +1,6 @@
 """Ascending positions as a bitmap of blocks and packed low bits (the format: wire/indices.py).
 
 A set bit's rank is the number of ones before it: they are counted by stretches of the map first.
-To add what many messages say, a program has a range of entries and goes through the messages in
-order, so that no two programs write the same entry, and what they write is still in the cache.
 """
 
 import torch
@@ -78,37 +76,6 @@ def _walk_kernel(
         tl.store(out_ptr + rank, place, mask=here)
 
 
-@triton.jit
-def _add_kernel(
-    packed_ptr, sums_ptr, low_ptr, values_ptr, out_ptr, row_bytes, row_values, bits, stretches,
-    weight, ROWS: tl.constexpr, LOW: tl.constexpr, BLOCKS: tl.constexpr, STRETCH: tl.constexpr,
-    STRETCHES: tl.constexpr,
-):  # fmt: skip
-    """Adds what all rows say of the entries in BLOCKS blocks, row by row."""
-    first = tl.program_id(0).to(tl.int64) * BLOCKS
-    other = tl.arange(0, STRETCHES)
-    for row in range(ROWS):
-        row_sums = sums_ptr + row * stretches - 1
-        before = tl.load(row_sums + other, mask=(other > 0) & (other < stretches), other=0)
-        # The block of a bit is the number of zeros before it.
-        block = tl.where(other < stretches, other * STRETCH - before, first + BLOCKS)
-        stretch = tl.maximum(tl.sum((block < first).to(tl.int32)) - 1, 0)
-        end = tl.sum((block < first + BLOCKS).to(tl.int32))
-        while stretch < end:
-            start = tl.load(row_sums + stretch, mask=stretch > 0, other=0)
-            bit, one, rank = _ones_at(packed_ptr + row * row_bytes, stretch, start, bits, STRETCH)
-            here = (one != 0) & (bit - rank >= first) & (bit - rank < first + BLOCKS)
-            place = (bit - rank) << LOW
-            if LOW > 0:
-                place |= unpacked(low_ptr + row * row_bytes, rank, here, LOW)
-            value = tl.load(values_ptr + row * row_values + rank, mask=here, other=0.0)
-            total = tl.load(out_ptr + place, mask=here, other=0.0)
-            tl.store(out_ptr + place, total + value.to(tl.float32) * weight, mask=here)
-            stretch += 1
-        # The next row may add to the same entries, by other threads.
-        tl.debug_barrier()
-
-
 def _counted(packed: Tensor, rows: int, row_bytes: int, bits: int) -> tuple[Tensor, int]:
     """How many ones each row's map has up to the end of each stretch, and a stretch's length."""
     # Few enough stretches for one program to look at all of them.
@@ -162,23 +129,3 @@ def index_fits(packed: Tensor, low: int, bitmap_bits: int, count: int, numel: in
     # Spare bits of the last byte are looked at too: a position that they tell is out of range.
     _walk(packed, low, -(-bitmap_bits // 8) * 8, count, found, numel, check=True)
     return (found[0] == count) & (found[1] == 0)
-
-
-def add_packed(
-    out: Tensor, packed: Tensor, low: int, bitmap_bits: int, values: Tensor, weight: float
-) -> None:
-    rows, count = values.shape
-    if not count:
-        return
-    sums, stretch = _counted(packed, rows, packed.stride(0), bitmap_bits)
-    # As many blocks for a program as a stretch is about.
-    share = out.numel() / bitmap_bits * stretch / (1 << low)
-    blocks = triton.next_power_of_2(max(1, round(share)))
-    programs = -(-((out.numel() - 1 >> low) + 1) // blocks)
-    _add_kernel[(programs,)](
-        packed, sums, packed[:, -(-bitmap_bits // 8) :], values, out, packed.stride(0),
-        values.stride(0), bitmap_bits, sums.shape[1], weight, ROWS=rows, LOW=low, BLOCKS=blocks,
-        STRETCH=stretch, STRETCHES=triton.next_power_of_2(sums.shape[1]),
-        # A fused multiply-add rounds otherwise than the reference.
-        enable_fp_fusion=False,
-    )  # fmt: skip

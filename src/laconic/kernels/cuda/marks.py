@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from laconic.kernels.cuda.bits import ones
 from laconic.kernels.cuda.passes import TILE, spread
 
 # Words that are walked through at once.
@@ -26,6 +27,12 @@ def marks(words_ptr, begin, EACH: tl.constexpr, WORDS: tl.constexpr):
     word = tl.program_id(0).to(tl.int64) * EACH + lane
     held = tl.load(words_ptr + word, mask=lane < EACH, other=0)
     return word, held.to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def most_marks(held):
+    """The most marks in any of the words: how often the next of each must be looked at."""
+    return tl.max(ones(held).to(tl.int32), 0)
 
 
 def new_marks(x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from laconic.kernels.cuda.bits import lowest_bit
 from laconic.kernels.cuda.marks import WORDS, marks, new_marks, store_marks
 from laconic.kernels.cuda.passes import TILE, magnitude, probe, spread
-from laconic.kernels.cuda.sample import SAMPLE, drawn, guessed, ranked
+from laconic.kernels.cuda.sample import guessed
 from laconic.types import Given
 
 BINS = 2048
@@ -150,11 +150,3 @@ def nth_largest(given: Given, count: int) -> tuple[Tensor, Tensor]:
             )  # fmt: skip
         _narrow_kernel[(1,)](level, state, count, BINS=BINS, STEP=BINS.bit_length() - 1)
     return state, words
-
-
-def nth_of_sample(given: Given, key: int, tried: int, rank: int) -> Tensor:
-    """The bits of the rank-th largest of `tried` finite magnitudes of the sum, drawn by `key`."""
-    sample = drawn(given, key, tried)
-    if tried <= SAMPLE:
-        return ranked(sample, rank)
-    return nth_largest(Given(sample.view(torch.float32)), rank)[0]

@@ -38,6 +38,18 @@ def added(x_ptr, residual_ptr, left_ptr, decay, place, inside, FEEDBACK: tl.cons
 
 
 @triton.jit
+def clear(packed_ptr, room, TILE: tl.constexpr):
+    """Zeros in this program's share of the words of a message."""
+    share = (room + tl.num_programs(0) - 1) // tl.num_programs(0)
+    start = tl.program_id(0).to(tl.int64) * share
+    end = tl.minimum(start + share, room)
+    while start < end:
+        at = start + tl.arange(0, TILE)
+        tl.store(packed_ptr + at, tl.zeros((TILE,), tl.int32), mask=at < end)
+        start += TILE
+
+
+@triton.jit
 def sum_before(counts_ptr, program, PROGRAMS: tl.constexpr):
     """The sum of what the programs before this one have counted, as int64."""
     other = tl.arange(0, PROGRAMS)

@@ -25,6 +25,7 @@ from laconic.types import Key
 # Entries that a program holds at once, the fastest of 256 to 8192 on an H200.
 PACK_TILE = 2048
 ADD_TILE = 512
+PAIRS_TILE = 1024
 LONGEST = 16384
 """The largest bucket that a program holds."""
 TOGETHER = 8
@@ -113,6 +114,31 @@ def _add_kernel(
     tl.store(out_ptr + start + local, total, mask=inside)
 
 
+@triton.jit
+def _add_pairs_kernel(
+    out_ptr, codes_ptr, scales_ptr, table_ptr, row_bytes, row_scales, weight, numel,
+    MESSAGES: tl.constexpr, KIND: tl.constexpr, LEVELS: tl.constexpr, BUCKET: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The same for two codes a byte of one bucket: both entries of a byte are one thread's."""
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    local = tl.arange(0, BLOCK)
+    total = tl.load(out_ptr + start + local, mask=start + local < numel, other=0.0)
+    first, second = tl.split(tl.reshape(total, (BLOCK // 2, 2)))
+    pair = tl.arange(0, BLOCK // 2)
+    inside = start + pair * 2 < numel
+    bucket = (start % BUCKET + pair * 2).to(tl.int32) // BUCKET
+    for message in tl.static_range(MESSAGES):
+        byte = tl.load(codes_ptr + message * row_bytes + start // 2 + pair, mask=inside, other=0)
+        row_ptr = scales_ptr + message * row_scales + start // BUCKET
+        unit = tl.load(row_ptr + bucket, mask=inside, other=0.0) * weight
+        code = byte.to(tl.int32)
+        first += rules.meaning(code & 15, table_ptr, KIND, LEVELS) * unit
+        second += rules.meaning(code >> 4, table_ptr, KIND, LEVELS) * unit
+    total = tl.reshape(tl.join(first, second), (BLOCK,))
+    tl.store(out_ptr + start + local, total, mask=start + local < numel)
+
+
 @cache
 def _tree(device: torch.device) -> Tensor:
     return torch.cat([tree(device).to(torch.float32), slopes(device)])
@@ -163,8 +189,15 @@ def round_add(out: Tensor, codes: Tensor, scales: Tensor, weight: float, rule: R
     numel = out.numel()
     for start in range(0, len(codes) if numel else 0, TOGETHER):
         some, units = codes[start : start + TOGETHER], scales[start : start + TOGETHER]
-        _add_kernel[(-(-numel // ADD_TILE),)](
-            out, some, units, _table(rule, out), some.stride(0), units.stride(0), weight, numel,
-            MESSAGES=len(some), KIND=rule.kind, WIDTH=rule.width, LEVELS=rule.levels,
-            BUCKET=rule.bucket, BLOCK=ADD_TILE, enable_fp_fusion=False,
-        )  # fmt: skip
+        common = {
+            "MESSAGES": len(some), "KIND": rule.kind, "LEVELS": rule.levels, "BUCKET": rule.bucket,
+            # A fused multiply-add rounds otherwise than the reference.
+            "enable_fp_fusion": False,
+        }  # fmt: skip
+        given = (out, some, units, _table(rule, out), some.stride(0), units.stride(0), weight)
+        if rule.width == 4 and rule.bucket % 2 == 0:
+            grid = (-(-numel // PAIRS_TILE),)
+            _add_pairs_kernel[grid](*given, numel, BLOCK=PAIRS_TILE, **common)
+        else:
+            grid = (-(-numel // ADD_TILE),)
+            _add_kernel[grid](*given, numel, WIDTH=rule.width, BLOCK=ADD_TILE, **common)

@@ -1,4 +1,4 @@
-"""Guesses from a sample: about where the magnitude of some rank lies, and exact ranks in it."""
+"""Guesses from a sample: about where the magnitude of some rank lies."""
 
 import math
 
@@ -7,31 +7,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.cuda.passes import finite, magnitude
-from laconic.kernels.cuda.random import KEYS, halves, stratum
+from laconic.kernels.cuda.passes import magnitude
 from laconic.types import Given
-
-SAMPLE = 16384
-"""Magnitudes that one program can rank."""
 
 GUESS = 4096
 COARSE = 15
 """A guess has this many zero bits: it is within a 256th, and found in fewer steps."""
-
-BLOCK = 1024
-
-
-@triton.jit(do_not_specialize=[*KEYS, "numel", "count"])
-def _sample_kernel(
-    x_ptr, residual_ptr, out_ptr, decay, numel, count, key_low, key_high, FEEDBACK: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    place = stratum(i, numel, count, key_low, key_high)
-    total = tl.load(x_ptr + place, mask=i < count, other=0.0)
-    if FEEDBACK:
-        total += decay * tl.load(residual_ptr + place, mask=i < count, other=0.0)
-    tl.store(out_ptr + i, finite(magnitude(total)), mask=i < count)
 
 
 @triton.jit
@@ -55,13 +36,6 @@ def _store_ranks(size, out_ptr, lower, upper, LOWEST: tl.constexpr):
     tl.store(out_ptr + 1, above)
 
 
-@triton.jit(do_not_specialize=["count", "rank"])
-def _rank_kernel(sample_ptr, out_ptr, count, rank, SPAN: tl.constexpr):
-    i = tl.arange(0, SPAN)
-    size = tl.load(sample_ptr + i, mask=i < count, other=-1)
-    _store_ranks(size, out_ptr, rank, rank, 0)
-
-
 @triton.jit(do_not_specialize=["stride", "count", "lower", "upper"])
 def _guess_kernel(
     x_ptr, residual_ptr, out_ptr, decay, stride, count, lower, upper, FEEDBACK: tl.constexpr,
@@ -74,27 +48,6 @@ def _guess_kernel(
     if FEEDBACK:
         total += decay * tl.load(residual_ptr + place, mask=i < count, other=0.0)
     _store_ranks(tl.where(i < count, magnitude(total), -1), out_ptr, lower, upper, LOWEST)
-
-
-def drawn(given: Given, key: int, tried: int) -> Tensor:
-    """The magnitudes (bits) of `tried` entries of the sum, those that are not finite as zero."""
-    x, residual, left, decay = given
-    feedback = residual is not None and left is not None
-    sample = torch.empty(tried, dtype=torch.int32, device=x.device)
-    _sample_kernel[(-(-tried // BLOCK),)](
-        x, x if residual is None else residual, sample, decay, x.numel(), tried, *halves(key),
-        FEEDBACK=feedback, BLOCK=BLOCK,
-    )  # fmt: skip
-    return sample
-
-
-def ranked(sample: Tensor, rank: int) -> Tensor:
-    """The rank-th largest of at most SAMPLE magnitudes, and the next number."""
-    out = torch.empty(2, dtype=torch.int32, device=sample.device)
-    span = max(32, triton.next_power_of_2(sample.numel()))
-    warps = min(32, max(1, span // 256))
-    _rank_kernel[(1,)](sample, out, sample.numel(), rank, SPAN=span, num_warps=warps)
-    return out
 
 
 def guessed(given: Given, count: int) -> Tensor:

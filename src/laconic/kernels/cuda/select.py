@@ -5,6 +5,8 @@ after what those before it have. For the largest, the border is found first (cud
 the entries that lie on it only the first keep their marks.
 """
 
+from functools import cache
+
 import numpy as np
 import torch
 import triton
@@ -18,6 +20,7 @@ from laconic.kernels.cuda.passes import (
     PROGRAMS,
     TILE,
     added,
+    clear,
     magnitude,
     sources,
     spread,
@@ -26,13 +29,16 @@ from laconic.kernels.cuda.passes import (
 from laconic.types import Given
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["border"])
 def _mark_kernel(
-    x_ptr, residual_ptr, left_ptr, border_ptr, words_ptr, counts_ptr, decay, numel,
-    FEEDBACK: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
+    x_ptr, residual_ptr, left_ptr, border, words_ptr, counts_ptr, packed_ptr, decay, numel, room,
+    FEEDBACK: tl.constexpr, LOAD: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Marks every magnitude from the border on; zeros reach none."""
-    border = tl.maximum(tl.load(border_ptr), 1)
+    """Marks every magnitude from the border (bits, or with LOAD where they are) on; no zeros."""
+    clear(packed_ptr, room, TILE)
+    if LOAD:
+        border = tl.load(border)
+    border = tl.maximum(border, 1)
     start = tl.program_id(0).to(tl.int64) * TILES * TILE
     found = 0
     for tile in range(TILES):
@@ -137,16 +143,33 @@ def largest(given: Given, count: int) -> Tensor:
     return _collect(words, counts, count)
 
 
-def reaching(given: Given, border: Tensor) -> Tensor:
+def _mark(
+    given: Given, border: Tensor | int, words: Tensor, counts: Tensor, packed: Tensor
+) -> None:
     x, residual, left, decay, feedback = sources(given)
+    programs, tiles = spread(x.numel())
+    _mark_kernel[(programs,)](
+        x, residual, left, border, words, counts, packed, decay, x.numel(), packed.numel(),
+        FEEDBACK=feedback, LOAD=isinstance(border, Tensor), TILES=tiles, TILE=TILE, num_warps=8,
+    )  # fmt: skip
+
+
+def mark(given: Given, border: float, words: Tensor, counts: Tensor, packed: Tensor) -> None:
+    """Marks all magnitudes from `border` on, counts them by program, and clears `packed`."""
+    _mark(given, _bits(border), words, counts, packed)
+
+
+@cache
+def _bits(value: float) -> int:
+    return int(torch.tensor(value, dtype=torch.float32).view(torch.int32))
+
+
+def reaching(given: Given, border: Tensor) -> Tensor:
+    x = given.x
     if not x.numel():
         return torch.arange(0, device=x.device)
-    programs, tiles = spread(x.numel())
     words = new_marks(x)
-    counts = torch.empty(programs, dtype=torch.int32, device=x.device)
-    _mark_kernel[(programs,)](
-        x, residual, left, border.view(torch.int32), words, counts, decay, x.numel(),
-        FEEDBACK=feedback, TILES=tiles, TILE=TILE, num_warps=8,
-    )  # fmt: skip
+    counts = torch.empty(spread(x.numel())[0], dtype=torch.int32, device=x.device)
+    _mark(given, border.view(torch.int32), words, counts, counts[:0])
     # Here the host waits: how many there are is the length of the message.
     return _collect(words, counts, int(counts.cpu().numpy().sum(dtype=np.int64)))

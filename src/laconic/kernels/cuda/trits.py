@@ -14,7 +14,7 @@ BLOCK = 2048
 BYTES = 512
 PROGRAMS = 1024
 """Of each pass, at most: each of the first leaves one largest magnitude and one sum."""
-ADD_BLOCK = 1024
+ADD_BYTES = 128
 TOGETHER = 8
 """So many messages are added in one reading of the output."""
 
@@ -82,30 +82,50 @@ def _pack_kernel(
 
 
 @triton.jit
+def _next_digit(share):
+    """The first digit of a fraction in base 3, less 1, as float32, and the fraction after it."""
+    wide = share.to(tl.uint64) * 3
+    # The digit becomes the lowest bits of 2^23.
+    bits = (wide >> 32).to(tl.uint32) | 0x4B000000
+    return bits.to(tl.float32, bitcast=True) - 8388609.0, wide.to(tl.uint32)
+
+
+@triton.jit
 def _add_kernel(
     out_ptr, packed_ptr, scales_ptr, row_bytes, row_scales, weight, numel,
-    MESSAGES: tl.constexpr, BLOCK: tl.constexpr,
+    MESSAGES: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
-    start = tl.program_id(0).to(tl.int64) * BLOCK
-    local = tl.arange(0, BLOCK)
-    inside = start + local < numel
-    total = tl.load(out_ptr + start + local, mask=inside, other=0.0)
-    # Only the beginning of a block needs 64 bits.
-    within = (start % 5).to(tl.int32) + local
-    byte, column = within // 5, within % 5
-    # byte * factor is the fraction of byte / 3^(column+1), and a little more, in units of 2^-32:
-    # its thirds are the digit.
-    factor = tl.where(column == 0, 1431655803, tl.where(column == 1, 477218601, 159072867))
-    factor = tl.where(column == 3, 53024289, tl.where(column == 4, 17674763, factor))
-    third = tl.full((BLOCK,), 0x55555556, tl.uint32)
-    two_thirds = tl.full((BLOCK,), 0xAAAAAAAB, tl.uint32)
+    """Each thread has the five entries of a byte, so that it is read and taken apart once."""
+    start = tl.program_id(0).to(tl.int64) * BYTES
+    byte = tl.arange(0, BYTES)
+    ptr = out_ptr + start * 5 + byte * 5
+    rest = numel - start * 5 - byte * 5
+    a = tl.load(ptr, mask=rest > 0, other=0.0)
+    b = tl.load(ptr + 1, mask=rest > 1, other=0.0)
+    c = tl.load(ptr + 2, mask=rest > 2, other=0.0)
+    d = tl.load(ptr + 3, mask=rest > 3, other=0.0)
+    e = tl.load(ptr + 4, mask=rest > 4, other=0.0)
     for message in tl.static_range(MESSAGES):
-        ptr = packed_ptr + message * row_bytes + start // 5
-        share = tl.load(ptr + byte, mask=inside, other=0).to(tl.uint32) * factor.to(tl.uint32)
+        held = tl.load(packed_ptr + message * row_bytes + start + byte, mask=rest > 0, other=0)
         unit = tl.load(scales_ptr + message * row_scales) * weight
-        # Zero times the unit, not zero: a unit that is no number is to be heard.
-        total += tl.where(share >= two_thirds, unit, tl.where(share >= third, 0.0 * unit, -unit))
-    tl.store(out_ptr + start + local, total, mask=inside)
+        # A byte over 243, and a little more, in units of 2^-32. Entries are its digits from the
+        # last on. Zero times the unit, not zero: a unit that is no number is to be heard.
+        share = held.to(tl.uint32) * 17674763
+        digit, share = _next_digit(share)
+        e += digit * unit
+        digit, share = _next_digit(share)
+        d += digit * unit
+        digit, share = _next_digit(share)
+        c += digit * unit
+        digit, share = _next_digit(share)
+        b += digit * unit
+        digit, share = _next_digit(share)
+        a += digit * unit
+    tl.store(ptr, a, mask=rest > 0)
+    tl.store(ptr + 1, b, mask=rest > 1)
+    tl.store(ptr + 2, c, mask=rest > 2)
+    tl.store(ptr + 3, d, mask=rest > 3)
+    tl.store(ptr + 4, e, mask=rest > 4)
 
 
 def trits_pack(x: Tensor, clip: float, key: Key) -> tuple[Tensor, Tensor]:
@@ -131,7 +151,7 @@ def trits_add(out: Tensor, packed: Tensor, scales: Tensor, weight: float) -> Non
     numel = out.numel()
     for start in range(0, len(packed) if numel else 0, TOGETHER):
         some, units = packed[start : start + TOGETHER], scales[start : start + TOGETHER]
-        _add_kernel[(-(-numel // ADD_BLOCK),)](
+        _add_kernel[(-(-numel // (PER_BYTE * ADD_BYTES)),)](
             out, some, units, some.stride(0), units.stride(0), weight, numel,
-            MESSAGES=len(some), BLOCK=ADD_BLOCK, enable_fp_fusion=False,
+            MESSAGES=len(some), BYTES=ADD_BYTES,
         )  # fmt: skip

@@ -15,12 +15,14 @@ from laconic.kernels.reference.rounding import round_add, round_pack, round_pack
 from laconic.kernels.reference.select import largest, reaching
 from laconic.kernels.reference.sides import sides_add, sides_pack, sides_pack_sum
 from laconic.kernels.reference.sign import sign_add, sign_pack, sign_pack_sum
+from laconic.kernels.reference.tell import add_told, tell
 from laconic.kernels.reference.trits import trits_add, trits_pack
 from laconic.kernels.reference.votes import votes_pack
 
 __all__ = [
     "add_at",
     "add_packed",
+    "add_told",
     "bisected_border",
     "excess_border",
     "factor",
@@ -47,6 +49,7 @@ __all__ = [
     "sign_pack",
     "sign_pack_sum",
     "strata",
+    "tell",
     "trits_add",
     "trits_pack",
     "uniform",

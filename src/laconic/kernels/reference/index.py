@@ -6,6 +6,20 @@ from torch import Tensor
 from laconic.kernels.reference.bits import pack_bits, unpack_bits
 
 
+def low_bits(numel: int, count: int) -> int:
+    """Width of what is packed as it is: log2 of the mean gap, rounded down."""
+    return max(0, (numel // max(1, count)).bit_length() - 1)
+
+
+def bitmap_bits(numel: int, count: int) -> int:
+    return count + (max(0, numel - 1) >> low_bits(numel, count)) + 1
+
+
+def index_bytes(numel: int, count: int) -> int:
+    """Bytes that `count` positions below `numel` take; fewer take at most one more."""
+    return -(-bitmap_bits(numel, count) // 8) + -(-count * low_bits(numel, count) // 8)
+
+
 def pack_index(index: Tensor, low: int, bitmap_bits: int) -> Tensor:
     """Bit (index >> low) + i of the bitmap for position number i, then the low bits."""
     place = (index >> low) + torch.arange(index.numel(), device=index.device)

@@ -1,0 +1,123 @@
+"""Magnitudes of some ranks, between two bounds each that passes over memory bring together.
+
+A pass counts the magnitudes inside the bounds by 2048 bins, and its last program goes on with the
+bin that holds the rank. All that the host does not ask for is in one tensor of int64, the state.
+"""
+
+import triton
+import triton.language as tl
+
+BINS = 2048
+ODD = tl.constexpr(32)
+"""Entries that are no finite number. Before them, for each launch, how many programs are done."""
+OPEN = tl.constexpr(33)
+"""Whether the bounds are too wide to say what the border is, and whether it passes too many."""
+BORDER = tl.constexpr(34)
+CUT = tl.constexpr(35)
+"""Whether more reach the border than may be chosen, so that the largest are."""
+MISSED = tl.constexpr(36)
+"""Whether a rank lies below all that was marked."""
+EXACT = tl.constexpr(37)
+"""The border as the bits of a float64."""
+GUESS = tl.constexpr(38)
+"""The magnitude from which on entries were marked first."""
+BRACKETS = tl.constexpr(48)
+"""Four numbers each: first and last magnitude, entries above them, and the rank."""
+HEAD = 64
+
+FEW = tl.constexpr(0)
+MANY = tl.constexpr(1)
+MOST = tl.constexpr(2)
+SAMPLE = tl.constexpr(3)
+"""Of what is a bracket: fewer than its rank are too few, or as many too many; the rest by name."""
+
+COARSE = tl.constexpr(12)
+"""log2 of the first bins: 2048 of them are a factor of two."""
+NEAR = tl.constexpr(BINS << 12)
+BEYOND = tl.constexpr(39)
+"""Entries beyond the first bins."""
+
+ROWS = 14
+"""Rows of bins: one that all share, four of the sample, and three times one a bracket."""
+SAMPLE_ROW = tl.constexpr(1)
+ROW = tl.constexpr(5)
+
+
+@triton.jit
+def is_last(state_ptr, launch):
+    """Whether this program is the last of its launch; it sees what all others have written."""
+    tl.debug_barrier()
+    done = tl.atomic_add(state_ptr + launch, tl.full((), 1, tl.int64), sem="acq_rel")
+    return done == tl.num_programs(0) - 1
+
+
+@triton.jit
+def bounds(state_ptr, bracket):
+    """First and last magnitude of a bracket, as int64."""
+    ptr = state_ptr + BRACKETS + 4 * bracket
+    return tl.load(ptr), tl.load(ptr + 1)
+
+
+@triton.jit
+def width(first, last, BINS: tl.constexpr):
+    """log2 of the smallest bins that are enough."""
+    shift = tl.full((), 0, tl.int64)
+    while ((last - first) >> shift) >= BINS:
+        shift += 1
+    return shift
+
+
+@triton.jit
+def _spot(bin_, BINS: tl.constexpr):
+    """Where a bin lies: neighbours, which count most at the same time, lie far apart."""
+    return (bin_ % (BINS // 16)) * 16 + bin_ // (BINS // 16)
+
+
+@triton.jit
+def tally(bins_ptr, size, inside, first, shift, BINS: tl.constexpr):
+    """Counts the magnitudes inside by bins, of which there must be enough."""
+    bin_ = tl.where(inside, (size - first) >> shift, BINS)
+    if tl.sum(inside.to(tl.int32)) * 8 > inside.shape[0]:
+        # Often most of them are equal: those of the first bin are added all at once.
+        lowest = tl.min(bin_, 0)
+        equal = tl.sum((bin_ == lowest).to(tl.int64))
+        tl.atomic_add(bins_ptr + _spot(lowest, BINS), equal, mask=lowest < BINS, sem="relaxed")
+        inside &= bin_ != lowest
+    count = tl.full(bin_.shape, 1, tl.int64)
+    tl.atomic_add(bins_ptr + _spot(bin_, BINS), count, mask=inside, sem="relaxed")
+
+
+@triton.jit
+def counted(state_ptr, row, BINS: tl.constexpr, HEAD: tl.constexpr):
+    """How many are in each bin or one above it."""
+    spot = _spot(tl.arange(0, BINS), BINS)
+    held = tl.load(state_ptr + HEAD + row * BINS + spot)
+    return tl.sum(held) - tl.cumsum(held, 0) + held
+
+
+@triton.jit
+def narrow(state_ptr, bracket, reach, shift, numel, BINS: tl.constexpr):
+    """Goes on with the bin that holds the rank: above all bins, or below them, if none does.
+
+    `reach` says how many entries of the bracket are in each bin or one above it.
+    """
+    ptr = state_ptr + BRACKETS + 4 * bracket
+    first, last, above, rank = tl.load(ptr), tl.load(ptr + 1), tl.load(ptr + 2), tl.load(ptr + 3)
+    if first < last:
+        reach += above
+        chosen = tl.sum((reach >= rank).to(tl.int64)) - 1
+        higher = tl.max(tl.where(reach < rank, reach, above), 0)
+        all_ = tl.max(reach, 0)
+        one_bin = tl.full((), 1, tl.int64) << shift
+        over = above >= rank
+        none = (chosen < 0) & ~over
+        # What is below 1 are zeros; a rank that no entry has is below them.
+        nothing = tl.where(rank <= numel, 0, -1).to(tl.int64)
+        closed = none & ((first <= 1) | (rank > numel))
+        start = tl.where(over, first + BINS * one_bin, first + chosen * one_bin)
+        end = tl.where(over, last, tl.minimum(start + one_bin - 1, last))
+        tl.store(ptr, tl.where(none, tl.where(closed, nothing, 1), start))
+        tl.store(ptr + 1, tl.where(none, tl.where(closed, nothing, first - 1), end))
+        tl.store(ptr + 2, tl.where(none, all_, tl.where(over, 0, higher)))
+        if none & ~closed:
+            tl.store(state_ptr + MISSED, 1)

@@ -1,0 +1,66 @@
+"""What passes a threshold, and what is said of that, by steps that every backend has."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from laconic.kernels.aim import Aim
+from laconic.kernels.reference.entries import rounded
+from laconic.kernels.reference.index import bitmap_bits, low_bits
+from laconic.types import Given
+
+if TYPE_CHECKING:
+    from laconic.kernels import Kernels
+
+
+def passing(kernels: "Kernels", given: Given, aim: Aim) -> Tensor:
+    """The positions of all that reach the border of an aim; of more than its most, the largest."""
+    if aim.kind == "fixed":
+        # Filled where it is: a copy from the host would wait.
+        border = torch.full((1,), aim.border, device=given.x.device)
+        return kernels.reaching(given, border)
+    border = _border(kernels, given, aim)
+    total = given.x if given.left is None else given.left
+    index = kernels.reaching(Given(total), border)
+    if aim.most and index.numel() > aim.most:
+        index = index[kernels.largest(Given(total[index]), aim.most)]
+    return index
+
+
+def _border(kernels: "Kernels", given: Given, aim: Aim) -> Tensor:
+    if aim.kind == "sampled":
+        return kernels.sampled_border(given, aim.key, aim.tried, aim.top, aim.wanted)
+    if aim.kind == "bisected":
+        return kernels.bisected_border(given, aim.wanted)
+    if aim.kind == "normal":
+        return kernels.normal_border(given, aim.spread, aim.wanted, aim.rounds)
+    return kernels.excess_border(given, aim.shares)
+
+
+def tell_by_steps(
+    kernels: "Kernels", given: Given, aim: Aim, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """How many pass, their positions as bytes, and their values; what is left stays in `left`."""
+    index = passing(kernels, given, aim)
+    if given.left is None:
+        values = rounded(given.x[index], dtype)
+    else:
+        values = kernels.lift(given.left, index, dtype)
+    numel, count = given.x.numel(), index.numel()
+    packed = kernels.pack_index(index, low_bits(numel, count), bitmap_bits(numel, count))
+    return torch.full((1,), count, dtype=torch.int32, device=index.device), packed, values
+
+
+def add_one_by_one(
+    kernels: "Kernels",
+    out: Tensor,
+    packed: Sequence[Tensor],
+    values: Sequence[Tensor],
+    weight: float,
+) -> None:
+    """Adds `weight` times what each message says, in order, each of its own length."""
+    for places, said in zip(packed, values, strict=True):
+        low, bits = low_bits(out.numel(), said.numel()), bitmap_bits(out.numel(), said.numel())
+        kernels.add_packed(out, places.unsqueeze(0), low, bits, said.unsqueeze(0), weight)
