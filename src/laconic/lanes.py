@@ -67,7 +67,7 @@ class Lanes:
 
     def steer(self, controller: Controller, clock: Clock) -> None:
         """Lets a controller change the method's settings between steps."""
-        self.helm = Helm(controller, self.plan, self.lanes, self.size, clock)
+        self.helm = Helm(controller, self.plan, self.lanes, self.rank, self.size, clock)
 
     def talk(self, names: Sequence[str], grads: Sequence[Tensor]) -> Conversation[None]:
         """The conversation about some parameters' gradients, which become their mean.

@@ -12,7 +12,7 @@ from torch import Tensor
 import laconic
 from laconic.control.autopilot import Autopilot
 from laconic.control.base import Heard
-from laconic.control.clock import Lap, ModelClock
+from laconic.control.clock import Lap, ModelClock, heard_of, told_by
 from laconic.control.costs import Costs
 from laconic.control.ladder import ladder
 from laconic.control.losses import Losses, progress
@@ -50,7 +50,9 @@ class Fake:
         wire_s = slow * (IDLE_S + 8 * sent / rate_bits)
         work_s = 0.0 if rung.whole else self.work_s
         lap = Lap(COMPUTE_S + work_s + wire_s, work_s, wire_s, sent, work_s + wire_s)
-        told = [0.0, 0.0] if self.last is None else [self.last[1], 1.0]
+        told = [0.0, 0.0]
+        if self.last is not None and self.step % 16 == 1:
+            told = [self.last[1], 1.0]
         self.step += 1
         before = None if self.last is None else self.last[0]
         step_s = None if before is None else before.step_s
@@ -118,6 +120,19 @@ def test_it_reacts_within_a_few_steps() -> None:
     assert len(fake.led.log.decisions) == before + 1
 
 
+def test_who_waits_least_knows_the_link() -> None:
+    laps = [Lap(1.0, 0.1, wire_s, 1e6, wire_s + 0.1) for wire_s in (0.5, 0.2, 0.3, 0.6)]
+    told = [told_by(lap, rank, 4) for rank, lap in enumerate(laps)]
+    mean = [sum(column) / 4 for column in zip(*told, strict=True)]
+    heard = heard_of(mean, 4)
+    # On average ranks waited 0.2 s more for others, which no setting changes.
+    assert heard == pytest.approx(Lap(1.0, 0.1, 0.2, 1e6, 0.3))
+    many = [told_by(Lap(1.0, 0.0, 2.0, 1.0, 2.0), rank, 100) for rank in range(100)]
+    assert len(many[0]) == len(Lap._fields) + 16
+    mean = [sum(column) / 100 for column in zip(*many, strict=True)]
+    assert heard_of(mean, 100) == pytest.approx(Lap(1.0, 0.0, 2.0, 1.0, 2.0))
+
+
 def test_latency_is_told_from_bytes_by_a_change_of_setting() -> None:
     costs = Costs()
     for _ in range(3):
@@ -145,11 +160,24 @@ def test_losses_of_settings_go_together() -> None:
     losses.add(3, 0.5, "choice")
     assert losses.at(4, [9, 9, 9, 0.1, 0.025], "choice") == pytest.approx(0.75)
     losses.add(4, 0.6, "choice")
+    assert losses.error == pytest.approx({3: 0.5 * 0.99, 4: 0.6})
+    losses = Losses({3: 0.5, 4: 0.6 / 0.99}, latest=3)
     losses.add(3, 0.7, "choice")
     # Kept fell from 0.5 to 0.4 where it was sampled, so from 0.4 to 0.32 there.
     assert losses.error == pytest.approx({3: 0.6, 4: 0.68})
+    losses.add(4, 0.9, "choice")
+    # It has not been looked at for a while: the new counts alone, and says nothing of others.
+    assert losses.error == pytest.approx({3: 0.6 * 0.99, 4: 0.9})
     rounding = Losses({2: 0.01})
     assert rounding.at(3, [9, 9, 4, 3], "noise") == pytest.approx(0.04)
+
+
+def test_what_was_bad_once_is_tried_again_now_and_then() -> None:
+    fake = Fake("topk:ratio=0.02")
+    assert fake.run(100, SLOW) == "topk:ratio=0.05"
+    fake.run(1500, SLOW)
+    # Its step is worth 0.45, which is forgotten after some 200 steps and seen within 16.
+    assert 3 <= fake.settings().count("topk:ratio=0.02") <= 10
 
 
 def test_what_a_step_is_worth() -> None:
@@ -280,7 +308,7 @@ def test_a_run_that_was_saved_goes_on_to_the_bit() -> None:
             {k: v for k, v in vars(old_worker.helm.clock).items() if k.startswith("_")}
         )
     for led in (first, second):
-        set_rate(led, 1e6)
+        set_rate(led, 1e9)
     for step in range(17, 60):
         one, other = first.step(gradients(step)), second.step(gradients(step))
         assert all(torch.equal(one[name], other[name]) for name in one)

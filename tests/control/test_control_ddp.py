@@ -8,6 +8,7 @@ from processes import Ranks
 RULES = [
     "schedule:first=0.5,last=0.1,stages=3,length=6,after=1",
     "accordion:low=0.5,high=0.1,interval=1,epoch_steps=2",
+    "autopilot",
     "gravac:low=4,high=64,epsilon=0.6,window=3,alpha=1",
 ]
 

@@ -65,10 +65,9 @@ class Chart:
         ]
 
     def reachable(self, here: int) -> list[Spot]:
-        """Where one may go from here: to what was tried, to what says more, and one place further.
+        """Where one may go from here: no more than one place beyond all whose losses are known.
 
-        That only once it is known what is lost here. Left out is what loses more than another that
-        is no longer.
+        Left out is what loses more than another that is no longer.
         """
         useful: list[Spot] = []
         for spot in self.spots():
@@ -76,12 +75,14 @@ class Chart:
             if spot.place == here or spot.sent_bytes < least:
                 useful.append(spot)
         known = self.rungs[here].whole or here in self.losses.error
-        further = [spot.place for spot in useful if spot.place > here][: 1 if known else 0]
-        return [
-            spot
-            for spot in useful
-            if spot.place <= here or spot.place in further or spot.place in self.losses.error
-        ]
+        limit = max(here, *self.losses.error)
+        beyond = [spot for spot in useful if spot.place > limit]
+        return [spot for spot in useful if spot.place <= limit] + beyond[: 1 if known else 0]
+
+    def other(self, here: Spot, spots: Sequence[Spot]) -> Spot | None:
+        """The nearest that says clearly more, to learn from what of the time bytes are to blame."""
+        more = [s for s in spots if s.place < here.place and s.sent_bytes > 1.5 * here.sent_bytes]
+        return more[-1] if more and self.costs.idle_s is None else None
 
     def _worth(self, place: int) -> float:
         if self.rungs[place].whole:
@@ -126,7 +127,8 @@ class Chart:
             "sent_bytes": _named(self.costs.sent_bytes),
         }
         shapes = {name: list(shape) for name, shape in self.shapes.items()}
-        return {"costs": costs, "error": _named(self.losses.error), "shapes": shapes}
+        losses = {"error": _named(self.losses.error), "latest": self.losses.latest}
+        return {"costs": costs, "losses": losses, "shapes": shapes}
 
     def load(self, saved: Mapping[str, Any]) -> None:
         costs, before = saved["costs"], saved["costs"]["before"]
@@ -139,7 +141,8 @@ class Chart:
                 "sent_bytes": _placed(costs["sent_bytes"]),
             }
         )
-        self.losses = Losses(_placed(saved["error"]))
+        losses = saved["losses"]
+        self.losses = Losses(_placed(losses["error"]), losses["latest"])
         self.shapes = {name: list(shape) for name, shape in saved["shapes"].items()}
         self._lengths = []
 

@@ -60,6 +60,9 @@ class Costs:
         self.sent_bytes[place] = lap.sent_bytes
         if self.laps == ENOUGH and self.before is not None:
             self._tell_apart(self.before, _usual(self.recent[-ENOUGH:]))
+        if self.idle_s is not None:
+            # A busy moment may have been taken for latency: no call is shorter than that.
+            self.idle_s = min(self.idle_s, (1 - LEAST) * _usual(self.recent).wire_s)
 
     def change(self) -> None:
         """The next laps are at another setting."""
@@ -78,16 +81,15 @@ class Costs:
             for lap in self.recent
         )
         compute_s = median(max(lap.step_s - lap.waited_s, 0.0) for lap in self.recent)
-        idle_s = min(idle_s, (1 - LEAST) * now.wire_s)
         return Link(compute_s, now.work_s + now.wire_s, now.waited_s, idle_s, byte_s)
 
     def _tell_apart(self, one: Lap, other: Lap) -> None:
         """Learns from two settings what of the time is due to bytes, and what is not."""
         less, more = sorted((one, other), key=lambda lap: lap.sent_bytes)
         self.before = None
-        if more.sent_bytes < 1.2 * less.sent_bytes or more.wire_s <= less.wire_s:
+        if more.sent_bytes < 1.2 * less.sent_bytes:
             return
-        byte_s = (more.wire_s - less.wire_s) / (more.sent_bytes - less.sent_bytes)
+        byte_s = max(0.0, more.wire_s - less.wire_s) / (more.sent_bytes - less.sent_bytes)
         new = max(0.0, less.wire_s - byte_s * less.sent_bytes)
         self.idle_s = new if self.idle_s is None else (self.idle_s + new) / 2
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from laconic.census import Census
 from laconic.contract import Talker
 from laconic.control.base import Controller, Heard, Order, Pilot
-from laconic.control.clock import Clock, Lap
+from laconic.control.clock import Clock, Lap, heard_of, told_by
 from laconic.errors import ConfigError
 from laconic.plan import Plan
 from laconic.spec import find_layers, format_spec, wrap_in_exchange
@@ -22,9 +22,16 @@ class Helm:
     """The lanes that a controller steers: those that the plan compresses."""
 
     def __init__(
-        self, controller: Controller, plan: Plan, lanes: Mapping[str, Lane], size: int, clock: Clock
+        self,
+        controller: Controller,
+        plan: Plan,
+        lanes: Mapping[str, Lane],
+        rank: int,
+        size: int,
+        clock: Clock,
     ) -> None:
-        self.controller, self.size, self.clock = controller, size, clock
+        self.controller, self.clock = controller, clock
+        self.rank, self.size = rank, size
         self.last = UNKNOWN
         self._names: list[tuple[Sequence[str], Tensor]] = []
         self._host: Tensor | None = None
@@ -64,7 +71,8 @@ class Helm:
             if told is None:
                 return None
             # Filled where they are: a copy from the host would wait.
-            lap = [torch.full((), number, device=grads[0].device) for number in self.last]
+            told_lap = told_by(self.last, self.rank, self.size)
+            lap = [torch.full((), number, device=grads[0].device) for number in told_lap]
             return torch.stack([*told, *lap])
 
         return Census(numbers, self.size)
@@ -103,11 +111,11 @@ class Helm:
             self._known.synchronize()
         flat = [] if self._host is None else self._host.tolist()
         numbers: list[tuple[Sequence[str], Sequence[float]]] = []
-        last = UNKNOWN
+        last, length = UNKNOWN, len(told_by(UNKNOWN, 0, self.size))
         for names, agreed in self._names:
             told = flat[: agreed.numel()]
-            numbers.append((names, told[: -len(last)]))
-            last = Lap(*told[-len(last) :])
+            numbers.append((names, told[:-length]))
+            last = heard_of(told[-length:], self.size)
             flat = flat[agreed.numel() :]
         self._names, self._host, self._known = [], None, None
         if last.step_s <= 0:

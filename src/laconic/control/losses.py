@@ -16,6 +16,9 @@ BIT = 4.0
 """The squared error grows by this for a bit less."""
 NEW = 0.5
 """The weight of a new sample beside what is known."""
+FORGET = 0.99
+"""What is left of an error that nobody has seen since the last sample: so all is tried again, the
+sooner the less it lost."""
 TINY = 1e-6
 
 
@@ -27,13 +30,22 @@ class Losses:
     """
 
     error: dict[int, float] = field(default_factory=dict)
+    latest: int | None = None
+    """Where the last sample was."""
 
     def add(self, place: int, error: float, kind: Kind) -> None:
-        old = self.error.get(place)
-        new = error if old is None else NEW * error + (1 - NEW) * old
-        for other in self.error.keys() - {place} if old is not None else ():
-            self.error[other] = _along(self.error[other], old or 0.0, new, kind)
-        self.error[place] = new
+        self.forget(place)
+        if self.latest == place:
+            old = self.error[place]
+            error = NEW * error + (1 - NEW) * old
+            for other in self.error.keys() - {place}:
+                self.error[other] = _along(self.error[other], old, error, kind)
+        self.error[place], self.latest = error, place
+
+    def forget(self, place: int) -> None:
+        """Another sample was not of these: all but the one at this place."""
+        for other in self.error.keys() - {place}:
+            self.error[other] *= FORGET
 
     def at(self, place: int, values: Sequence[float], kind: Kind) -> float:
         """The error at a place, or what it would be; `values` are the settings, by place."""

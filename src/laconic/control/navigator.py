@@ -81,7 +81,11 @@ class Navigator(Pilot):
         left, total = (sum(values[i] for values in told) for i in range(2))
         # A gradient that is zero or not finite says nothing about any setting.
         sound = math.isfinite(left) and math.isfinite(total) and total > 0
-        if sound and self._last is not None and not self.chart.rungs[self._last].whole:
+        if not sound or self._last is None:
+            return
+        if self.chart.rungs[self._last].whole:
+            self.chart.losses.forget(self._last)
+        else:
             self.chart.losses.add(self._last, left / total, self.chart.kind)
 
     def _decide(self, step: int) -> None:
@@ -90,11 +94,16 @@ class Navigator(Pilot):
         here = spots[self.place]
         safe = [s for s in spots.values() if s.worth >= WORTH * (1 if s is here else SURE)]
         best = min(safe or [max(spots.values(), key=lambda s: s.worth)], key=lambda s: s.cost_s)
-        stays = here in safe and best.cost_s > BETTER * here.cost_s
-        if best.place != self.place and not stays:
-            self.place = best.place
-            self._note(step, self._why(here, best, here in safe))
-            self.chart.costs.change()
+        other = self.chart.other(here, list(spots.values()))
+        if other is not None:
+            self._go(step, other, "to see what of the time is due to bytes")
+        elif best is not here and (here not in safe or best.cost_s <= BETTER * here.cost_s):
+            self._go(step, best, self._why(here, best, here in safe))
+
+    def _go(self, step: int, spot: Spot, why: str) -> None:
+        self.place = spot.place
+        self._note(step, why)
+        self.chart.costs.change()
 
     def _why(self, old: Spot, new: Spot, safe: bool) -> str:
         rate_bits = round(float(f"{8 / max(self.chart.costs.link().byte_s, 1e-12):.3g}"))

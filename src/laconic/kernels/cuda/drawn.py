@@ -25,7 +25,7 @@ from laconic.kernels.cuda.brackets import (
 )
 from laconic.kernels.cuda.passes import finite, magnitude
 from laconic.kernels.cuda.random import KEYS, halves, stratum
-from laconic.types import Given
+from laconic.types import Given, Key
 
 BLOCK = 1024
 LEVELS = 3
@@ -76,7 +76,7 @@ def _rank_kernel(
             narrow(state_ptr, SAMPLE, counted(state_ptr, row, BINS, HEAD), shift, count, BINS)
 
 
-def rank_drawn(given: Given, state: Tensor, key: int, tried: int) -> None:
+def rank_drawn(given: Given, state: Tensor, key: Key, tried: int) -> None:
     """Closes the sample's bracket: on the magnitude of its rank among `tried` drawn entries."""
     x, residual, left, decay = given
     feedback = residual is not None and left is not None
