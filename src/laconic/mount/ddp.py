@@ -166,8 +166,8 @@ def attach(
     `check_every` backward passes ranks compare their parameters, unless it is 0. With `checksum` a
     CRC goes behind every message that is not summed up on the way. A `controller` changes settings
     of the compressor while it trains ("autopilot", "gravac", "accordion" or "schedule", with their
-    settings). On a GPU the work of a bucket becomes CUDA graphs after some steps, where it is the same at
-    every step (`recorded.py`); `cuda_graphs=False` launches it kernel by kernel.
+    settings). On a GPU the work of a bucket becomes CUDA graphs after some steps, where it is the
+    same at every step (`recorded.py`); `cuda_graphs=False` launches it kernel by kernel.
     """
     while _orphans:
         _bury(_orphans.pop())
