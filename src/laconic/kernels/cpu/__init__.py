@@ -18,9 +18,11 @@ from laconic.kernels.cpu.rounding import round_add, round_pack, round_pack_sum
 from laconic.kernels.cpu.select import largest, reaching
 from laconic.kernels.cpu.sides import sides_add, sides_pack, sides_pack_sum
 from laconic.kernels.cpu.sign import sign_add, sign_pack, sign_pack_sum
-from laconic.kernels.cpu.tell import add_told, tell
 from laconic.kernels.cpu.trits import trits_add, trits_pack
 from laconic.kernels.cpu.votes import votes_pack
+from laconic.kernels.reference.passing import telling_by_steps
+
+tell, add_told = telling_by_steps(__name__)
 
 __all__ = [
     "add_at",

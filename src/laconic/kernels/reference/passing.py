@@ -1,7 +1,9 @@
 """What passes a threshold, and what is said of that, by steps that every backend has."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from functools import partial
+from sys import modules
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -13,6 +15,16 @@ from laconic.types import Given
 
 if TYPE_CHECKING:
     from laconic.kernels import Kernels
+
+
+Tell: TypeAlias = Callable[[Given, Aim, torch.dtype], tuple[Tensor, Tensor, Tensor]]
+AddTold: TypeAlias = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor], float], None]
+
+
+def telling_by_steps(backend: str) -> tuple[Tell, AddTold]:
+    """`tell` and `add_told` of a backend that has no loops for them, by its module's name."""
+    here = cast("Kernels", modules[backend])
+    return partial(tell_by_steps, here), partial(add_one_by_one, here)
 
 
 def passing(kernels: "Kernels", given: Given, aim: Aim) -> Tensor:
