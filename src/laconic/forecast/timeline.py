@@ -37,6 +37,21 @@ class StepWork:
     rest_s: float
     """What is left when all buckets are back: gradients are handed over, the optimiser steps."""
 
+    def numbers(self) -> list[float]:
+        """All seconds, in an order that `of` knows."""
+        return [self.rest_s, *(s for e in self.errands for s in (e.ready_s, *e.works_s))]
+
+    @classmethod
+    def of(cls, numbers: Sequence[float], like: "StepWork") -> "StepWork":
+        """The same errands with other seconds."""
+        rest_s, *others = numbers
+        seconds = iter(others)
+        errands = tuple(
+            Errand(next(seconds), tuple(next(seconds) for _ in e.works_s), e.calls)
+            for e in like.errands
+        )
+        return cls(errands, rest_s)
+
 
 class Forecast(NamedTuple):
     """A predicted step, and what its parts would take alone."""

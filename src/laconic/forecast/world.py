@@ -6,6 +6,7 @@ Where ranks form nodes, those of its own node are there: they pass on what nobod
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from laconic.comm.base import Call, Conversation
@@ -16,6 +17,9 @@ from laconic.forecast.clock import Clock, clock_of
 from laconic.forecast.compute import Bucket
 from laconic.lanes import Lanes
 from laconic.plan import Plan
+
+CACHE_BYTES = 64 << 20
+"""More than the caches of a processor hold for one worker."""
 
 
 class Talk(NamedTuple):
@@ -47,6 +51,8 @@ class World:
             lane.turn = lane.turn._replace(step=first_step)
         self._device = next(iter(tensors.values())).device
         self._clock = clock
+        on_cpu = self._device.type == "cpu"
+        self._cold = torch.zeros(CACHE_BYTES, dtype=torch.uint8) if on_cpu else None
 
     def step(
         self, buckets: Sequence[Bucket], ends: Sequence[int] | None = None
@@ -58,6 +64,7 @@ class World:
         before = self.ghosts[0].meter.sent_bytes
         talks = []
         for number, bucket in enumerate(buckets):
+            self._cool()
             clock = self._clock or clock_of(self._device)
             held = [lanes.talk(*bucket.copy()) for lanes in self._lanes]
             talks.append(self._hold(held, clock, ends[number] if ends else None))
@@ -65,6 +72,11 @@ class World:
             lanes.finish()
             lanes.settle()
         return talks, self.ghosts[0].meter.sent_bytes - before
+
+    def _cool(self) -> None:
+        """Takes from a processor's caches what they have of residuals, as a training step would."""
+        if self._cold is not None:
+            self._cold.add_(1)
 
     def _hold(self, talks: Sequence[Conversation[None]], clock: Clock, end: int | None) -> Talk:
         """Leads the conversations to their end, or as far as ghosts can answer."""
