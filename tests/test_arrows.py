@@ -18,6 +18,7 @@ LEVELS = (
     ("spec",),
     ("alarm", "carry", "census"),
     ("step",),
+    ("keys",),
     ("recorded",),
     ("plan",),
     ("catalogue", "control"),

@@ -15,53 +15,12 @@ import torch
 from torch import Tensor
 
 from laconic.comm.base import Call, Conversation
+from laconic.keys import Keys, LaneKeys
 from laconic.step import SAMPLE_EVERY, Lane
-from laconic.types import State, mix
-
-KEYS = 1 << 14
-"""Room for so many keys; a bucket with more of them is not recorded."""
+from laconic.types import State
 
 WARM = 2
 """So many steps in a row gradients have to lie in the same place before one is recorded."""
-
-
-class Keys:
-    """The keys of one recording, each as two words of 32 bits."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._words = torch.zeros(KEYS, 2, dtype=torch.int64, device=device)
-        self._made: list[tuple[Lane, int, Sequence[int]]] = []
-
-    def clear(self) -> None:
-        self._made.clear()
-
-    def renew(self, first: int = 0) -> None:
-        """Puts the keys of each lane's next step in their places."""
-        if len(self._made) == first:
-            return
-        made = self._made[first:]
-        keys = [mix(lane.turn.step, *after, start=before) for lane, before, after in made]
-        words = torch.tensor([(key & 0xFFFFFFFF, key >> 32) for key in keys])
-        # From pageable memory: the copy is staged before this returns, and nobody waits for it.
-        self._words[first : len(self._made)].copy_(words, non_blocking=True)
-
-    def place(self, lane: Lane, before: int, after: Sequence[int]) -> Tensor:
-        assert len(self._made) < KEYS, "recorded lanes draw too many random numbers"
-        self._made.append((lane, before, after))
-        if not torch.cuda.is_current_stream_capturing():
-            self.renew(len(self._made) - 1)
-        return self._words[len(self._made) - 1]
-
-
-@dataclass(frozen=True)
-class _LaneKeys:
-    """The keys of one lane's turns."""
-
-    keys: Keys
-    lane: Lane
-
-    def place(self, before: int, after: Sequence[int]) -> Tensor:
-        return self.keys.place(self.lane, before, after)
 
 
 @dataclass
@@ -126,7 +85,7 @@ class Recording:
         """The step itself with keys on the GPU, since no kernel may be loaded under capture."""
         self._rehearsed = True
         for lane in self._lanes:
-            lane.turn = lane.turn._replace(keys=_LaneKeys(self._keys, lane))
+            lane.turn = lane.turn._replace(keys=LaneKeys(self._keys, lane))
         result = yield from self._talk()
         for lane in self._lanes:
             lane.turn = lane.turn._replace(keys=None)
@@ -135,7 +94,7 @@ class Recording:
 
     def _record(self) -> Conversation[Tensor | None]:
         for lane in self._lanes:
-            lane.turn = lane.turn._replace(keys=_LaneKeys(self._keys, lane))
+            lane.turn = lane.turn._replace(keys=LaneKeys(self._keys, lane))
             room, _ = lane.begin()
             self._memories.append(_Memories(lane, dict(lane.kept), dict(lane.talk), dict(room)))
         conversation = self._talk()
