@@ -57,7 +57,7 @@ def test_there_is_room_for_all_that_a_rehearsal_draws() -> None:
     turns: list[Turn] = [turn._replace(seed=seed) for seed in range(2 * FIRST + 1)]
     for own in turns:
         assert drawn(own.own_key()) == drawn(own._replace(keys=None).own_key())
-    keys.clear()
+    keys.end_rehearsal()
     places = [own.own_key() for own in turns]
     lane.turn = lane.turn._replace(step=9)
     keys.renew()

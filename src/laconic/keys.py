@@ -19,9 +19,12 @@ class Keys:
     def __init__(self, device: torch.device) -> None:
         self._words = torch.zeros(FIRST, 2, dtype=torch.int64, device=device)
         self._made: list[tuple[Lane, int, Sequence[int]]] = []
+        self._rehearsing = True
 
-    def clear(self) -> None:
+    def end_rehearsal(self) -> None:
+        """From now on places are given out anew, in the same order, and `renew` alone fills them."""
         self._made.clear()
+        self._rehearsing = False
 
     def renew(self, first: int = 0) -> None:
         """Puts the keys of each lane's next step in their places."""
@@ -34,13 +37,12 @@ class Keys:
         self._words[first : len(self._made)].copy_(words, non_blocking=True)
 
     def place(self, lane: Lane, before: int, after: Sequence[int]) -> Tensor:
-        rehearsing = not torch.cuda.is_current_stream_capturing()
         if len(self._made) == len(self._words):
-            assert rehearsing, "a recorded step draws more random numbers than its rehearsal"
+            assert self._rehearsing, "a recorded step draws more random numbers than its rehearsal"
             # Those who were given a place have used it already.
             self._words = torch.cat([self._words, torch.zeros_like(self._words)])
         self._made.append((lane, before, after))
-        if rehearsing:
+        if self._rehearsing:
             self.renew(len(self._made) - 1)
         return self._words[len(self._made) - 1]
 

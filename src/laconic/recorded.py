@@ -89,7 +89,7 @@ class Recording:
         result = yield from self._talk()
         for lane in self._lanes:
             lane.turn = lane.turn._replace(keys=None)
-        self._keys.clear()
+        self._keys.end_rehearsal()
         return result
 
     def _record(self) -> Conversation[Tensor | None]:
