@@ -22,7 +22,7 @@ class Keys:
         self._rehearsing = True
 
     def end_rehearsal(self) -> None:
-        """From now on places are given out anew, in the same order, and `renew` alone fills them."""
+        """From now on places are given out anew, and `renew` alone fills them."""
         self._made.clear()
         self._rehearsing = False
 
