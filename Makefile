@@ -11,7 +11,7 @@ demo: $(READY)  ## four emulated hosts race dense training against compressed
 	$(BIN)/laconic demo
 
 test: $(READY)  ## all tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 25
 
 test-gpu:  ## the tests that need a GPU, with the Python that has torch for it
 	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu

@@ -15,6 +15,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--data", help="Folder of the public data sets, for tests on real data.")
 
 
+LONG = (
+    "test_triton",
+    "test_lost_workers",
+    "test_torchrun",
+    "test_recipe",
+    "test_follow",
+    "test_long_runs",
+    "test_start_methods",
+    "test_lightning",
+    "test_transformers",
+    "test_accelerate",
+    "test_testbed",
+    "test_soak",
+    "test_report_browser",
+    "test_cli",
+)
+"""Files with few tests that take long: begun first, so that nobody waits for them at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.path.stem.startswith(LONG))
+
+
 @pytest.fixture(scope="session")
 def four_ranks() -> Iterator[Ranks]:
     """Four real processes joined by gloo; starting them takes seconds, so they are kept."""
