@@ -2,8 +2,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-TF_BIN := .venv-tf/bin
-TF_READY := .venv-tf/.ready
 
 .PHONY: demo test test-gpu test-tf check audit audit-online clean docs table
 
@@ -16,8 +14,9 @@ test: $(READY)  ## all tests
 test-gpu:  ## the tests that need a GPU, with the Python that has torch for it
 	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu
 
-test-tf: $(TF_READY)  ## the tests of laconic.keras, in an environment of their own
-	$(TF_BIN)/python -m pytest tests/tf
+test-tf: $(READY)  ## the tests of laconic.keras, for which TensorFlow is installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --constraint constraints-tf.txt --editable '.[tf]'
+	$(BIN)/python -m pytest tests/tf
 
 check: $(READY)  ## format, lint, types, and the direction of imports
 	$(BIN)/ruff format --check
@@ -43,14 +42,9 @@ table: $(READY)  ## writes the generated parts of the README and of docs/benchma
 	$(BIN)/python docs/_site/write_benchmarks.py
 
 clean:
-	rm -rf build .venv .venv-tf .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build .venv .mypy_cache .pytest_cache .ruff_cache
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench,dev,docs]'
-	touch $@
-
-$(TF_READY): pyproject.toml constraints.txt constraints-tf.txt
-	$(PYTHON) -m venv .venv-tf
-	$(TF_BIN)/pip install --quiet --constraint constraints.txt --constraint constraints-tf.txt --editable '.[bench,tf]' pytest pytest-timeout
 	touch $@

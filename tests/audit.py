@@ -51,9 +51,9 @@ def _listed(match: re.Match[str] | None, group: int = 1) -> list[Requirement]:
     return [Requirement(text) for text in re.findall(r'"([^"]+)"', match[group])]
 
 
-def pins() -> dict[str, str]:
+def pins(file: str = "constraints.txt") -> dict[str, str]:
     """The versions that development is held to."""
-    lines = (ROOT / "constraints.txt").read_text().split()
+    lines = (ROOT / file).read_text().split()
     return {normal(name): version for name, version in (line.split("==") for line in lines)}
 
 

