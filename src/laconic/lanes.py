@@ -82,7 +82,8 @@ class Lanes:
         recording = self._recording(names, grads, led)
         return self._noted(led() if recording is None else recording.talk())
 
-    def _noted(self, led: Conversation[Tensor | None]) -> Conversation[None]:
+    def _noted(self, led: Led) -> Conversation[None]:
+        """The same; the step's verdict hears what it returns."""
         alarm = yield from led
         if alarm is not None:
             self._step.add(alarm)

@@ -62,3 +62,15 @@ def test_parts_are_told_apart() -> None:
 
 def test_a_model_without_buckets_only_computes() -> None:
     assert step_s(StepWork((), rest_s=2.0)) == pytest.approx(2)
+
+
+def test_the_work_of_several_ranks_becomes_one() -> None:
+    """Number by number the largest, with the calls that all of them make."""
+    own = StepWork((Errand(3.0, (1.0, 2.0), (gather(4),)), Errand(5.0, (0.5,), ())), rest_s=0.5)
+    other = StepWork((Errand(2.0, (4.0, 1.0), (gather(4),)), Errand(6.0, (0.1,), ())), rest_s=0.7)
+    assert StepWork.of(own.numbers(), other) == own
+    most = StepWork.of(
+        [max(pair) for pair in zip(own.numbers(), other.numbers(), strict=True)], own
+    )
+    errands = (Errand(3.0, (4.0, 2.0), (gather(4),)), Errand(6.0, (0.5,), ()))
+    assert most == StepWork(errands, rest_s=0.7)
