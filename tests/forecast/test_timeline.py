@@ -69,8 +69,7 @@ def test_the_work_of_several_ranks_becomes_one() -> None:
     own = StepWork((Errand(3.0, (1.0, 2.0), (gather(4),)), Errand(5.0, (0.5,), ())), rest_s=0.5)
     other = StepWork((Errand(2.0, (4.0, 1.0), (gather(4),)), Errand(6.0, (0.1,), ())), rest_s=0.7)
     assert StepWork.of(own.numbers(), other) == own
-    most = StepWork.of(
-        [max(pair) for pair in zip(own.numbers(), other.numbers(), strict=True)], own
-    )
+    pairs = zip(own.numbers(), other.numbers(), strict=True)
+    most = StepWork.of([max(pair) for pair in pairs], own)
     errands = (Errand(3.0, (4.0, 2.0), (gather(4),)), Errand(6.0, (0.5,), ()))
     assert most == StepWork(errands, rest_s=0.7)
