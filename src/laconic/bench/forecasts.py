@@ -1,7 +1,7 @@
 """Workloads and cases as forecasts need them: a model with its gradients, and plans."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,12 @@ class Subject:
     @property
     def parameters(self) -> int:
         return sum(tensor.numel() for tensor in self.tensors.values())
+
+    def to(self, device: str) -> "Subject":
+        """The same on another device: what was measured is still what it was on the first."""
+        tensors = {name: tensor.detach().to(device) for name, tensor in self.tensors.items()}
+        steps = tuple(tuple(b.to(device) for b in step) for step in self.compute.steps)
+        return replace(self, tensors=tensors, compute=replace(self.compute, steps=steps))
 
 
 def measure_workload(workload: Workload, rank: int = 0, workers: int = 1, seed: int = 0) -> Subject:
