@@ -6,7 +6,7 @@ from laconic.network.model import LinkModel
 
 _ROUNDED = 1.5
 _SPARSE = 8.0
-"""How many times longer a gather may take. 8 means up to 16 ranks, whatever the messages' length."""
+"""How many times longer a gather may take; 8 times means up to 16 ranks, whatever the length."""
 
 
 def gather_s(nbytes: int, size: int, link: LinkModel) -> float:
@@ -25,9 +25,9 @@ def choose(
 ) -> Literal["gather", "sharded"]:
     """The exchange for messages of this length; `sparse` ones tell a choice of entries.
 
-    A gather encodes once, so it is exact where sharded is not: it wins ties and near ties. Of sparse
-    messages a shard's owner cuts what all ranks chose down to as few entries as one chose, which
-    costs far more accuracy than rounding once more does; so sharded has to save much more there.
+    A gather encodes once, so it is exact where sharded is not: it wins ties and near ties. Of
+    sparse messages a shard's owner cuts what all ranks chose down to as few entries as one chose,
+    which costs far more accuracy than rounding again does; so there sharded has to save more.
     """
     worth = _SPARSE if sparse else _ROUNDED
     near = gather_s(nbytes, size, link) <= worth * sharded_s(nbytes, size, link)
