@@ -1,15 +1,21 @@
 """Studies: every one is well formed, goes on where it stopped, and stops when time is up."""
 
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from laconic import cli
+from laconic.bench import forecasts
 from laconic.bench.cases import parse_case
 from laconic.bench.records import TrainRecord, read
 from laconic.bench.studies import STUDIES
 from laconic.bench.workload import parse_workload
+from laconic.forecast.compute import Bucket
+from laconic.forecast.rehearsal import Rehearsed, rehearse
+from laconic.plan import Plan
 
 RATES = ("10gbit", "1gbit", "100mbit")
 QTOPK = "topk:ratio=0.01 | qsgd:bits=4 @ local=(qsparse:sync_every=8)"
@@ -125,6 +131,26 @@ def test_a_controller_runs_once_for_every_rate(
     times = [b.time_s - a.time_s for a, b in pairwise(slow.points)]
     # Dense at first, so that steps take longer than they do later.
     assert times[0] > times[-1] > 0
+
+
+def test_an_exchange_is_rehearsed_once_for_all_rates_and_seeds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    met: list[Plan] = []
+
+    def noted(
+        plan: Plan, tensors: Mapping[str, Tensor], steps: Sequence[Sequence[Bucket]], size: int
+    ) -> Rehearsed:
+        met.append(plan)
+        return rehearse(plan, tensors, steps, size)
+
+    monkeypatch.setattr(forecasts, "rehearse", noted)
+    ramp = "topk:ratio=0.1@controller=(schedule:first=1,last=0.1,after=2)"
+    words = f"qsparse --workload mlp-tiny --steps 4 --seeds 0,1 --json {tmp_path / 's.jsonl'}"
+    assert run(monkeypatch, f"{words} --case none --case efsign --case {ramp}") == 0
+    assert len(records(tmp_path / "s.jsonl")) == 3 * 2 * 2
+    assert len(met) >= 3
+    assert len(met) == len(set(met))
 
 
 def test_studies_are_listed(
