@@ -13,7 +13,7 @@ LEVELS = (
     ("kernels", "comm", "network"),
     ("wire",),
     ("contract", "aggregate"),
-    ("cast", "difference", "matrix", "compressors", "sparse", "memory", "rounded"),
+    ("cast", "chosen", "difference", "matrix", "compressors", "sparse", "memory", "rounded"),
     ("exchange",),
     ("spec",),
     ("alarm", "carry", "census"),
