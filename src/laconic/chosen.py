@@ -39,7 +39,9 @@ def varying_layout(codec: OneRound, numel: int) -> Layout:
         fields = (index_field(numel, count), *inner.fields)
         for part, field in zip(parts[1:], fields, strict=True):
             if field.numel is not None and part.numel() != field.numel:
-                raise WireError(f"part of {part.numel()} where {count} entries take {field.numel}")
+                raise WireError(
+                    f"message has a part of {part.numel()} where {count} entries take {field.numel}"
+                )
         check_index(parts[1], numel, count)
         if inner.check is not None:
             inner.check(parts[2:])
