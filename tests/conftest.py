@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from laconic.network.testbed import Testbed
 from processes import Ranks
 
 # Tests run beside each other: threads of their own would only wait for each other's cores.
@@ -50,3 +51,15 @@ def two_ranks() -> Iterator[Ranks]:
     """Two of their own, for trainers that leave marks on a process."""
     with Ranks(2) as ranks:
         yield ranks
+
+
+@pytest.fixture(scope="session")
+def _no_testbed() -> str | None:
+    return Testbed.reason_unavailable()
+
+
+@pytest.fixture
+def emulated(_no_testbed: str | None) -> None:
+    """Skips the test where no emulated hosts can be had."""
+    if _no_testbed is not None:
+        pytest.skip(_no_testbed)

@@ -1,12 +1,15 @@
 """One parameter on a few simulated ranks, for tests of memories and exchanges."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from laconic.comm.simulated import Simulated
+from laconic.contract import Compressor
 from laconic.plan import open_lane
 from laconic.spec import parse, parse_memory
-from laconic.step import exchange, together
+from laconic.step import Lane, exchange, together
 from laconic.types import Turn
 
 
@@ -14,33 +17,35 @@ class Lockstep:
     """A lane a rank, opened without a plan, so that any size meets the memory and the exchange."""
 
     def __init__(self, spec: str, memory: str, way: str, numel: int, size: int) -> None:
-        self.lanes = [
-            open_lane(
-                "w",
-                parse(spec),
-                parse_memory(memory),
-                way,
-                Turn((numel,), rank, size),
-                torch.device("cpu"),
-            )
-            for rank in range(size)
-        ]
+        turns = [Turn((numel,), rank, size) for rank in range(size)]
+        self.lanes = open_lanes(parse(spec), memory, way, turns)
         self.network = Simulated(size)
 
     def step(self, *grads: Tensor) -> Tensor:
         """What the gradient becomes on rank 0; on the others it is the same to the bit."""
-        outs = [grad.clone() for grad in grads]
-        pairs = zip(outs, self.lanes, strict=True)
-        self.network.run([together([exchange(out, lane)]) for out, lane in pairs])
-        for lane in self.lanes:
-            lane.keep()
-        for out in outs:
-            assert torch.equal(out.view(torch.int32), outs[0].view(torch.int32))
-        return outs[0]
+        return mean_of(self.network, self.lanes, grads)
 
     def kept(self, key: str) -> Tensor:
         """What all ranks keep under this key, a row a rank."""
         return torch.stack([lane.kept[key] for lane in self.lanes])
+
+
+def open_lanes(codec: Compressor, memory: str, way: str, turns: Sequence[Turn]) -> list[Lane]:
+    """A lane a turn, on the CPU."""
+    device = torch.device("cpu")
+    return [open_lane("w", codec, parse_memory(memory), way, turn, device) for turn in turns]
+
+
+def mean_of(network: Simulated, lanes: Sequence[Lane], grads: Sequence[Tensor]) -> Tensor:
+    """What a step makes of the gradients on rank 0; on the others it is the same to the bit."""
+    outs = [grad.clone() for grad in grads]
+    pairs = zip(outs, lanes, strict=True)
+    network.run([together([exchange(out, lane)]) for out, lane in pairs])
+    for lane in lanes:
+        lane.keep()
+    for out in outs:
+        assert torch.equal(out.view(torch.int32), outs[0].view(torch.int32))
+    return outs[0]
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from laconic.kernels import reference
 from laconic.kernels.rule import Rule
+from odd import normal
 
 KEY = 0x9E3779B97F4A7C15
 
@@ -28,10 +29,6 @@ RULES = [
     Rule("power", 1024),
     Rule("power", 30),
 ]
-
-
-def normal(numel: int, seed: int = 0) -> Tensor:
-    return torch.randn(numel, generator=torch.Generator().manual_seed(seed))
 
 
 def odd_numbers(numel: int) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ LEVELS = (
     ("kernels", "comm", "network"),
     ("wire",),
     ("contract", "aggregate"),
-    ("cast", "difference", "matrix", "compressors", "sparse", "memory", "rounded"),
+    ("cast", "chosen", "difference", "matrix", "compressors", "sparse", "memory", "rounded"),
     ("exchange",),
     ("spec",),
     ("alarm", "carry", "census"),
@@ -48,15 +48,15 @@ GUESTS = {
     "pyroute2": ("network/",),
     "keras": ("mount/keras", "bench/keras_bench.py"),
     "tensorflow": ("mount/tensorflow.py", "bench/keras_bench.py"),
-    "typer": ("cli.py",),
-    "rich": ("cli.py", "bench/"),
+    "typer": ("cli/",),
+    "rich": ("cli/", "bench/"),
     "lightning": ("mount/lightning.py", "bench/framework_bench.py"),
     "accelerate": ("mount/accelerate.py", "bench/framework_bench.py"),
     "transformers": ("mount/transformers.py", "bench/framework_bench.py"),
 }
 """Optional packages, and where they may come in."""
 
-ENVIRONMENT = ("cli.py", "network/", "bench/worker.py")
+ENVIRONMENT = ("cli/", "network/", "bench/worker.py")
 """Who may read environment variables: the command line, and what begins a process or is one."""
 
 FILES = sorted(SOURCE.rglob("*.py"))

@@ -9,22 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from laconic.network.testbed import Testbed
-
 LACONIC = [sys.executable, "-m", "laconic"]
 SHOW_NAMESPACE = "echo $RANK/$WORLD_SIZE; readlink /proc/self/ns/net"
 TOKEN = "LACONIC_TEST_TOKEN"
-
-
-@pytest.fixture(scope="module")
-def _reason() -> str | None:
-    return Testbed.reason_unavailable()
-
-
-@pytest.fixture
-def emulated(_reason: str | None) -> None:
-    if _reason is not None:
-        pytest.skip(_reason)
 
 
 @pytest.fixture

@@ -13,16 +13,17 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.cast import Cast
+from laconic.chosen import counted_layout, each_said, said_of, varying_layout
 from laconic.compressors.bf16 import Bf16
 from laconic.compressors.fp16 import Fp16
 from laconic.compressors.none import NoCompression
 from laconic.contract import Fused, OneRound, Traits
-from laconic.errors import ConfigError, WireError
+from laconic.errors import ConfigError
 from laconic.kernels.aim import Aim
 from laconic.kernels.reference.passing import passing
-from laconic.types import Field, Given, Layout, Parts, Turn
-from laconic.wire.indices import add_packed, check_index, index_bytes, index_field, pack_index
-from laconic.wire.layout import most_bytes, packed_bytes
+from laconic.types import Given, Layout, Parts, Turn
+from laconic.wire.indices import add_packed, index_bytes, pack_index
+from laconic.wire.layout import packed_bytes
 
 ValueFormat: TypeAlias = Literal["fp32", "bf16", "fp16"]
 FORMATS: Mapping[str, Cast] = {"fp32": NoCompression(), "bf16": Bf16(), "fp16": Fp16()}
@@ -132,50 +133,21 @@ class Pipeline(Fused):
 
 def _layout(method: Sparsifier, codec: OneRound, numel: int) -> Layout:
     if method.traits().varies:
-        return _varying_layout(codec, numel)
-    return _counted_layout(method, codec, numel, method.count(numel))
+        return varying_layout(codec, numel)
+    return _usual_layout(method, codec, numel)
 
 
-def _counted_layout(method: Sparsifier, codec: OneRound, numel: int, count: int) -> Layout:
-    inner = codec.layout(count)
-    if not method.told:
-        return inner
-
-    def check(parts: Parts) -> None:
-        check_index(parts[0], numel, count)
-        if inner.check is not None:
-            inner.check(parts[1:])
-
-    return Layout((index_field(numel, count), *inner.fields), check, most_bytes(numel))
-
-
-def _varying_layout(codec: OneRound, numel: int) -> Layout:
-    """The number of entries first; all lengths follow from it, and are checked against it."""
-
-    def check(parts: Parts) -> None:
-        count = int(parts[0])
-        if not 0 <= count <= numel:
-            raise WireError(f"message tells {count} entries of a tensor of {numel}")
-        inner = codec.layout(count)
-        fields = (index_field(numel, count), *inner.fields)
-        for part, field in zip(parts[1:], fields, strict=True):
-            if field.numel is not None and part.numel() != field.numel:
-                raise WireError(f"part of {part.numel()} where {count} entries take {field.numel}")
-        check_index(parts[1], numel, count)
-        if inner.check is not None:
-            inner.check(parts[2:])
-
-    secret = [Field(field.dtype, None) for field in codec.layout(0).fields]
-    fields = (Field(torch.int32, 1), Field(torch.uint8, None), *secret)
-    return Layout(fields, check, most_bytes(numel))
+def _usual_layout(method: Sparsifier, codec: OneRound, numel: int) -> Layout:
+    """The same as if as many entries were chosen as is usual."""
+    count = method.count(numel)
+    return counted_layout(codec, numel, count) if method.told else codec.layout(count)
 
 
 def _nbytes(method: Sparsifier, codec: OneRound, shape: Sequence[int]) -> int:
     """The length of a message, or of a usual one where it varies."""
     numel = torch.Size(shape).numel()
-    layout = _counted_layout(method, codec, numel, method.count(numel))
-    head = packed_bytes(None, [_varying_layout(codec, numel)]) if method.traits().varies else 0
-    return head + packed_bytes(None, [layout])
+    head = packed_bytes(None, [varying_layout(codec, numel)]) if method.traits().varies else 0
+    return head + packed_bytes(None, [_usual_layout(method, codec, numel)])
 
 
 def _draft(method: Passing, codec: Cast, given: Given, turn: Turn) -> Parts:
@@ -217,44 +189,17 @@ def _add_to(
     turn: Turn,
 ) -> None:
     if method.traits().varies:
-        said = _each_said(codec, [(parts[0], parts[2:]) for parts in messages], weight, turn)
+        said = each_said(codec, [(parts[0], parts[2:]) for parts in messages], weight, turn)
         rest = weight if isinstance(codec, Cast) else 1.0
         kernels.at(out).add_told(out, [parts[1] for parts in messages], said, rest)
         return
     # All at once: each entry is read and written once for all messages that lie in the cache.
     values = [parts[1:] if method.told else parts for parts in messages]
-    rows, rest = _said(codec, values, method.count(out.numel()), weight, turn)
+    rows, rest = said_of(codec, values, method.count(out.numel()), weight, turn)
     if method.told:
         add_packed(out, torch.stack([parts[0] for parts in messages]), rows, rest)
     else:
         kernels.at(out).add_at(out, method.select(Given(out), turn), rows, rest)
-
-
-def _each_said(
-    codec: OneRound, messages: Sequence[tuple[Tensor, Parts]], weight: float, turn: Turn
-) -> list[Tensor]:
-    """The same for messages of their own lengths, each with its count."""
-    if isinstance(codec, Cast):
-        return [values for _, (values,) in messages]
-    # Asked all at once, so that the host waits once.
-    counts = torch.cat([count for count, _ in messages]).tolist()
-    rows = [
-        _said(codec, [parts], count, weight, turn)[0]
-        for count, (_, parts) in zip(counts, messages, strict=True)
-    ]
-    return [row.view(-1) for row in rows]
-
-
-def _said(
-    codec: OneRound, messages: Sequence[Parts], count: int, weight: float, turn: Turn
-) -> tuple[Tensor, float]:
-    """What each message says of its `count` entries, and the weight that they still have to get."""
-    if isinstance(codec, Cast):
-        return torch.stack([parts[0] for parts in messages]), weight
-    rows = torch.zeros(len(messages), count, device=messages[0][0].device)
-    for row, parts in zip(rows, messages, strict=True):
-        codec.add_to(row, [parts], weight, turn._replace(shape=(count,)))
-    return rows, 1.0
 
 
 def check_format(method: str, values: str) -> None:

@@ -10,11 +10,9 @@ from laconic.network.testbed import Testbed
 CASE = "topk:ratio=0.1 @ controller=autopilot"
 
 
+@pytest.mark.usefixtures("emulated")
 def test_a_run_on_links_that_change() -> None:
     """What is chosen depends on the machine; `tests/control` has links of known speeds."""
-    reason = Testbed.reason_unavailable()
-    if reason is not None:
-        pytest.skip(reason)
     [record] = follow("mlp-tiny", [CASE], ["1gbit", "50mbit", "1gbit"], 8)
     assert [phase.rate for phase in record.phases] == ["1gbit", "50mbit", "1gbit"]
     fast, slow, again = record.phases

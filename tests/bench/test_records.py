@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from synthetic_runs import race, step, train
 
+from laconic.bench.machine import machine_facts
 from laconic.bench.records import (
     VERSION,
     Record,
     TrainRecord,
     append,
     check_writable,
-    machine_facts,
     read,
 )
 from laconic.errors import ConfigError

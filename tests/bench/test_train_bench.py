@@ -14,7 +14,6 @@ from laconic.bench.messages import Failed, Message, Started
 from laconic.bench.records import TrainRecord, append, read
 from laconic.bench.train_bench import TrainBench
 from laconic.errors import ConfigError, MissingExtra
-from laconic.network.testbed import Testbed
 
 CASES = ("efsign", "ddp-fp32", "compute-only")
 
@@ -186,10 +185,8 @@ def test_tensorboard_is_asked_for_before_anything_runs(
     assert scripted.jobs == []
 
 
+@pytest.mark.usefixtures("emulated")
 def test_bytes_on_emulated_hosts_are_those_that_the_interfaces_counted(tmp_path: Path) -> None:
-    reason = Testbed.reason_unavailable()
-    if reason is not None:
-        pytest.skip(reason)
     path = tmp_path / "runs.jsonl"
     cases = ("compute-only", "ddp-fp32", "efsign @ exchange=sharded")
     changes = {"workload": "mlp:hidden=256", "rate": "1gbit", "cases": cases, "seeds": (0,)}

@@ -8,11 +8,10 @@ from torch import Tensor
 
 from laconic.comm.simulated import Simulated
 from laconic.contract import Compressor, OneRound
-from laconic.plan import open_lane
-from laconic.spec import parse, parse_memory
-from laconic.step import exchange, together
+from laconic.spec import parse
 from laconic.types import Turn
 from laconic.wire.layout import pack
+from lockstep import mean_of, open_lanes
 
 CPU = torch.device("cpu")
 
@@ -32,20 +31,12 @@ class Ranks:
     ) -> None:
         codec = parse(method) if isinstance(method, str) else method
         turns = [Turn(tuple(shape), rank, size, seed) for rank in range(size)]
-        kept = parse_memory(memory)
-        self.lanes = [open_lane("w", codec, kept, way, turn, CPU) for turn in turns]
+        self.lanes = open_lanes(codec, memory, way, turns)
         self.network = Simulated(size)
 
     def step(self, *grads: Tensor) -> Tensor:
         """The mean that rank 0 receives; all ranks receive the same, or it is an error."""
-        outs = [grad.clone() for grad in grads]
-        pairs = zip(outs, self.lanes, strict=True)
-        self.network.run([together([exchange(out, lane)]) for out, lane in pairs])
-        for lane in self.lanes:
-            lane.keep()
-        for out in outs:
-            assert torch.equal(out.nan_to_num(), outs[0].nan_to_num())
-        return outs[0]
+        return mean_of(self.network, self.lanes, grads)
 
     def residual(self, rank: int = 0) -> Tensor:
         return self.lanes[rank].kept["residual"].view(self.lanes[rank].turn.shape)

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from laconic.network.testbed import Testbed
-
 HERE = Path(__file__).parent
 TOKEN = "LACONIC_TEST_TOKEN"
 REASON = re.compile(r"^gather among 4 ranks failed on rank (\d) after [\d.]+ s: (\S.*)$")
@@ -21,17 +19,6 @@ LARGE_TIMEOUT_S = 6.0
 SMALL_TIMEOUT_S = 2.0
 # A machine that is busy with other tests takes its time over what takes 15 s otherwise.
 TIME_LIMIT_S = 150
-
-
-@pytest.fixture(scope="module")
-def _reason() -> str | None:
-    return Testbed.reason_unavailable()
-
-
-@pytest.fixture
-def emulated(_reason: str | None) -> None:
-    if _reason is not None:
-        pytest.skip(_reason)
 
 
 def play(script: str, *words: str) -> tuple[list[dict[str, Any]], str]:

@@ -17,6 +17,9 @@ from laconic.errors import ConfigError, MissingExtra
 from laconic.kernels import cpu, reference
 from laconic.kernels.reference.random import random_bits, uniform
 from laconic.wire.indices import bitmap_bits, low_bits
+from odd import same_bits
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 SIZES = [0, 1, 7, 8, 9, 1000, 4097]
 CPU = torch.device("cpu")
@@ -27,48 +30,9 @@ each_size = pytest.mark.parametrize("numel", SIZES)
 
 
 @pytest.fixture(autouse=True)
-def poisoned_memory() -> Iterator[None]:
-    """Fills what `torch.empty` gives with NaN or the largest integer."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-@pytest.fixture(autouse=True)
 def automatic_choice() -> Iterator[None]:
     yield
     kernels.use("auto")
-
-
-def normal(numel: int, seed: int = 0) -> Tensor:
-    return torch.randn(numel, generator=torch.Generator().manual_seed(seed))
-
-
-def same_bits(one: Tensor, two: Tensor) -> bool:
-    """Equal bit for bit, so that NaN equals itself and -0.0 is not 0.0."""
-    return (
-        one.dtype == two.dtype
-        and one.shape == two.shape
-        and torch.equal(one.contiguous().view(torch.uint8), two.contiguous().view(torch.uint8))
-    )
-
-
-def odd_numbers(numel: int) -> dict[str, Tensor]:
-    """Inputs with ties, zeros of both signs, NaN and infinities at the same places."""
-    place = torch.arange(numel)
-    plain = normal(numel)
-    return {
-        "normal": plain,
-        "ties": (place * 37 % 5 - 2).float(),
-        "equal": torch.full((numel,), -1.5),
-        "zeros": torch.where(place % 2 == 0, 0.0, -0.0),
-        "nan": torch.where(place % 7 == 3, torch.nan, plain),
-        "inf": torch.where(
-            place % 7 == 3, torch.inf, torch.where(place % 7 == 5, -torch.inf, plain)
-        ),
-        "tiny": plain * 1e-41,
-        "huge": plain.sign() * 3e38,
-    }
 
 
 def test_both_backends_have_every_kernel() -> None:

@@ -55,6 +55,16 @@ def weights(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().float().reshape(-1) for p in model.parameters()])
 
 
+def largest(x: Tensor, ratio: float) -> Tensor:
+    """Top-k of a matrix; a vector is told in full."""
+    if x.dim() < 2:
+        return x
+    kept = torch.zeros_like(x).view(-1)
+    index = x.view(-1).abs().topk(round(ratio * x.numel())).indices
+    kept[index] = x.view(-1)[index]
+    return kept.view(x.shape)
+
+
 class Crew:
     """Simulated workers in lock step; `with crew:` enters the method on all of them."""
 

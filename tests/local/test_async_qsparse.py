@@ -7,7 +7,17 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.distributed as dist
-from crew import Crew, batch, momentum_sgd, plain_sgd, small_model, take_step, trained, weights
+from crew import (
+    Crew,
+    batch,
+    largest,
+    momentum_sgd,
+    plain_sgd,
+    small_model,
+    take_step,
+    trained,
+    weights,
+)
 from torch import Tensor, nn
 
 from laconic.errors import ConfigError, NonFiniteError
@@ -16,15 +26,6 @@ from laconic.local.letters import Correspondence
 from processes import Ranks
 
 SPEC = "topk:ratio=0.1,values=fp32"
-
-
-def largest(x: Tensor, ratio: float) -> Tensor:
-    if x.dim() < 2:
-        return x
-    kept = torch.zeros_like(x).view(-1)
-    index = x.view(-1).abs().topk(round(ratio * x.numel())).indices
-    kept[index] = x.view(-1)[index]
-    return kept.view(x.shape)
 
 
 def by_definition(order: list[int], gap: int, size: int) -> list[Tensor]:

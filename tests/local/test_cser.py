@@ -9,6 +9,7 @@ from crew import (
     MakeOptimizer,
     all_equal,
     batch,
+    largest,
     momentum_sgd,
     plain_sgd,
     small_model,
@@ -41,16 +42,6 @@ def nesterov(model: nn.Module) -> Optimizer:
 
 
 Direction = Callable[[Tensor, Tensor], Tensor]
-
-
-def largest(x: Tensor, ratio: float) -> Tensor:
-    """Top-k of matrices; vectors are told in full."""
-    if x.dim() < 2:
-        return x
-    kept = torch.zeros_like(x).view(-1)
-    index = x.view(-1).abs().topk(round(ratio * x.numel())).indices
-    kept[index] = x.view(-1)[index]
-    return kept.view(x.shape)
 
 
 def psync(vectors: list[Tensor], ratio: float) -> tuple[list[Tensor], list[Tensor]]:

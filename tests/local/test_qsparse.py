@@ -2,7 +2,17 @@
 
 import pytest
 import torch
-from crew import Crew, all_equal, momentum_sgd, plain_sgd, small_model, take_step, trained, weights
+from crew import (
+    Crew,
+    all_equal,
+    largest,
+    momentum_sgd,
+    plain_sgd,
+    small_model,
+    take_step,
+    trained,
+    weights,
+)
 from torch import Tensor
 
 from laconic.errors import ConfigError
@@ -16,13 +26,6 @@ SPECS = [
     "randomk:ratio=0.5",
     "powersgd:rank=4",
 ]
-
-
-def largest(x: Tensor, ratio: float) -> Tensor:
-    kept = torch.zeros_like(x).view(-1)
-    index = x.view(-1).abs().topk(round(ratio * x.numel())).indices
-    kept[index] = x.view(-1)[index]
-    return kept.view(x.shape)
 
 
 def by_definition(size: int, steps: int, gap: int, ratio: float) -> Tensor:
@@ -40,7 +43,7 @@ def by_definition(size: int, steps: int, gap: int, ratio: float) -> Tensor:
             said = []
             for rank, model in enumerate(models):
                 drift = memory[rank][place] + common - list(model.parameters())[place].detach()
-                said.append(largest(drift, ratio) if drift.dim() == 2 else drift)
+                said.append(largest(drift, ratio))
                 memory[rank][place] = drift - said[-1]
             common.sub_(torch.stack(said).mean(0))
             for model in models:

@@ -24,10 +24,8 @@ CASES = [
 ]
 
 
+@pytest.mark.usefixtures("emulated")
 def test_stats_agree_with_the_interface() -> None:
-    reason = Testbed.reason_unavailable()
-    if reason is not None:
-        pytest.skip(reason)
     answers: list[dict[str, int]] = []
     with Testbed(workers=4, rate="1gbit") as testbed:
         code = TestbedCluster(testbed).launch(

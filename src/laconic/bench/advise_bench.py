@@ -6,7 +6,7 @@ from pathlib import Path
 from laconic.bench.forecast_records import Setting
 from laconic.bench.forecasts import Subject, plan_of
 from laconic.bench.machine import machine_facts
-from laconic.bench.records import append
+from laconic.bench.record_files import append
 from laconic.bench.simulate_bench import Links
 from laconic.errors import ConfigError
 from laconic.forecast.advice import BITS16, FP32, Advice, advice, weigh

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from laconic.bench.plotdata import Dot
+from laconic.bench.plotdata import Axis, Dot, Dots
 from laconic.bench.records import COMPUTE, Direction, Record, TrainRecord
 from laconic.bench.setting import group
 from laconic.bench.speed import middle
@@ -16,6 +16,24 @@ class Frontier(NamedTuple):
     name: str
     better: Direction
     dots: tuple[Dot, ...]
+
+
+def frontier_plot(
+    records: Sequence[Record], place: int, axis: Axis, cost: Callable[[TrainRecord], float]
+) -> Dots | None:
+    """Where runs end, with what they cost along `axis`."""
+    found = frontier(records, cost)
+    if found is None:
+        return None
+    where = "left and up" if found.better == "higher" else "left and down"
+    return Dots(
+        place=place,
+        title=f"Where runs end: {found.name} and {axis.name}",
+        caption=f"The end of each run; {where} is better. The line joins those that none beats.",
+        x=axis,
+        y=Axis(name=found.name, label=f"{found.name} at the end"),
+        traces=found.dots,
+    )
 
 
 def frontier(records: Sequence[Record], cost: Callable[[TrainRecord], float]) -> Frontier | None:

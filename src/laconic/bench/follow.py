@@ -18,7 +18,7 @@ from laconic.bench.cases import split_cases
 from laconic.bench.job import Job
 from laconic.bench.machine import machine_facts
 from laconic.bench.messages import Failed, Finished, Message, Started, Tick
-from laconic.bench.records import append
+from laconic.bench.record_files import append
 from laconic.bench.turns import run_turns
 from laconic.errors import ConfigError, PeerError
 from laconic.network.cluster import TestbedCluster

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from laconic.bench.records import FORECAST, KINDS, VERSION, read_kinds
+from laconic.bench.record_files import VERSION, read_kinds
+from laconic.bench.records import FORECAST, KINDS
 from laconic.forecast.forecast import Prediction
 
 

@@ -20,7 +20,7 @@ from laconic.bench.job import Job
 from laconic.bench.live import Live
 from laconic.bench.machine import machine_facts
 from laconic.bench.messages import Failed, Finished, Message
-from laconic.bench.records import VERSION, append
+from laconic.bench.record_files import VERSION, append
 from laconic.bench.turns import run_turns
 from laconic.errors import ConfigError, PeerError
 from laconic.network.cluster import Cluster, open_cluster

@@ -7,9 +7,11 @@ import torch
 from rich.console import Console
 
 from laconic import kernels
+from laconic.bench.machine import machine_facts
 from laconic.bench.measure import Ground, ground_at, measure
 from laconic.bench.plots import plots
-from laconic.bench.records import KernelRecord, append, machine_facts
+from laconic.bench.record_files import append
+from laconic.bench.records import KernelRecord
 from laconic.bench.setting import group, kernel_setting
 from laconic.bench.stopwatch import Stopwatch, stopwatch
 from laconic.bench.summary import kernel_summary

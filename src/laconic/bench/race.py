@@ -13,7 +13,8 @@ from laconic.bench.job import Job
 from laconic.bench.live import Live
 from laconic.bench.machine import machine_facts
 from laconic.bench.messages import Message
-from laconic.bench.records import Record, append
+from laconic.bench.record_files import append
+from laconic.bench.records import Record
 from laconic.bench.turns import run_turns
 from laconic.network.cluster import open_cluster
 

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from laconic.bench.records import TrainRecord, check_writable, read
+from laconic.bench.record_files import check_writable
+from laconic.bench.records import TrainRecord, read
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from laconic.bench.forecasts import Subject, measure_workload
 from laconic.bench.job import Job
 from laconic.bench.lockstep import crew_of
 from laconic.bench.pace import ForecastPace
-from laconic.bench.records import TrainRecord, append
+from laconic.bench.record_files import append
+from laconic.bench.records import TrainRecord
 from laconic.bench.simulate_bench import SimulateBench
 from laconic.bench.simulated_run import SimulatedRun
 from laconic.bench.tables import train_tables

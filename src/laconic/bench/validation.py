@@ -16,7 +16,7 @@ from laconic.bench.forecast_tables import validation_table
 from laconic.bench.job import Job, write_job
 from laconic.bench.jsonl import from_row, to_row
 from laconic.bench.machine import machine_facts
-from laconic.bench.records import append, check_writable
+from laconic.bench.record_files import append, check_writable
 from laconic.bench.verdict import QUIET_CORES, summary
 from laconic.bench.workload import parse_workload
 from laconic.errors import ConfigError, PeerError

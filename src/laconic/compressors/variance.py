@@ -7,13 +7,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from laconic.chosen import counted_layout, varying_layout
 from laconic.contract import ManyRounds, Traits, flat32
-from laconic.errors import ConfigError, WireError
-from laconic.sparse import count_of
-from laconic.types import Field, Gather, Given, Layout, Parts, Payload, Rounds, State, Turn
-from laconic.wire.indices import check_index, index_field, pack_index, unpack_index
-from laconic.wire.layout import most_bytes, packed_bytes
+from laconic.errors import ConfigError
+from laconic.sparse import FORMATS, count_of
+from laconic.types import Gather, Given, Layout, Parts, Payload, Rounds, State, Turn
+from laconic.wire.indices import pack_index, unpack_index
+from laconic.wire.layout import packed_bytes
 
+VALUES = FORMATS["bf16"]
 USUAL = 0.03
 """About so many of independent normal entries are said in a step with the default setting."""
 
@@ -100,13 +102,11 @@ class Variance(ManyRounds):
         """The length of a usual message."""
         numel = torch.Size(shape).numel()
         count = count_of(USUAL, numel)
-        usual = Layout((index_field(numel, count), Field(torch.bfloat16, count)))
-        return packed_bytes(None, [self.layout(numel), usual])
+        return packed_bytes(None, [self.layout(numel), counted_layout(VALUES, numel, count)])
 
     def layout(self, numel: int) -> Layout:
         """How many entries, where they are, and what they are."""
-        fields = (Field(torch.int32, 1), Field(torch.uint8, None), Field(torch.bfloat16, None))
-        return Layout(fields, lambda parts: _check(parts, numel), most_bytes(numel))
+        return varying_layout(VALUES, numel)
 
 
 def _parts(x: Tensor, index: Tensor) -> Parts:
@@ -119,14 +119,3 @@ def _add(out: Tensor, parts: Parts, weight: float) -> None:
     _, places, values = parts
     index = unpack_index(places, out.numel(), values.numel())
     out.index_add_(0, index, values.to(out.dtype) * weight)
-
-
-def _check(parts: Parts, numel: int) -> None:
-    """Raises WireError unless all lengths follow from the count, and places are in range."""
-    count = int(parts[0])
-    if not 0 <= count <= numel:
-        raise WireError(f"message tells {count} entries of a tensor of {numel}")
-    lengths = [index_field(numel, count).numel, count]
-    if lengths != [part.numel() for part in parts[1:]]:
-        raise WireError(f"message has parts of other lengths than {count} entries take")
-    check_index(parts[1], numel, count)

@@ -39,6 +39,13 @@ class Text(NamedTuple):
     held_out: Tensor
 
 
+def find_text(folder: Path | None, device: str, synthetic: bool) -> Text:
+    """Tiny Shakespeare where its folder is given, and else what needs none."""
+    if synthetic:
+        return synthetic_text(device)
+    return read_library(device) if folder is None else read_shakespeare(folder, device)
+
+
 @cache
 def read_library(device: str = "cpu") -> Text:
     """The modules' source, from the interpreter that runs us."""

@@ -11,14 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Adam, Optimizer
 
-from laconic.bench.data.characters import (
-    SHAKESPEARE,
-    SYMBOLS,
-    Text,
-    read_library,
-    read_shakespeare,
-    synthetic_text,
-)
+from laconic.bench.data.characters import SHAKESPEARE, SYMBOLS, Text, find_text
 from laconic.bench.workload import Batch, Evaluation, Metric, Workload, evaluating
 
 _EVALUATED = 2048
@@ -90,8 +83,4 @@ class CharLm(Workload):
         return Batch(windows[:, :-1], windows[:, -1])
 
     def _text(self) -> Text:
-        if self.synthetic:
-            return synthetic_text(self.device)
-        if self.data is None:
-            return read_library(self.device)
-        return read_shakespeare(self.data, self.device)
+        return find_text(self.data, self.device, self.synthetic)

@@ -10,14 +10,7 @@ from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attentio
 from torch.optim import AdamW, Optimizer
 
 from laconic.bench import schedules
-from laconic.bench.data.characters import (
-    SHAKESPEARE,
-    SYMBOLS,
-    Text,
-    read_library,
-    read_shakespeare,
-    synthetic_text,
-)
+from laconic.bench.data.characters import SHAKESPEARE, SYMBOLS, Text, find_text
 from laconic.bench.draw import numbers_below
 from laconic.bench.workload import Batch, Evaluation, Metric, Workload, evaluating
 from laconic.errors import ConfigError
@@ -92,11 +85,7 @@ class Gpt(Workload):
         return Batch(windows[:, :-1], windows[:, 1:])
 
     def _text(self) -> Text:
-        if self.synthetic:
-            return synthetic_text(self.device)
-        if self.data is None:
-            return read_library(self.device)
-        return read_shakespeare(self.data, self.device)
+        return find_text(self.data, self.device, self.synthetic)
 
 
 class _Gpt(nn.Module):

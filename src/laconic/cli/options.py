@@ -1,0 +1,68 @@
+"""Options that several commands have, and what their text means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from laconic.errors import ConfigError
+
+if TYPE_CHECKING:
+    from laconic.bench.simulate_bench import Links
+
+Workers = Annotated[int, typer.Option(help="Emulated hosts, one worker on each.")]
+Rate = Annotated[str, typer.Option(help="Rate of every link, such as 100mbit; none: unshaped.")]
+Json = Annotated[
+    Path | None, typer.Option("--json", help="Adds the records to this file, as JSON lines.")
+]
+Latency = Annotated[str, typer.Option(help="Latency of a hop, such as 0.1ms.")]
+Cases = Annotated[
+    list[str] | None,
+    typer.Option("--case", "--cases", help="Specs or baselines; repeat, or separate by commas."),
+]
+Specs = Annotated[
+    list[str] | None,
+    typer.Option("--case", "--cases", help="Specs; repeat, or separate by commas."),
+]
+WorkloadText = Annotated[
+    str, typer.Option("--workload", help="NAME[:key=value,...] of `laconic bench workloads`.")
+]
+Data = Annotated[Path | None, typer.Option(help="The folder of its data set.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda; workers may share one GPU.")]
+Commit = Annotated[
+    str | None, typer.Option(help="The commit for the records, where there is no checkout.")
+]
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Whole numbers from 1, which may be written as 1e6."""
+    try:
+        sizes = tuple(int(float(word)) for word in text.split(","))
+    except ValueError:
+        raise ConfigError(f"sizes: expected numbers such as 1e6,1e8, got {text!r}") from None
+    if any(size < 1 for size in sizes):
+        raise ConfigError(f"sizes: must be at least 1, got {text!r}")
+    return sizes
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise ConfigError(f"seeds: expected numbers such as 0,1,2, got {text!r}") from None
+
+
+def parse_links(rate: str, latency: str, inside: str | None) -> Links:
+    from laconic.bench.simulate_bench import Links
+    from laconic.network.latency import parse_latency
+    from laconic.network.rate import parse_rate
+
+    inside_bits = None if inside is None else parse_rate(inside)
+    return Links(parse_rate(rate), parse_latency(latency), inside_bits)
+
+
+def named_rate(text: str) -> str | None:
+    """The rate of links that are to be shaped, and None where `none` was asked for."""
+    return None if text == "none" else text
