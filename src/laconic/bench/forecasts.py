@@ -28,6 +28,9 @@ class Subject:
         default_factory=dict, init=False, repr=False, compare=False
     )
 
+    def has_rehearsed(self, plan: Plan, workers: int) -> bool:
+        return (plan, workers) in self._rehearsed
+
     def rehearsed(self, plan: Plan, workers: int) -> Rehearsed:
         """One rank's exchange; rehearsed once, since it is the same on every network."""
         key = plan, workers

@@ -28,7 +28,10 @@ class Room:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Work beside others; it is done when this ends."""
+        """Work beside others; it is done when this ends. Work inside of it is part of it."""
+        if self._inside:
+            yield
+            return
         with _locked(self._door):
             flock(self._room, LOCK_SH)
         self._inside = True

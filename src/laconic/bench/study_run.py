@@ -26,6 +26,7 @@ from laconic.bench.trainee import Seen, Trainee, train
 from laconic.bench.workload import Workload, parse_workload
 from laconic.errors import LaconicError
 from laconic.forecast.forecast import Prediction
+from laconic.forecast.rehearsal import rehearse
 from laconic.network.latency import parse_latency
 from laconic.network.rate import parse_rate
 from laconic.plan import Plan
@@ -153,7 +154,13 @@ def _predicted(
     bench: SimulateBench, subject: Subject, workers: int, room: Room | None, plan: Plan
 ) -> Prediction:
     """What a step takes, measured while nobody else is at work."""
-    with nullcontext() if room is None else room.alone():
+    if room is None:
+        return bench.predict_plan(subject, plan, workers)
+    if not subject.has_rehearsed(plan, workers):
+        with room.shared():
+            # Kernels are compiled in this one, for which others need not wait.
+            rehearse(plan, subject.tensors, subject.compute.steps, workers)
+    with room.alone():
         return bench.predict_plan(subject, plan, workers)
 
 
