@@ -1,13 +1,16 @@
 """Magnitudes of some ranks, between two bounds each that passes over memory bring together.
 
-A pass counts the magnitudes inside the bounds by 2048 bins, and its last program goes on with the
-bin that holds the rank. All that the host does not ask for is in one tensor of int64, the state.
+A first pass counts the magnitudes from a guess on by 2048 bins; later ones count those inside the
+bounds by 4096. The last program of each goes on with the bin that holds the rank. All that the host
+does not ask for is in one tensor of int64, the state, that begins as zeros.
 """
 
 import triton
 import triton.language as tl
 
-BINS = 2048
+BINS = tl.constexpr(2048)
+FINE = tl.constexpr(4096)
+"""Bins of later passes: as many as there are magnitudes in a bin of the first."""
 ODD = tl.constexpr(32)
 """Entries that are no finite number. Before them, for each launch, how many programs are done."""
 OPEN = tl.constexpr(33)
@@ -21,9 +24,11 @@ EXACT = tl.constexpr(37)
 """The border as the bits of a float64."""
 GUESS = tl.constexpr(38)
 """The magnitude from which on entries were marked first."""
+BEYOND = tl.constexpr(39)
+"""Entries beyond the first bins."""
 BRACKETS = tl.constexpr(48)
 """Four numbers each: first and last magnitude, entries above them, and the rank."""
-HEAD = 64
+HEAD = tl.constexpr(64)
 
 FEW = tl.constexpr(0)
 MANY = tl.constexpr(1)
@@ -33,14 +38,14 @@ SAMPLE = tl.constexpr(3)
 
 COARSE = tl.constexpr(12)
 """log2 of the first bins: 2048 of them are a factor of two."""
-NEAR = tl.constexpr(BINS << 12)
-BEYOND = tl.constexpr(39)
-"""Entries beyond the first bins."""
+NEAR = tl.constexpr(2048 << 12)
 
-ROWS = 14
-"""Rows of bins: one that all share, four of the sample, and three times one a bracket."""
-SAMPLE_ROW = tl.constexpr(1)
-ROW = tl.constexpr(5)
+LEVELS = 3
+"""Passes with finer bins: enough for bins of one number whatever the guess was."""
+DRAWN = tl.constexpr(64 + 2048)
+"""Where the first bins of a drawn sample are, after those of all; then rows of later ones."""
+ROWS = tl.constexpr(64 + 2 * 2048)
+SIZE = ROWS.value + LEVELS * 4 * FINE.value
 
 
 @triton.jit
@@ -88,11 +93,16 @@ def tally(bins_ptr, size, inside, first, shift, BINS: tl.constexpr):
 
 
 @triton.jit
-def counted(state_ptr, row, BINS: tl.constexpr, HEAD: tl.constexpr):
+def counted(bins_ptr, BINS: tl.constexpr):
     """How many are in each bin or one above it."""
-    spot = _spot(tl.arange(0, BINS), BINS)
-    held = tl.load(state_ptr + HEAD + row * BINS + spot)
-    return tl.sum(held) - tl.cumsum(held, 0) + held
+    held = tl.load(bins_ptr + _spot(tl.arange(0, BINS), BINS))
+    return tl.cumsum(held, 0, reverse=True)
+
+
+@triton.jit
+def fine_row(state_ptr, level, bracket):
+    """Where the bins of a later pass are."""
+    return state_ptr + ROWS + (4 * level + bracket) * FINE
 
 
 @triton.jit
@@ -105,9 +115,9 @@ def narrow(state_ptr, bracket, reach, shift, numel, BINS: tl.constexpr):
     first, last, above, rank = tl.load(ptr), tl.load(ptr + 1), tl.load(ptr + 2), tl.load(ptr + 3)
     if first < last:
         reach += above
-        chosen = tl.sum((reach >= rank).to(tl.int64)) - 1
+        chosen = tl.sum((reach >= rank).to(tl.int32)) - 1
+        # Of all bins, if none holds the rank.
         higher = tl.max(tl.where(reach < rank, reach, above), 0)
-        all_ = tl.max(reach, 0)
         one_bin = tl.full((), 1, tl.int64) << shift
         over = above >= rank
         none = (chosen < 0) & ~over
@@ -118,6 +128,7 @@ def narrow(state_ptr, bracket, reach, shift, numel, BINS: tl.constexpr):
         end = tl.where(over, last, tl.minimum(start + one_bin - 1, last))
         tl.store(ptr, tl.where(none, tl.where(closed, nothing, 1), start))
         tl.store(ptr + 1, tl.where(none, tl.where(closed, nothing, first - 1), end))
-        tl.store(ptr + 2, tl.where(none, all_, tl.where(over, 0, higher)))
-        if none & ~closed:
-            tl.store(state_ptr + MISSED, 1)
+        tl.store(ptr + 2, tl.where(over, 0, higher))
+        if bracket != SAMPLE:
+            # The drawn are found again by their positions, without marks.
+            tl.store(state_ptr + MISSED, 1, mask=none & ~closed)

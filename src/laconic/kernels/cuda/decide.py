@@ -8,7 +8,7 @@ between two bounds, a border between them leaves it open.
 import triton
 import triton.language as tl
 
-from laconic.kernels.cuda.brackets import BORDER, CUT, EXACT, FEW, MANY, MOST, OPEN, bounds
+from laconic.kernels.cuda.brackets import BORDER, CUT, EXACT, FEW, MANY, MOST, OPEN, SAMPLE, bounds
 
 
 @triton.jit
@@ -108,8 +108,9 @@ def decide(
 ):  # fmt: skip
     """The border of a kind, of what the brackets and the sums of all programs tell."""
     top = top_of(tops_ptr, programs, SPAN)
-    mean = sum_of(sums_ptr, programs, SPAN) / numel
     unsure = top < 0
+    if KIND != "sampled":
+        mean = sum_of(sums_ptr, programs, SPAN) / numel
     if KIND == "bisected":
         border, unsure = _bisected(state_ptr, tl.minimum(mean, top), top, ROUNDS)
     elif KIND == "normal":
@@ -119,9 +120,10 @@ def decide(
         border, unsure = _rescaled(state_ptr, border, ROUNDS)
         border = tl.minimum(border, top)
     elif KIND == "sampled":
-        start, _ = bounds(state_ptr, 3)
+        start, end = bounds(state_ptr, SAMPLE)
         border = start.to(tl.int32).to(tl.float32, bitcast=True).to(tl.float64)
         border, unsure = _lowered(state_ptr, border, ROUNDS)
+        unsure |= start < end
     else:
         border = tl.minimum(mean * double(factor), top)
     settle(state_ptr, border, unsure)

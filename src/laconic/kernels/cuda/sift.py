@@ -12,37 +12,45 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from laconic.kernels.cuda import marks as marks_
 from laconic.kernels.cuda.bits import lowest_bit
 from laconic.kernels.cuda.brackets import (
     BEYOND,
     BINS,
     BRACKETS,
     COARSE,
+    DRAWN,
     EXACT,
+    FINE,
     GUESS,
     HEAD,
+    LEVELS,
     MISSED,
     NEAR,
     ODD,
     OPEN,
-    ROW,
+    SAMPLE,
     bounds,
     counted,
+    fine_row,
     is_last,
     narrow,
     tally,
     width,
 )
 from laconic.kernels.cuda.decide import decide, double, settle
+from laconic.kernels.cuda.drawn import count_drawn, recount_drawn
 from laconic.kernels.cuda.excess import climb
 from laconic.kernels.cuda.guess import Search
-from laconic.kernels.cuda.marks import WORDS, marks, most_marks, new_marks, store_marks
+from laconic.kernels.cuda.marks import marks, most_marks, new_marks, store_marks, together
 from laconic.kernels.cuda.passes import TILE, added, clear, finite, magnitude, sources, spread
+from laconic.kernels.cuda.random import KEYS, halves
 from laconic.types import Given
 
 HEIGHT = 4
-LEVELS = 3
-"""Passes over the marked: enough for bins of one number whatever the guess was."""
+REGISTERS = 80
+PART = 2048
+"""Entries that a program looks at together: more need more registers than let others run."""
 
 
 class Sifted(NamedTuple):
@@ -51,29 +59,49 @@ class Sifted(NamedTuple):
     """Marks on all that may be chosen, and some more."""
 
 
-@triton.jit(do_not_specialize=["factor"])
+@triton.jit
+def _close_in(state_ptr, numel, tried, KIND: tl.constexpr):
+    """Goes on with the bins that the first pass has counted."""
+    # Borders are decided by finite entries; all others are above those.
+    others, above = tl.load(state_ptr + ODD), tl.load(state_ptr + BEYOND)
+    for bracket in tl.static_range(3):
+        ptr = state_ptr + BRACKETS + 4 * bracket
+        tl.store(ptr + 2, above)
+        if bracket < 2:
+            tl.store(ptr + 3, tl.load(ptr + 3) + others)
+    tl.debug_barrier()
+    reach = counted(state_ptr + HEAD, BINS)
+    for bracket in tl.static_range(3):
+        narrow(state_ptr, bracket, reach, COARSE, numel, BINS)
+    if KIND == "sampled":
+        narrow(state_ptr, SAMPLE, counted(state_ptr + DRAWN, BINS), COARSE, tried, BINS)
+    tl.debug_barrier()
+
+
+@triton.jit(do_not_specialize=["factor", "tried", *KEYS])
 def _sift_kernel(
     x_ptr, residual_ptr, left_ptr, state_ptr, sums_ptr, tops_ptr, words_ptr, packed_ptr, decay,
-    numel, room, factor, FEEDBACK: tl.constexpr, KIND: tl.constexpr, BINS: tl.constexpr,
-    HEAD: tl.constexpr, SPAN: tl.constexpr, ROUNDS: tl.constexpr, HEIGHT: tl.constexpr,
+    numel, room, factor, tried, key_low, key_high, FEEDBACK: tl.constexpr, KIND: tl.constexpr,
+    SPAN: tl.constexpr, ROUNDS: tl.constexpr, HEIGHT: tl.constexpr, PART: tl.constexpr,
     TILES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
     clear(packed_ptr, room, TILE)
     guess = tl.load(state_ptr + GUESS).to(tl.int32)
-    row, lane = tl.arange(0, HEIGHT), tl.arange(0, TILE // HEIGHT)
+    row, lane = tl.arange(0, HEIGHT), tl.arange(0, PART // HEIGHT)
     start = program.to(tl.int64) * TILES * TILE
-    sums = tl.zeros((TILE // HEIGHT,), tl.float64)
-    squares = tl.zeros((TILE // HEIGHT,), tl.float64)
-    top = tl.zeros((TILE // HEIGHT,), tl.int32)
-    odd = tl.zeros((TILE // HEIGHT,), tl.int32)
-    beyond = 0
-    for tile in range(TILES):
-        place = start + tile * TILE + row[:, None] * (TILE // HEIGHT) + lane[None, :]
+    sums = tl.zeros((PART // HEIGHT,), tl.float64)
+    squares = tl.zeros((PART // HEIGHT,), tl.float64)
+    top = tl.zeros((PART // HEIGHT,), tl.int32)
+    # Entries that are not finite, and above 16 bits those beyond the bins.
+    apart = tl.zeros((PART // HEIGHT,), tl.int32)
+    for part in range(TILES * TILE // PART):
+        place = start + part * PART + row[:, None] * (PART // HEIGHT) + lane[None, :]
         total = added(x_ptr, residual_ptr, left_ptr, decay, place, place < numel, FEEDBACK)
         size = magnitude(total)
         known = size < 0x7F800000
-        odd += tl.sum((~known).to(tl.int32), axis=0)
+        beyond = (size >= guess) & (size - guess >= NEAR)
+        apart += tl.sum((~known).to(tl.int32) + (beyond.to(tl.int32) << 16), axis=0)
         top = tl.maximum(top, tl.max(finite(size), axis=0))
         if KIND == "normal":
             wide = tl.where(known, total, 0.0).to(tl.float64)
@@ -82,89 +110,95 @@ def _sift_kernel(
         elif KIND != "sampled":
             sums += tl.sum(finite(size).to(tl.float32, bitcast=True).to(tl.float64), axis=0)
         # What lies outside is zero, and a guess is not.
-        flat = tl.reshape(size, (TILE,))
+        flat = tl.reshape(size, (PART,))
         marked = flat >= guess
-        store_marks(words_ptr, start + tile * TILE, marked, TILE)
-        near = marked & (flat - guess < NEAR)
-        beyond += tl.sum((marked & ~near).to(tl.int32))
-        tally(state_ptr + HEAD, flat, near, guess, COARSE, BINS)
-    tl.store(sums_ptr + program, tl.sum(sums))
+        store_marks(words_ptr, start + part * PART, marked, PART)
+        tally(state_ptr + HEAD, flat, marked & (flat - guess < NEAR), guess, COARSE, BINS)
+    if KIND == "sampled":
+        total_ptr = x_ptr
+        if FEEDBACK:
+            # Other threads have written what is read there.
+            tl.debug_barrier()
+            total_ptr = left_ptr
+        end = tl.minimum(start + TILES * TILE, numel)
+        count_drawn(total_ptr, state_ptr, start, end, numel, tried, key_low, key_high)
+    else:
+        tl.store(sums_ptr + program, tl.sum(sums))
     if KIND == "normal":
         tl.store(sums_ptr + programs + program, tl.sum(squares))
     tl.store(tops_ptr + program, tl.max(top, 0))
-    tl.atomic_add(state_ptr + ODD, tl.sum(odd).to(tl.int64), sem="relaxed")
-    tl.atomic_add(state_ptr + BEYOND, tl.full((), 0, tl.int64) + beyond, sem="relaxed")
+    odd, over = tl.sum((apart & 0xFFFF).to(tl.int64)), tl.sum((apart >> 16).to(tl.int64))
+    tl.atomic_add(state_ptr + ODD, odd, mask=odd > 0, sem="relaxed")
+    tl.atomic_add(state_ptr + BEYOND, over, mask=over > 0, sem="relaxed")
     if is_last(state_ptr, 0):
-        # Borders are decided by finite entries; all others are above those.
-        others, above = tl.load(state_ptr + ODD), tl.load(state_ptr + BEYOND)
-        for bracket in tl.static_range(3):
-            ptr = state_ptr + BRACKETS + 4 * bracket
-            tl.store(ptr + 2, above)
-            if bracket < 2:
-                tl.store(ptr + 3, tl.load(ptr + 3) + others)
-        tl.debug_barrier()
-        reach = counted(state_ptr, 0, BINS, HEAD)
-        for bracket in tl.static_range(3):
-            narrow(state_ptr, bracket, reach, COARSE, numel, BINS)
-        tl.debug_barrier()
+        _close_in(state_ptr, numel, tried, KIND)
         decide(state_ptr, sums_ptr, tops_ptr, numel, programs, factor, KIND, ROUNDS, SPAN)
 
 
 @triton.jit
-def _bracket(state_ptr, bracket, asked, BINS: tl.constexpr):
+def _bracket(state_ptr, bracket, asked):
     """First and last magnitude and log2 of a bin, as int32; an empty one if none is asked for."""
     first, last = bounds(state_ptr, bracket)
     last = tl.where(asked, last, first)
-    return first.to(tl.int32), last.to(tl.int32), width(first, last, BINS).to(tl.int32)
+    return first.to(tl.int32), last.to(tl.int32), width(first, last, FINE).to(tl.int32)
 
 
 @triton.jit
-def _count(bins_ptr, size, here, first, last, shift, BINS: tl.constexpr):
+def _count(bins_ptr, size, here, first, last, shift):
     if first < last:
-        tally(bins_ptr, size, here & (size >= first) & (size <= last), first, shift, BINS)
+        tally(bins_ptr, size, here & (size >= first) & (size <= last), first, shift, FINE)
 
 
-@triton.jit(do_not_specialize=["factor", "level"])
-def _refine_kernel(
-    x_ptr, state_ptr, sums_ptr, tops_ptr, words_ptr, numel, factor, level,
-    FIRST: tl.constexpr, KIND: tl.constexpr, BINS: tl.constexpr, HEAD: tl.constexpr,
-    SPAN: tl.constexpr, ROUNDS: tl.constexpr, WORDS: tl.constexpr, TILES: tl.constexpr,
-    TILE: tl.constexpr,
+@triton.jit
+def _recount(
+    x_ptr, state_ptr, words_ptr, level, asked, WORDS: tl.constexpr, EACH: tl.constexpr
 ):  # fmt: skip
-    """Counts in smaller bins, where that is needed."""
+    """Counts the marked inside the bounds by finer bins."""
+    few_first, few_last, few_shift = _bracket(state_ptr, 0, asked == 1)
+    many_first, many_last, many_shift = _bracket(state_ptr, 1, asked == 1)
+    most_first, most_last, most_shift = _bracket(state_ptr, 2, asked > 0)
+    bins_ptr = fine_row(state_ptr, level, 0)
+    for begin in range(0, EACH, WORDS):
+        word, held = marks(words_ptr, begin, EACH, WORDS)
+        turns = most_marks(held)
+        while turns > 0:
+            here = held != 0
+            place = word * 32 + lowest_bit(held).to(tl.int64)
+            size = magnitude(tl.load(x_ptr + place, mask=here, other=0.0))
+            _count(bins_ptr, size, here, few_first, few_last, few_shift)
+            _count(bins_ptr + FINE, size, here, many_first, many_last, many_shift)
+            _count(bins_ptr + 2 * FINE, size, here, most_first, most_last, most_shift)
+            held &= held - 1
+            turns -= 1
+
+
+@triton.jit(do_not_specialize=["factor", "level", "tried", *KEYS])
+def _refine_kernel(
+    x_ptr, state_ptr, sums_ptr, tops_ptr, words_ptr, numel, factor, level, tried, key_low, key_high,
+    KIND: tl.constexpr, SPAN: tl.constexpr, ROUNDS: tl.constexpr, WORDS: tl.constexpr,
+    TILES: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Counts in finer bins, where that is needed."""
     asked = tl.load(state_ptr + OPEN)
     if asked != 0:
-        row = ROW + 3 * level
-        bins_ptr = state_ptr + HEAD + row * BINS
-        if FIRST:  # noqa: SIM102 - known when it is compiled
-            if tl.load(state_ptr + MISSED) != 0:
-                start = tl.program_id(0).to(tl.int64) * TILES * TILE
-                for tile in range(TILES):
-                    place = start + tile * TILE + tl.arange(0, TILE)
-                    size = magnitude(tl.load(x_ptr + place, mask=place < numel, other=0.0))
-                    store_marks(words_ptr, start + tile * TILE, size > 0, TILE)
-                tl.debug_barrier()
-        few_first, few_last, few_shift = _bracket(state_ptr, 0, asked == 1, BINS)
-        many_first, many_last, many_shift = _bracket(state_ptr, 1, asked == 1, BINS)
-        most_first, most_last, most_shift = _bracket(state_ptr, 2, asked > 0, BINS)
-        for begin in range(0, TILES * TILE // 32, WORDS):
-            word, held = marks(words_ptr, begin, TILES * TILE // 32, WORDS)
-            turns = most_marks(held)
-            while turns > 0:
-                here = held != 0
-                place = word * 32 + lowest_bit(held).to(tl.int64)
-                size = magnitude(tl.load(x_ptr + place, mask=here, other=0.0))
-                _count(bins_ptr, size, here, few_first, few_last, few_shift, BINS)
-                _count(bins_ptr + BINS, size, here, many_first, many_last, many_shift, BINS)
-                _count(bins_ptr + 2 * BINS, size, here, most_first, most_last, most_shift, BINS)
-                held &= held - 1
-                turns -= 1
+        start = tl.program_id(0).to(tl.int64) * TILES * TILE
+        if (level == 0) & (tl.load(state_ptr + MISSED) != 0):
+            for tile in range(TILES):
+                place = start + tile * TILE + tl.arange(0, TILE)
+                size = magnitude(tl.load(x_ptr + place, mask=place < numel, other=0.0))
+                store_marks(words_ptr, start + tile * TILE, size > 0, TILE)
+            tl.debug_barrier()
+        if KIND == "sampled":
+            end = tl.minimum(start + TILES * TILE, numel)
+            recount_drawn(x_ptr, state_ptr, level, start, end, numel, tried, key_low, key_high)
+        _recount(x_ptr, state_ptr, words_ptr, level, asked, WORDS, TILES * TILE // 32)
         if is_last(state_ptr, 1 + level):
-            for bracket in tl.static_range(3):
+            for bracket in tl.static_range(4 if KIND == "sampled" else 3):
                 first, last = bounds(state_ptr, bracket)
                 if (first < last) & ((asked == 1) | (bracket == 2)):
-                    reach = counted(state_ptr, row + bracket, BINS, HEAD)
-                    narrow(state_ptr, bracket, reach, width(first, last, BINS), numel, BINS)
+                    reach = counted(fine_row(state_ptr, level, bracket), FINE)
+                    many = tried if bracket == 3 else numel
+                    narrow(state_ptr, bracket, reach, width(first, last, FINE), many, FINE)
             tl.debug_barrier()
             programs = tl.num_programs(0)
             if KIND == "excess":
@@ -183,20 +217,21 @@ def sift(given: Given, search: Search, state: Tensor, packed: Tensor) -> Sifted:
     sums = torch.empty(2, programs, dtype=torch.float64, device=x.device)
     tops = torch.empty(programs, dtype=torch.int32, device=x.device)
     words = new_marks(x)
+    drawn = (search.tried, *halves(search.key))
     common = {
         "KIND": search.kind, "ROUNDS": search.rounds, "SPAN": triton.next_power_of_2(programs),
-        "BINS": BINS, "HEAD": HEAD, "TILES": tiles, "TILE": TILE,
+        "TILES": tiles, "TILE": TILE,
     }  # fmt: skip
     _sift_kernel[(programs,)](
         x, residual, left, state, sums, tops, words, packed, decay, x.numel(), packed.numel(),
-        search.factor, FEEDBACK=feedback, HEIGHT=HEIGHT, num_warps=8,
-        **common,
+        search.factor, *drawn, FEEDBACK=feedback, HEIGHT=HEIGHT, PART=PART, num_warps=8,
+        maxnreg=REGISTERS, **common,
     )  # fmt: skip
     total = left if feedback else x
     climb(total, search, state, tops)
     for level in range(LEVELS):
         _refine_kernel[(programs,)](
-            total, state, sums, tops, words, x.numel(), search.factor, level,
-            FIRST=level == 0, WORDS=WORDS, **common,
+            total, state, sums, tops, words, x.numel(), search.factor, level, *drawn,
+            WORDS=together(words, programs), maxnreg=marks_.REGISTERS, **common,
         )  # fmt: skip
     return Sifted(state, words)
