@@ -2,7 +2,7 @@
 
 A first pass counts the magnitudes from a guess on by 2048 bins; later ones count those inside the
 bounds by 4096. The last program of each goes on with the bin that holds the rank. All that the host
-does not ask for is in one tensor of int64, the state, that begins as zeros.
+does not ask for is in one tensor of int64, the state.
 """
 
 import triton
@@ -14,7 +14,8 @@ FINE = tl.constexpr(4096)
 ODD = tl.constexpr(32)
 """Entries that are no finite number. Before them, for each launch, how many programs are done."""
 OPEN = tl.constexpr(33)
-"""Whether the bounds are too wide to say what the border is, and whether it passes too many."""
+"""Of which brackets the bounds are too wide to say what the border is, or whether it passes too
+many: the bit of each."""
 BORDER = tl.constexpr(34)
 CUT = tl.constexpr(35)
 """Whether more reach the border than may be chosen, so that the largest are."""
@@ -45,7 +46,7 @@ LEVELS = 3
 DRAWN = tl.constexpr(64 + 2048)
 """Where the first bins of a drawn sample are, after those of all; then rows of later ones."""
 ROWS = tl.constexpr(64 + 2 * 2048)
-SIZE = ROWS.value + LEVELS * 4 * FINE.value
+SIZE = tl.constexpr(64 + 2 * 2048 + LEVELS * 4 * 4096)
 
 
 @triton.jit
@@ -94,9 +95,29 @@ def tally(bins_ptr, size, inside, first, shift, BINS: tl.constexpr):
 
 @triton.jit
 def counted(bins_ptr, BINS: tl.constexpr):
-    """How many are in each bin or one above it."""
-    held = tl.load(bins_ptr + _spot(tl.arange(0, BINS), BINS))
-    return tl.cumsum(held, 0, reverse=True)
+    """How many are in each bin, as they lie: 16 columns of neighbours."""
+    row, column = tl.arange(0, BINS // 16), tl.arange(0, 16)
+    return tl.load(bins_ptr + row[:, None] * 16 + column[None, :])
+
+
+@triton.jit
+def _last_reaching(held, above, rank):
+    """The last place from which on `rank` are held, -1 if none is, and how many are behind it."""
+    reach = above + tl.cumsum(held, 0, reverse=True)
+    return tl.sum((reach >= rank).to(tl.int32)) - 1, tl.max(tl.where(reach < rank, reach, above), 0)
+
+
+@triton.jit
+def _holder(held, above, rank, BINS: tl.constexpr):
+    """The bin that holds the rank, -1 if none does, and how many are in those above it.
+
+    First its column, so that no scan is long.
+    """
+    column, higher = _last_reaching(tl.sum(held, axis=0), above, rank)
+    own = tl.sum(tl.where(tl.arange(0, 16)[None, :] == column, held, 0), axis=1)
+    row, behind = _last_reaching(own, higher, rank)
+    found = column >= 0
+    return tl.where(found, column * (BINS // 16) + row, -1), tl.where(found, behind, higher)
 
 
 @triton.jit
@@ -106,18 +127,15 @@ def fine_row(state_ptr, level, bracket):
 
 
 @triton.jit
-def narrow(state_ptr, bracket, reach, shift, numel, BINS: tl.constexpr):
+def narrow(state_ptr, bracket, held, shift, numel, BINS: tl.constexpr):
     """Goes on with the bin that holds the rank: above all bins, or below them, if none does.
 
-    `reach` says how many entries of the bracket are in each bin or one above it.
+    `held` says how many entries of the bracket are in each bin.
     """
     ptr = state_ptr + BRACKETS + 4 * bracket
     first, last, above, rank = tl.load(ptr), tl.load(ptr + 1), tl.load(ptr + 2), tl.load(ptr + 3)
     if first < last:
-        reach += above
-        chosen = tl.sum((reach >= rank).to(tl.int32)) - 1
-        # Of all bins, if none holds the rank.
-        higher = tl.max(tl.where(reach < rank, reach, above), 0)
+        chosen, higher = _holder(held, above, rank, BINS)
         one_bin = tl.full((), 1, tl.int64) << shift
         over = above >= rank
         none = (chosen < 0) & ~over

@@ -38,7 +38,7 @@ def _excess_kernel(
     if is_last(state_ptr, launch):
         over = sum_of(sums_ptr, programs, SPAN) / sum_of(counts_ptr, programs, SPAN)
         exact = double(tl.load(state_ptr + EXACT)) + over * double(rise)
-        settle(state_ptr, tl.minimum(exact, top_of(tops_ptr, programs, SPAN)), over < 0)
+        settle(state_ptr, tl.minimum(exact, top_of(tops_ptr, programs, SPAN)), 0)
 
 
 def climb(x: Tensor, search: Search, state: Tensor, tops: Tensor) -> None:

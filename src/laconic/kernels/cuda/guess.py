@@ -8,12 +8,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.cuda.brackets import BRACKETS, GUESS, SIZE, is_last
+from laconic.kernels.cuda.brackets import BRACKETS, GUESS, ROWS, SIZE, is_last
 from laconic.kernels.cuda.passes import magnitude
 from laconic.types import Given, Key
 
 BLOCK = 2048
-BLOCKS = 8
+BLOCKS = 4
 """A program looks at so many entries, and so many programs do where a tensor is large."""
 LARGE = 1 << 22
 LAUNCH = tl.constexpr(4)
@@ -38,10 +38,10 @@ class Search(NamedTuple):
 
 
 @triton.jit
-def _rank(size, lower, STEP: tl.constexpr):
-    """A magnitude that about `lower` of the sizes reach: its lowest 15 bits are not looked for."""
+def _rank(size, lower, STEPS: tl.constexpr, STEP: tl.constexpr):
+    """A magnitude that about `lower` of the sizes reach: only its highest bits are looked for."""
     least = tl.full((), 0, tl.int32)
-    for step in range(16 // STEP):
+    for step in range(STEPS):
         unit = tl.full((), 1, tl.int32) << (31 - STEP * (step + 1))
         tries = least + tl.arange(0, 1 << STEP) * unit
         reach = tl.sum((size[None, :] >= tries[:, None]).to(tl.int32), axis=1)
@@ -74,9 +74,17 @@ def _open(state_ptr, least, few, many, most, top):
 @triton.jit(do_not_specialize=["stride", "count", "lower", "few", "many", "most", "top"])
 def _guess_kernel(
     x_ptr, residual_ptr, state_ptr, sizes_ptr, decay, stride, count, lower, few, many, most, top,
-    FEEDBACK: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    FEEDBACK: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Guesses where the brackets begin by a sample at equal distances."""
+    """Guesses where the brackets begin by a sample at equal distances.
+
+    One program clears the state itself, but for what the next pass clears.
+    """
+    if BLOCKS == 1:
+        for begin in range(0, ROWS, BLOCK):
+            at = begin + tl.arange(0, BLOCK)
+            tl.store(state_ptr + at, tl.zeros((BLOCK,), tl.int64), mask=at < ROWS)
+        tl.debug_barrier()
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     place = i.to(tl.int64) * stride
     total = tl.load(x_ptr + place, mask=i < count, other=0.0)
@@ -84,12 +92,12 @@ def _guess_kernel(
         total += decay * tl.load(residual_ptr + place, mask=i < count, other=0.0)
     size = tl.where(i < count, magnitude(total), -1)
     if BLOCKS == 1:
-        _open(state_ptr, _rank(size, lower, STEP), few, many, most, top)
+        _open(state_ptr, _rank(size, lower, 3, 4), few, many, most, top)
     else:
         tl.store(sizes_ptr + i, size)
         if is_last(state_ptr, LAUNCH):
             sizes = tl.load(sizes_ptr + tl.arange(0, BLOCK * BLOCKS))
-            _open(state_ptr, _rank(sizes, lower, STEP), few, many, most, top)
+            _open(state_ptr, _rank(sizes, lower, 8, 2), few, many, most, top)
 
 
 def begun(given: Given, search: Search) -> Tensor:
@@ -102,11 +110,13 @@ def begun(given: Given, search: Search) -> Tensor:
     lower = min(tried, math.ceil(1.05 * aim + 4 * math.sqrt(aim)) + 1)
     # Odd, so that the sample does not walk along a column of a matrix.
     stride = (x.numel() // tried - 1) | 1
-    state = torch.zeros(SIZE, dtype=torch.int64, device=x.device)
+    # Several programs must find it cleared, to know which is the last of them.
+    new = torch.empty if blocks == 1 else torch.zeros
+    state = new(SIZE.value, dtype=torch.int64, device=x.device)
     sizes = torch.empty(BLOCK * blocks, dtype=torch.int32, device=x.device)
     _guess_kernel[(blocks,)](
         x, x if residual is None else residual, state, sizes, decay, stride, tried, lower,
         search.few, search.many, search.most, search.top, FEEDBACK=feedback,
-        STEP=4 if blocks == 1 else 2, BLOCK=BLOCK, BLOCKS=blocks, num_warps=8,
+        BLOCK=BLOCK, BLOCKS=blocks, num_warps=8,
     )  # fmt: skip
     return state

@@ -45,5 +45,5 @@ def new_marks(x: Tensor) -> Tensor:
 
 
 def together(words: Tensor, programs: int) -> int:
-    """How many words a program walks through at once: no more than it has, by whole warps."""
+    """How many words a program looks at together: no more than it has, by whole warps."""
     return max(LEAST, min(WORDS, triton.next_power_of_2(words.numel() // programs)))

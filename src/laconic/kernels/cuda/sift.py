@@ -29,7 +29,9 @@ from laconic.kernels.cuda.brackets import (
     NEAR,
     ODD,
     OPEN,
+    ROWS,
     SAMPLE,
+    SIZE,
     bounds,
     counted,
     fine_row,
@@ -47,10 +49,11 @@ from laconic.kernels.cuda.passes import TILE, added, clear, finite, magnitude, s
 from laconic.kernels.cuda.random import KEYS, halves
 from laconic.types import Given
 
+PART = 4096
 HEIGHT = 4
-REGISTERS = 80
-PART = 2048
-"""Entries that a program looks at together: more need more registers than let others run."""
+"""Entries that a program looks at together, in rows that all its threads share."""
+REGISTERS: int | None = 80
+"""Of a thread: only what the last program does needs more, and fewer let more programs run."""
 
 
 class Sifted(NamedTuple):
@@ -70,9 +73,9 @@ def _close_in(state_ptr, numel, tried, KIND: tl.constexpr):
         if bracket < 2:
             tl.store(ptr + 3, tl.load(ptr + 3) + others)
     tl.debug_barrier()
-    reach = counted(state_ptr + HEAD, BINS)
+    held = counted(state_ptr + HEAD, BINS)
     for bracket in tl.static_range(3):
-        narrow(state_ptr, bracket, reach, COARSE, numel, BINS)
+        narrow(state_ptr, bracket, held, COARSE, numel, BINS)
     if KIND == "sampled":
         narrow(state_ptr, SAMPLE, counted(state_ptr + DRAWN, BINS), COARSE, tried, BINS)
     tl.debug_barrier()
@@ -87,6 +90,7 @@ def _sift_kernel(
 ):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
     clear(packed_ptr, room, TILE)
+    clear(state_ptr + ROWS, SIZE - ROWS, TILE)
     guess = tl.load(state_ptr + GUESS).to(tl.int32)
     row, lane = tl.arange(0, HEIGHT), tl.arange(0, PART // HEIGHT)
     start = program.to(tl.int64) * TILES * TILE
@@ -139,7 +143,7 @@ def _sift_kernel(
 def _bracket(state_ptr, bracket, asked):
     """First and last magnitude and log2 of a bin, as int32; an empty one if none is asked for."""
     first, last = bounds(state_ptr, bracket)
-    last = tl.where(asked, last, first)
+    last = tl.where((asked >> bracket) & 1 != 0, last, first)
     return first.to(tl.int32), last.to(tl.int32), width(first, last, FINE).to(tl.int32)
 
 
@@ -154,9 +158,9 @@ def _recount(
     x_ptr, state_ptr, words_ptr, level, asked, WORDS: tl.constexpr, EACH: tl.constexpr
 ):  # fmt: skip
     """Counts the marked inside the bounds by finer bins."""
-    few_first, few_last, few_shift = _bracket(state_ptr, 0, asked == 1)
-    many_first, many_last, many_shift = _bracket(state_ptr, 1, asked == 1)
-    most_first, most_last, most_shift = _bracket(state_ptr, 2, asked > 0)
+    few_first, few_last, few_shift = _bracket(state_ptr, 0, asked)
+    many_first, many_last, many_shift = _bracket(state_ptr, 1, asked)
+    most_first, most_last, most_shift = _bracket(state_ptr, 2, asked)
     bins_ptr = fine_row(state_ptr, level, 0)
     for begin in range(0, EACH, WORDS):
         word, held = marks(words_ptr, begin, EACH, WORDS)
@@ -191,18 +195,19 @@ def _refine_kernel(
         if KIND == "sampled":
             end = tl.minimum(start + TILES * TILE, numel)
             recount_drawn(x_ptr, state_ptr, level, start, end, numel, tried, key_low, key_high)
-        _recount(x_ptr, state_ptr, words_ptr, level, asked, WORDS, TILES * TILE // 32)
+        if asked & 7 != 0:
+            _recount(x_ptr, state_ptr, words_ptr, level, asked, WORDS, TILES * TILE // 32)
         if is_last(state_ptr, 1 + level):
             for bracket in tl.static_range(4 if KIND == "sampled" else 3):
                 first, last = bounds(state_ptr, bracket)
-                if (first < last) & ((asked == 1) | (bracket == 2)):
-                    reach = counted(fine_row(state_ptr, level, bracket), FINE)
+                if (first < last) & ((asked >> bracket) & 1 != 0):
+                    held = counted(fine_row(state_ptr, level, bracket), FINE)
                     many = tried if bracket == 3 else numel
-                    narrow(state_ptr, bracket, reach, width(first, last, FINE), many, FINE)
+                    narrow(state_ptr, bracket, held, width(first, last, FINE), many, FINE)
             tl.debug_barrier()
             programs = tl.num_programs(0)
             if KIND == "excess":
-                settle(state_ptr, double(tl.load(state_ptr + EXACT)), programs < 0)
+                settle(state_ptr, double(tl.load(state_ptr + EXACT)), 0)
             else:
                 decide(state_ptr, sums_ptr, tops_ptr, numel, programs, factor, KIND, ROUNDS, SPAN)
 

@@ -17,7 +17,7 @@ from laconic.kernels.cuda.borders import found
 from laconic.kernels.cuda.brackets import BORDER, CUT, MOST, bounds, is_last
 from laconic.kernels.cuda.entries import said
 from laconic.kernels.cuda.marks import marks, most_marks, new_marks, together
-from laconic.kernels.cuda.passes import magnitude, spread
+from laconic.kernels.cuda.passes import TILE, magnitude, spread
 from laconic.kernels.cuda.select import mark
 from laconic.kernels.reference.index import index_bytes
 from laconic.types import Given
@@ -25,6 +25,9 @@ from laconic.types import Given
 PLAN = tl.constexpr(4)
 """Numbers of a plan before those of each program."""
 LAUNCH = tl.constexpr(5)
+WORDS = 128
+WARPS = 4
+"""Words of marks that are told together: few, since all wait for the one with the most marks."""
 
 
 @triton.jit
@@ -198,25 +201,24 @@ def tell(given: Given, aim: Aim, dtype: torch.dtype) -> tuple[Tensor, Tensor, Te
     if not numel:
         return count.zero_(), packed.zero_().view(torch.uint8)[:room], values
     total = x if given.left is None else given.left
-    programs, _ = spread(numel)
+    programs, tiles = spread(numel)
     counts, ties = torch.empty(2, programs, dtype=torch.int32, device=x.device)
     plan = torch.empty(PLAN.value + 2 * programs, dtype=torch.int64, device=x.device)
     span, cuts = triton.next_power_of_2(programs), aim.kind != "fixed"
+    each = tiles * TILE // 32
     if cuts:
         state, words = found(given, aim, packed)
-        each, wide = words.numel() // programs, together(words, programs)
         _thin_kernel[(programs,)](
-            total, state, words, counts, ties, plan, count, numel, most, EACH=each, WORDS=wide,
-            SPAN=span, maxnreg=marks_.REGISTERS,
+            total, state, words, counts, ties, plan, count, numel, most, EACH=each,
+            WORDS=together(words, programs), SPAN=span, maxnreg=marks_.REGISTERS,
         )  # fmt: skip
     else:
         state, words = counts, new_marks(x)
-        each, wide = words.numel() // programs, together(words, programs)
         mark(given, aim.border, words, counts, packed)
         _plan_kernel[(1,)](counts, plan, count, numel, programs, most, SPAN=span, num_warps=8)
     _tell_kernel[(programs,)](
         total, state, words, ties, plan, packed, values, programs, CUTS=cuts,
-        KEEP=given.left is not None, HALF=dtype == torch.float16, EACH=each, WORDS=wide,
-        maxnreg=marks_.REGISTERS,
+        KEEP=given.left is not None, HALF=dtype == torch.float16, EACH=each, WORDS=WORDS,
+        num_warps=WARPS,
     )  # fmt: skip
     return count, packed.view(torch.uint8)[:room], values
