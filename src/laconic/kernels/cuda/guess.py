@@ -46,7 +46,8 @@ def _rank(size, lower, STEPS: tl.constexpr, STEP: tl.constexpr):
         tries = least + tl.arange(0, 1 << STEP) * unit
         reach = tl.sum((size[None, :] >= tries[:, None]).to(tl.int32), axis=1)
         least += (tl.sum((reach >= lower).to(tl.int32)) - 1) * unit
-    return tl.maximum(least, 1)
+    # What is not finite is never below it.
+    return tl.minimum(tl.maximum(least, 1), 0x7F800000)
 
 
 @triton.jit

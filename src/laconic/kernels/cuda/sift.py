@@ -49,9 +49,9 @@ from laconic.kernels.cuda.passes import TILE, added, clear, finite, magnitude, s
 from laconic.kernels.cuda.random import KEYS, halves
 from laconic.types import Given
 
-PART = 4096
 HEIGHT = 4
-"""Entries that a program looks at together, in rows that all its threads share."""
+RUN = 4
+"""Tiles that are marked before the marked are counted."""
 REGISTERS: int | None = 80
 """Of a thread: only what the last program does needs more, and fewer let more programs run."""
 
@@ -81,49 +81,90 @@ def _close_in(state_ptr, numel, tried, KIND: tl.constexpr):
     tl.debug_barrier()
 
 
+@triton.jit
+def _count_marked(state_ptr, size, here, guess):
+    """Counts magnitudes from the guess on by the first bins; says which are apart from them.
+
+    That is 1 for each that is not finite, and 2^16 for each beyond the bins.
+    """
+    near = here & (size - guess < NEAR)
+    tally(state_ptr + HEAD, size, near, guess, COARSE, BINS)
+    odd = here & (size >= 0x7F800000)
+    return odd.to(tl.int32) + ((here & ~near).to(tl.int32) << 16)
+
+
+@triton.jit
+def _add_apart(state_ptr, apart):
+    odd, beyond = tl.sum((apart & 0xFFFF).to(tl.int64)), tl.sum((apart >> 16).to(tl.int64))
+    tl.atomic_add(state_ptr + ODD, odd, mask=odd > 0, sem="relaxed")
+    tl.atomic_add(state_ptr + BEYOND, beyond, mask=beyond > 0, sem="relaxed")
+
+
+@triton.jit
+def _count_tiles(
+    x_ptr, state_ptr, words_ptr, guess, begin, apart, EACH: tl.constexpr, WORDS: tl.constexpr
+):  # fmt: skip
+    """The same of what was marked just now, and is still in the cache."""
+    # Other threads have marked it.
+    tl.debug_barrier()
+    word, held = marks(words_ptr, begin, EACH, WORDS)
+    turns = most_marks(held)
+    while turns > 0:
+        here = held != 0
+        place = word * 32 + lowest_bit(held).to(tl.int64)
+        size = magnitude(tl.load(x_ptr + place, mask=here, other=0.0))
+        apart += _count_marked(state_ptr, size, here, guess)
+        held &= held - 1
+        turns -= 1
+    return apart
+
+
 @triton.jit(do_not_specialize=["factor", "tried", *KEYS])
 def _sift_kernel(
     x_ptr, residual_ptr, left_ptr, state_ptr, sums_ptr, tops_ptr, words_ptr, packed_ptr, decay,
     numel, room, factor, tried, key_low, key_high, FEEDBACK: tl.constexpr, KIND: tl.constexpr,
-    SPAN: tl.constexpr, ROUNDS: tl.constexpr, HEIGHT: tl.constexpr, PART: tl.constexpr,
+    SPAN: tl.constexpr, ROUNDS: tl.constexpr, HEIGHT: tl.constexpr, RUN: tl.constexpr,
     TILES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
     clear(packed_ptr, room, TILE)
     clear(state_ptr + ROWS, SIZE - ROWS, TILE)
     guess = tl.load(state_ptr + GUESS).to(tl.int32)
-    row, lane = tl.arange(0, HEIGHT), tl.arange(0, PART // HEIGHT)
+    total_ptr = left_ptr if FEEDBACK else x_ptr
+    row, lane = tl.arange(0, HEIGHT), tl.arange(0, TILE // HEIGHT)
     start = program.to(tl.int64) * TILES * TILE
-    sums = tl.zeros((PART // HEIGHT,), tl.float64)
-    squares = tl.zeros((PART // HEIGHT,), tl.float64)
-    top = tl.zeros((PART // HEIGHT,), tl.int32)
-    # Entries that are not finite, and above 16 bits those beyond the bins.
-    apart = tl.zeros((PART // HEIGHT,), tl.int32)
-    for part in range(TILES * TILE // PART):
-        place = start + part * PART + row[:, None] * (PART // HEIGHT) + lane[None, :]
-        total = added(x_ptr, residual_ptr, left_ptr, decay, place, place < numel, FEEDBACK)
-        size = magnitude(total)
-        known = size < 0x7F800000
-        beyond = (size >= guess) & (size - guess >= NEAR)
-        apart += tl.sum((~known).to(tl.int32) + (beyond.to(tl.int32) << 16), axis=0)
-        top = tl.maximum(top, tl.max(finite(size), axis=0))
-        if KIND == "normal":
-            wide = tl.where(known, total, 0.0).to(tl.float64)
-            sums += tl.sum(wide, axis=0)
-            squares += tl.sum(wide * wide, axis=0)
-        elif KIND != "sampled":
-            sums += tl.sum(finite(size).to(tl.float32, bitcast=True).to(tl.float64), axis=0)
-        # What lies outside is zero, and a guess is not.
-        flat = tl.reshape(size, (PART,))
-        marked = flat >= guess
-        store_marks(words_ptr, start + part * PART, marked, PART)
-        tally(state_ptr + HEAD, flat, marked & (flat - guess < NEAR), guess, COARSE, BINS)
+    sums = tl.zeros((TILE // HEIGHT,), tl.float64)
+    squares = tl.zeros((TILE // HEIGHT,), tl.float64)
+    top = tl.zeros((TILE // HEIGHT,), tl.int32)
+    apart = tl.zeros((RUN * TILE // 32,), tl.int32)
+    for first in range(0, TILES, RUN):
+        for tile in range(first, min(first + RUN, TILES)):
+            place = start + tile * TILE + row[:, None] * (TILE // HEIGHT) + lane[None, :]
+            total = added(x_ptr, residual_ptr, left_ptr, decay, place, place < numel, FEEDBACK)
+            size = magnitude(total)
+            top = tl.maximum(top, tl.max(finite(size), axis=0))
+            if KIND == "normal":
+                wide = tl.where(size < 0x7F800000, total, 0.0).to(tl.float64)
+                sums += tl.sum(wide, axis=0)
+                squares += tl.sum(wide * wide, axis=0)
+            elif KIND != "sampled":
+                sums += tl.sum(finite(size).to(tl.float32, bitcast=True).to(tl.float64), axis=0)
+            # What lies outside is zero, and a guess is not.
+            marked = tl.reshape(size, (TILE,)) >= guess
+            store_marks(words_ptr, start + tile * TILE, marked, TILE)
+            if TILES == 1:
+                # Nothing to wait for: this is all.
+                flat = tl.reshape(size, (TILE,))
+                _add_apart(state_ptr, _count_marked(state_ptr, flat, marked, guess))
+        if TILES > 1:
+            apart = _count_tiles(
+                total_ptr, state_ptr, words_ptr, guess, first * (TILE // 32), apart,
+                TILES * TILE // 32, RUN * TILE // 32,
+            )  # fmt: skip
+    if TILES > 1:
+        _add_apart(state_ptr, apart)
     if KIND == "sampled":
-        total_ptr = x_ptr
-        if FEEDBACK:
-            # Other threads have written what is read there.
-            tl.debug_barrier()
-            total_ptr = left_ptr
+        tl.debug_barrier()
         end = tl.minimum(start + TILES * TILE, numel)
         count_drawn(total_ptr, state_ptr, start, end, numel, tried, key_low, key_high)
     else:
@@ -131,9 +172,6 @@ def _sift_kernel(
     if KIND == "normal":
         tl.store(sums_ptr + programs + program, tl.sum(squares))
     tl.store(tops_ptr + program, tl.max(top, 0))
-    odd, over = tl.sum((apart & 0xFFFF).to(tl.int64)), tl.sum((apart >> 16).to(tl.int64))
-    tl.atomic_add(state_ptr + ODD, odd, mask=odd > 0, sem="relaxed")
-    tl.atomic_add(state_ptr + BEYOND, over, mask=over > 0, sem="relaxed")
     if is_last(state_ptr, 0):
         _close_in(state_ptr, numel, tried, KIND)
         decide(state_ptr, sums_ptr, tops_ptr, numel, programs, factor, KIND, ROUNDS, SPAN)
@@ -229,7 +267,7 @@ def sift(given: Given, search: Search, state: Tensor, packed: Tensor) -> Sifted:
     }  # fmt: skip
     _sift_kernel[(programs,)](
         x, residual, left, state, sums, tops, words, packed, decay, x.numel(), packed.numel(),
-        search.factor, *drawn, FEEDBACK=feedback, HEIGHT=HEIGHT, PART=PART, num_warps=8,
+        search.factor, *drawn, FEEDBACK=feedback, HEIGHT=HEIGHT, RUN=RUN, num_warps=8,
         maxnreg=REGISTERS, **common,
     )  # fmt: skip
     total = left if feedback else x
