@@ -94,59 +94,57 @@ def tally(bins_ptr, size, inside, first, shift, BINS: tl.constexpr):
 
 
 @triton.jit
-def counted(bins_ptr, BINS: tl.constexpr):
-    """How many are in each bin, as they lie: 16 columns of neighbours."""
-    row, column = tl.arange(0, BINS // 16), tl.arange(0, 16)
-    return tl.load(bins_ptr + row[:, None] * 16 + column[None, :])
-
-
-@triton.jit
-def _last_reaching(held, above, rank):
-    """The last place from which on `rank` are held, -1 if none is, and how many are behind it."""
-    reach = above + tl.cumsum(held, 0, reverse=True)
-    return tl.sum((reach >= rank).to(tl.int32)) - 1, tl.max(tl.where(reach < rank, reach, above), 0)
-
-
-@triton.jit
-def _holder(held, above, rank, BINS: tl.constexpr):
-    """The bin that holds the rank, -1 if none does, and how many are in those above it.
-
-    First its column, so that no scan is long.
-    """
-    column, higher = _last_reaching(tl.sum(held, axis=0), above, rank)
-    own = tl.sum(tl.where(tl.arange(0, 16)[None, :] == column, held, 0), axis=1)
-    row, behind = _last_reaching(own, higher, rank)
-    found = column >= 0
-    return tl.where(found, column * (BINS // 16) + row, -1), tl.where(found, behind, higher)
-
-
-@triton.jit
 def fine_row(state_ptr, level, bracket):
     """Where the bins of a later pass are."""
     return state_ptr + ROWS + (4 * level + bracket) * FINE
 
 
 @triton.jit
-def narrow(state_ptr, bracket, held, shift, numel, BINS: tl.constexpr):
+def _last_reaching(held, above, rank):
+    """Of each row the last place from which on `rank` are held, or -1; and how many are behind."""
+    reach = above[:, None] + tl.cumsum(held, 1, reverse=True)
+    enough = reach >= rank[:, None]
+    behind = tl.max(tl.where(enough, above[:, None], reach), axis=1)
+    return tl.sum(enough.to(tl.int32), axis=1) - 1, behind
+
+
+@triton.jit
+def _holder(bins_ptr, asked, above, rank, BINS: tl.constexpr):
+    """The bin that holds each rank, -1 if none does, and how many are in those above it.
+
+    Bins lie in 16 columns of neighbours: first the column is found, so that no scan is long.
+    """
+    row, column = tl.arange(0, BINS // 16) * 16, tl.arange(0, 16)
+    at = bins_ptr[:, None, None] + row[None, :, None] + column[None, None, :]
+    held = tl.sum(tl.load(at, mask=asked[:, None, None], other=0), axis=1)
+    column, higher = _last_reaching(held, above, rank)
+    at = bins_ptr[:, None] + row[None, :] + tl.maximum(column, 0)[:, None]
+    row, behind = _last_reaching(tl.load(at, mask=asked[:, None], other=0), higher, rank)
+    found = column >= 0
+    return tl.where(found, column * (BINS // 16) + row, -1), tl.where(found, behind, higher)
+
+
+@triton.jit
+def narrow(state_ptr, bracket, bins_ptr, shift, numel, BINS: tl.constexpr):
     """Goes on with the bin that holds the rank: above all bins, or below them, if none does.
 
-    `held` says how many entries of the bracket are in each bin.
+    For some brackets at once, each with where its bins are.
     """
     ptr = state_ptr + BRACKETS + 4 * bracket
     first, last, above, rank = tl.load(ptr), tl.load(ptr + 1), tl.load(ptr + 2), tl.load(ptr + 3)
-    if first < last:
-        chosen, higher = _holder(held, above, rank, BINS)
-        one_bin = tl.full((), 1, tl.int64) << shift
-        over = above >= rank
-        none = (chosen < 0) & ~over
-        # What is below 1 are zeros; a rank that no entry has is below them.
-        nothing = tl.where(rank <= numel, 0, -1).to(tl.int64)
-        closed = none & ((first <= 1) | (rank > numel))
-        start = tl.where(over, first + BINS * one_bin, first + chosen * one_bin)
-        end = tl.where(over, last, tl.minimum(start + one_bin - 1, last))
-        tl.store(ptr, tl.where(none, tl.where(closed, nothing, 1), start))
-        tl.store(ptr + 1, tl.where(none, tl.where(closed, nothing, first - 1), end))
-        tl.store(ptr + 2, tl.where(over, 0, higher))
-        if bracket != SAMPLE:
-            # The drawn are found again by their positions, without marks.
-            tl.store(state_ptr + MISSED, 1, mask=none & ~closed)
+    asked = first < last
+    chosen, higher = _holder(bins_ptr, asked, above, rank, BINS)
+    one_bin = tl.full((), 1, tl.int64) << shift
+    over = above >= rank
+    none = (chosen < 0) & ~over
+    # What is below 1 are zeros; a rank that no entry has is below them.
+    nothing = tl.where(rank <= numel, 0, -1).to(tl.int64)
+    closed = none & ((first <= 1) | (rank > numel))
+    start = tl.where(over, first + BINS * one_bin, first + chosen * one_bin)
+    end = tl.where(over, last, tl.minimum(start + one_bin - 1, last))
+    tl.store(ptr, tl.where(none, tl.where(closed, nothing, 1), start), mask=asked)
+    tl.store(ptr + 1, tl.where(none, tl.where(closed, nothing, first - 1), end), mask=asked)
+    tl.store(ptr + 2, tl.where(over, 0, higher), mask=asked)
+    # The drawn are found again by their positions, without marks.
+    missed = asked & none & ~closed & (bracket != SAMPLE)
+    tl.store(state_ptr + MISSED, 1, mask=tl.max(missed.to(tl.int32), 0) != 0)

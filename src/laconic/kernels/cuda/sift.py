@@ -33,7 +33,6 @@ from laconic.kernels.cuda.brackets import (
     SAMPLE,
     SIZE,
     bounds,
-    counted,
     fine_row,
     is_last,
     narrow,
@@ -63,7 +62,7 @@ class Sifted(NamedTuple):
 
 
 @triton.jit
-def _close_in(state_ptr, numel, tried, KIND: tl.constexpr):
+def _close_in(state_ptr, numel, tried):
     """Goes on with the bins that the first pass has counted."""
     # Borders are decided by finite entries; all others are above those.
     others, above = tl.load(state_ptr + ODD), tl.load(state_ptr + BEYOND)
@@ -73,11 +72,10 @@ def _close_in(state_ptr, numel, tried, KIND: tl.constexpr):
         if bracket < 2:
             tl.store(ptr + 3, tl.load(ptr + 3) + others)
     tl.debug_barrier()
-    held = counted(state_ptr + HEAD, BINS)
-    for bracket in tl.static_range(3):
-        narrow(state_ptr, bracket, held, COARSE, numel, BINS)
-    if KIND == "sampled":
-        narrow(state_ptr, SAMPLE, counted(state_ptr + DRAWN, BINS), COARSE, tried, BINS)
+    bracket = tl.arange(0, 4)
+    drawn = bracket == SAMPLE
+    bins_ptr = state_ptr + tl.where(drawn, DRAWN, HEAD)
+    narrow(state_ptr, bracket, bins_ptr, COARSE, tl.where(drawn, tried, numel), BINS)
     tl.debug_barrier()
 
 
@@ -173,7 +171,7 @@ def _sift_kernel(
         tl.store(sums_ptr + programs + program, tl.sum(squares))
     tl.store(tops_ptr + program, tl.max(top, 0))
     if is_last(state_ptr, 0):
-        _close_in(state_ptr, numel, tried, KIND)
+        _close_in(state_ptr, numel, tried)
         decide(state_ptr, sums_ptr, tops_ptr, numel, programs, factor, KIND, ROUNDS, SPAN)
 
 
@@ -239,9 +237,10 @@ def _refine_kernel(
             for bracket in tl.static_range(4 if KIND == "sampled" else 3):
                 first, last = bounds(state_ptr, bracket)
                 if (first < last) & ((asked >> bracket) & 1 != 0):
-                    held = counted(fine_row(state_ptr, level, bracket), FINE)
                     many = tried if bracket == 3 else numel
-                    narrow(state_ptr, bracket, held, width(first, last, FINE), many, FINE)
+                    one = bracket + tl.arange(0, 1)
+                    bins_ptr = fine_row(state_ptr, level, one)
+                    narrow(state_ptr, one, bins_ptr, width(first, last, FINE), many, FINE)
             tl.debug_barrier()
             programs = tl.num_programs(0)
             if KIND == "excess":
