@@ -24,6 +24,7 @@ WINDOW = 1024
 AIM = 700
 """So many of them are about what a range has in the longest map."""
 BLOCK = 1024
+SUMMED = 4096
 
 
 @triton.jit
@@ -41,6 +42,20 @@ def _count_kernel(
             many = ones(held.to(tl.uint32) & (tl.full((), 255, tl.uint32) >> spare))
             found = tl.sum(many.to(tl.int32), axis=1)
             tl.store(counts_ptr + row * stretches + stretch, found, mask=stretch < stretches)
+
+
+@triton.jit
+def _sum_kernel(counts_ptr, sums_ptr, stretches, BLOCK: tl.constexpr):
+    """How many ones a row's map has up to the end of each stretch."""
+    first = tl.program_id(0).to(tl.int64) * stretches
+    before = tl.full((), 0, tl.int64)
+    begin = tl.full((), 0, tl.int32)
+    while begin < stretches:
+        at = begin + tl.arange(0, BLOCK)
+        found = tl.load(counts_ptr + first + at, mask=at < stretches, other=0)
+        tl.store(sums_ptr + first + at, before + tl.cumsum(found, 0), mask=at < stretches)
+        before += tl.sum(found)
+        begin += BLOCK
 
 
 @triton.jit
@@ -145,7 +160,8 @@ def _add_some(
     _count_kernel[(-(-stretches // together), rows)](
         packed, bits, counts, stretches, ROWS=rows, STRETCH=STRETCH, EACH=together
     )
-    sums = counts.cumsum(1)
+    sums = torch.empty(rows, stretches, dtype=torch.int64, device=out.device)
+    _sum_kernel[(rows,)](counts, sums, stretches, BLOCK=SUMMED, num_warps=8)
     _find_kernel[(ranges // BLOCK + 1, rows)](
         lows, sums, begins, stretches, ranges, each, ROWS=rows, STRETCH=STRETCH,
         STEPS=stretches.bit_length(), BLOCK=BLOCK,
