@@ -11,12 +11,11 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels.aim import Aim
-from laconic.kernels.cuda import marks as marks_
 from laconic.kernels.cuda.bits import lowest_bit, ones
 from laconic.kernels.cuda.borders import found
 from laconic.kernels.cuda.brackets import BORDER, CUT, MOST, bounds, is_last
 from laconic.kernels.cuda.entries import said
-from laconic.kernels.cuda.marks import marks, most_marks, new_marks, together
+from laconic.kernels.cuda.marks import REGISTERS, marks, most_marks, new_marks, together
 from laconic.kernels.cuda.passes import TILE, magnitude, spread
 from laconic.kernels.cuda.select import mark
 from laconic.kernels.reference.index import index_bytes
@@ -210,7 +209,7 @@ def tell(given: Given, aim: Aim, dtype: torch.dtype) -> tuple[Tensor, Tensor, Te
         state, words = found(given, aim, packed)
         _thin_kernel[(programs,)](
             total, state, words, counts, ties, plan, count, numel, most, EACH=each,
-            WORDS=together(words, programs), SPAN=span, maxnreg=marks_.REGISTERS,
+            WORDS=together(words, programs), SPAN=span, maxnreg=REGISTERS,
         )  # fmt: skip
     else:
         state, words = counts, new_marks(x)
