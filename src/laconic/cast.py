@@ -6,19 +6,27 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from laconic.contract import OneRound
-from laconic.types import Field, Layout, Parts, Turn
+from laconic import kernels
+from laconic.contract import Fused
+from laconic.types import Field, Given, Layout, Parts, Turn
 
 
-class Cast(OneRound):
-    """A number format: the author says how to round into it, the rest is the same for all."""
+class Cast(Fused):
+    """A number format: the author names it, the rest is the same for all."""
 
     dtype: ClassVar[torch.dtype]
 
     def layout(self, numel: int) -> Layout:
         return Layout((Field(self.dtype, numel),))
 
+    def compress(self, x: Tensor, turn: Turn) -> Parts:
+        return (kernels.at(x).cast_pack(x, self.dtype),)
+
+    def take(self, given: Given, turn: Turn) -> Parts:
+        x, residual, left, decay = given
+        assert residual is not None
+        assert left is not None
+        return (kernels.at(x).cast_pack_sum(x, residual, decay, left, self.dtype),)
+
     def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
-        for (values,) in messages:
-            # Adding numbers of another type directly is several times slower.
-            out.add_(values.to(out.dtype), alpha=weight)
+        kernels.at(out).cast_add(out, [values for (values,) in messages], weight)

@@ -90,6 +90,47 @@ def test_messages_of_what_passes(kind: str, numel: int) -> None:
         assert same_numbers(left, other), aim
 
 
+def test_messages_of_large_tensors() -> None:
+    """Where programs have many tiles; the magnitudes of a normal distribution, and long tails."""
+    from laconic.kernels import cuda
+
+    numel, count = 9_000_001, 90_000
+    aims = [
+        Aim("sampled", count, math.ceil(0.8 * count), key=7, tried=count, top=count // 100),
+        Aim("bisected", 2 * count, count),
+        Aim("excess", 2 * count, shares=(0.25, 0.25, 0.16)),
+        Aim("normal", 2 * count, count, spread=2.57, rounds=5),
+    ]
+    plain = odd_numbers(numel)["normal"].cuda()
+    for x in (plain, plain**3, plain * (plain.roll(1) > 0.5)):
+        for aim in aims:
+            left, other = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan)
+            draft = cuda.tell(Given(x, torch.zeros_like(x), left), aim, torch.bfloat16)
+            told = reference.tell(Given(x, torch.zeros_like(x), other), aim, torch.bfloat16)
+            said = trimmed(draft, numel)
+            assert all(same_bits(a, b) for a, b in zip(said, told, strict=True)), aim
+            assert same_numbers(left, other), aim
+
+
+@each_size
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_casts(numel: int, dtype: torch.dtype) -> None:
+    from laconic.kernels import cuda
+
+    for kind, x in odd_numbers(numel).items():
+        card, residual = x.cuda(), odd_numbers(numel)["normal"].cuda()
+        left, other = torch.full_like(card, torch.nan), torch.full_like(card, torch.nan)
+        said = cuda.cast_pack_sum(card, residual, 0.5, left, dtype)
+        assert same_numbers(said, reference.cast_pack_sum(card, residual, 0.5, other, dtype)), kind
+        assert same_numbers(left, other), kind
+        assert same_numbers(cuda.cast_pack(card, dtype), reference.cast_pack(card, dtype)), kind
+    rows = [odd_numbers(numel)["normal"].cuda().to(dtype) / (i + 1) for i in range(10)]
+    out, other = torch.ones(2, numel, device="cuda")
+    cuda.cast_add(out, rows, 0.3)
+    reference.cast_add(other, rows, 0.3)
+    assert same_bits(out, other)
+
+
 @each_size
 def test_messages_of_many_lengths(numel: int) -> None:
     from laconic.kernels import cuda

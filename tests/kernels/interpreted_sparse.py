@@ -13,6 +13,7 @@ import torch
 
 from laconic.kernels import cuda, reference
 from laconic.kernels.aim import Aim
+from laconic.kernels.cuda import guess, passes
 from laconic.sparse import trimmed
 from laconic.types import Given
 from laconic.wire.indices import bitmap_bits, low_bits
@@ -114,7 +115,7 @@ def compare_borders(x: torch.Tensor) -> None:
         done["borders"] += 1
 
 
-def compare_told(x: torch.Tensor, most: int) -> None:
+def compare_told(x: torch.Tensor, most: int, kinds: str = "") -> None:
     """Whole messages, and what is left: only the room they lie in is the kernel's own."""
     numel, count = x.numel(), max(1, x.numel() // 20)
     tried, top = max(1, numel // 3), max(1, count // 3)
@@ -126,6 +127,8 @@ def compare_told(x: torch.Tensor, most: int) -> None:
         Aim("normal", most, count, spread=1.96, rounds=4),
     ]
     for aim in aims:
+        if kinds and aim.kind not in kinds.split():
+            continue
         left, expected = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan)
         draft = cuda.tell(Given(x, torch.zeros_like(x), left), aim, torch.float16)
         told = reference.tell(Given(x, torch.zeros_like(x), expected), aim, torch.float16)
@@ -164,6 +167,32 @@ def messages(kinds: tuple[str, str]) -> None:
     compare_told(odd_numbers(7)[kinds[0]], 2)
 
 
+def large() -> None:
+    """As if tensors were large: more programs sample them, and each has many tiles."""
+    guess.LARGE, passes.PROGRAMS = 0, 1
+    x = odd_numbers(20_481)["normal"]
+    x[5], x[-5] = torch.nan, 1e30
+    compare_told(x, 900, "sampled normal")
+
+
+def casts() -> None:
+    for dtype in (torch.float32, torch.float16):
+        for kind, x in odd_numbers(2051).items():
+            left, expected = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan)
+            # Exact products: the interpreter rounds a fused multiply-add twice.
+            said = cuda.cast_pack_sum(x, normal(2051), 1.0, left, dtype)
+            told = reference.cast_pack_sum(x, normal(2051), 1.0, expected, dtype)
+            assert same_numbers(said, told), (kind, dtype)
+            assert same_numbers(left, expected), (kind, dtype)
+            assert same_numbers(cuda.cast_pack(x, dtype), reference.cast_pack(x, dtype))
+            done["casts"] += 1
+        rows = [normal(2051, seed).to(dtype) for seed in range(10)]
+        out, other = normal(2051, 11), normal(2051, 11)
+        cuda.cast_add(out, rows, 0.125)
+        reference.cast_add(other, rows, 0.125)
+        assert same_bits(out, other)
+
+
 if __name__ == "__main__":
     parts = {
         "positions": positions,
@@ -172,6 +201,8 @@ if __name__ == "__main__":
         "borders": borders,
         "messages": partial(messages, ("normal", "ties")),
         "more messages": partial(messages, ("nan", "mostly zeros")),
+        "large": large,
+        "casts": casts,
     }
     parts[sys.argv[1]]()
     print(json.dumps(done))

@@ -23,6 +23,8 @@ DONE = {
     "borders": {"borders": 16},
     "messages": {"messages": 15},
     "more messages": {"messages": 15},
+    "large": {"messages": 2},
+    "casts": {"casts": 20},
 }
 
 

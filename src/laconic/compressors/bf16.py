@@ -4,11 +4,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from laconic.cast import Cast
 from laconic.contract import Traits
-from laconic.types import Parts, Turn
 
 
 @dataclass(frozen=True)
@@ -24,6 +22,3 @@ class Bf16(Cast):
         return Traits(
             summable=True, rounds_sums=True, contraction=True, everywhere=True, shows=True
         )
-
-    def compress(self, x: Tensor, turn: Turn) -> Parts:
-        return (x.to(torch.bfloat16),)

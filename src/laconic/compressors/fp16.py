@@ -4,13 +4,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from laconic.cast import Cast
 from laconic.contract import Traits
-from laconic.types import Parts, Turn
-
-LARGEST = torch.finfo(torch.float16).max
 
 
 @dataclass(frozen=True)
@@ -31,14 +27,3 @@ class Fp16(Cast):
         return Traits(
             summable=True, rounds_sums=True, contraction=True, everywhere=True, shows=True
         )
-
-    def compress(self, x: Tensor, turn: Turn) -> Parts:
-        if x.device.type == "cpu" and x.numel() and _in_range(x):
-            return (x.to(torch.float16),)
-        return (torch.where(x.isinf(), x, x.clamp(-LARGEST, LARGEST)).to(torch.float16),)
-
-
-def _in_range(x: Tensor) -> bool:
-    """Whether a plain cast will do: one pass instead of three, where asking costs no waiting."""
-    low, high = x.aminmax()
-    return bool(low >= -LARGEST) and bool(high <= LARGEST)

@@ -4,11 +4,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from laconic.cast import Cast
 from laconic.contract import Traits
-from laconic.types import Parts, Turn
 
 
 @dataclass(frozen=True)
@@ -22,6 +20,3 @@ class NoCompression(Cast):
 
     def traits(self) -> Traits:
         return Traits(summable=True, unbiased=True, contraction=True, everywhere=True, shows=True)
-
-    def compress(self, x: Tensor, turn: Turn) -> Parts:
-        return (x,)

@@ -10,6 +10,7 @@ from laconic.kernels.cpu.borders import (
     normal_border,
     sampled_border,
 )
+from laconic.kernels.cpu.casts import cast_pack, cast_pack_sum
 from laconic.kernels.cpu.entries import add_at, add_packed, lift
 from laconic.kernels.cpu.index import index_fits, pack_index, unpack_index
 from laconic.kernels.cpu.lowrank import factor, factor_sum, lessen, orthonormal, outer
@@ -20,6 +21,7 @@ from laconic.kernels.cpu.sides import sides_add, sides_pack, sides_pack_sum
 from laconic.kernels.cpu.sign import sign_add, sign_pack, sign_pack_sum
 from laconic.kernels.cpu.trits import trits_add, trits_pack
 from laconic.kernels.cpu.votes import votes_pack
+from laconic.kernels.reference.casts import cast_add
 from laconic.kernels.reference.passing import telling_by_steps
 
 tell, add_told = telling_by_steps(__name__)
@@ -29,6 +31,9 @@ __all__ = [
     "add_packed",
     "add_told",
     "bisected_border",
+    "cast_add",
+    "cast_pack",
+    "cast_pack_sum",
     "excess_border",
     "factor",
     "factor_sum",

@@ -11,6 +11,7 @@ from laconic.kernels.cuda.borders import (
     normal_border,
     sampled_border,
 )
+from laconic.kernels.cuda.casts import cast_add, cast_pack, cast_pack_sum
 from laconic.kernels.cuda.entries import add_at, add_packed, lift
 from laconic.kernels.cuda.gathered import add_told
 from laconic.kernels.cuda.gram import orthonormal
@@ -30,6 +31,9 @@ __all__ = [
     "add_packed",
     "add_told",
     "bisected_border",
+    "cast_add",
+    "cast_pack",
+    "cast_pack_sum",
     "excess_border",
     "factor",
     "factor_sum",

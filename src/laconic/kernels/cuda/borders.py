@@ -11,7 +11,6 @@ from torch import Tensor
 
 from laconic.kernels.aim import Aim
 from laconic.kernels.cuda.brackets import BORDER
-from laconic.kernels.cuda.drawn import rank_drawn
 from laconic.kernels.cuda.guess import Search, begun
 from laconic.kernels.cuda.sift import Sifted, sift
 from laconic.kernels.reference.borders import HALVINGS, LOWERINGS
@@ -27,7 +26,8 @@ def search_of(aim: Aim) -> Search:
     """The ranks that decide where the border of an aim is, and whether too many reach it."""
     few, many, most = aim.wanted, 0, aim.most + 1 if aim.most else 0
     if aim.kind == "sampled":
-        return Search(aim.kind, few, 0, most, rounds=LOWERINGS, top=aim.top)
+        search = Search(aim.kind, few, 0, most, rounds=LOWERINGS)
+        return search._replace(key=aim.key, tried=aim.tried, top=aim.top)
     if aim.kind == "bisected":
         return Search(aim.kind, few, 2 * aim.wanted + 1, most, rounds=HALVINGS)
     if aim.kind == "normal":
@@ -40,10 +40,7 @@ def search_of(aim: Aim) -> Search:
 def found(given: Given, aim: Aim, packed: Tensor) -> Sifted:
     """The border of an aim and marks on what reaches it, and some more; `packed` is cleared."""
     search = search_of(aim)
-    state = begun(given, search)
-    if aim.kind == "sampled":
-        rank_drawn(given, state, aim.key, aim.tried)
-    return sift(given, search, state, packed)
+    return sift(given, search, begun(given, search), packed)
 
 
 def _border(given: Given, aim: Aim) -> Tensor:

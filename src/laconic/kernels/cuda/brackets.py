@@ -1,17 +1,21 @@
 """Magnitudes of some ranks, between two bounds each that passes over memory bring together.
 
-A pass counts the magnitudes inside the bounds by 2048 bins, and its last program goes on with the
-bin that holds the rank. All that the host does not ask for is in one tensor of int64, the state.
+A first pass counts the magnitudes from a guess on by 2048 bins; later ones count those inside the
+bounds by 4096. The last program of each goes on with the bin that holds the rank. All that the host
+does not ask for is in one tensor of int64, the state.
 """
 
 import triton
 import triton.language as tl
 
-BINS = 2048
+BINS = tl.constexpr(2048)
+FINE = tl.constexpr(4096)
+"""Bins of later passes: as many as there are magnitudes in a bin of the first."""
 ODD = tl.constexpr(32)
 """Entries that are no finite number. Before them, for each launch, how many programs are done."""
 OPEN = tl.constexpr(33)
-"""Whether the bounds are too wide to say what the border is, and whether it passes too many."""
+"""Of which brackets the bounds are too wide to say what the border is, or whether it passes too
+many: the bit of each."""
 BORDER = tl.constexpr(34)
 CUT = tl.constexpr(35)
 """Whether more reach the border than may be chosen, so that the largest are."""
@@ -21,9 +25,11 @@ EXACT = tl.constexpr(37)
 """The border as the bits of a float64."""
 GUESS = tl.constexpr(38)
 """The magnitude from which on entries were marked first."""
+BEYOND = tl.constexpr(39)
+"""Entries beyond the first bins."""
 BRACKETS = tl.constexpr(48)
 """Four numbers each: first and last magnitude, entries above them, and the rank."""
-HEAD = 64
+HEAD = tl.constexpr(64)
 
 FEW = tl.constexpr(0)
 MANY = tl.constexpr(1)
@@ -33,14 +39,14 @@ SAMPLE = tl.constexpr(3)
 
 COARSE = tl.constexpr(12)
 """log2 of the first bins: 2048 of them are a factor of two."""
-NEAR = tl.constexpr(BINS << 12)
-BEYOND = tl.constexpr(39)
-"""Entries beyond the first bins."""
+NEAR = tl.constexpr(2048 << 12)
 
-ROWS = 14
-"""Rows of bins: one that all share, four of the sample, and three times one a bracket."""
-SAMPLE_ROW = tl.constexpr(1)
-ROW = tl.constexpr(5)
+LEVELS = 3
+"""Passes with finer bins: enough for bins of one number whatever the guess was."""
+DRAWN = tl.constexpr(64 + 2048)
+"""Where the first bins of a drawn sample are, after those of all; then rows of later ones."""
+ROWS = tl.constexpr(64 + 2 * 2048)
+SIZE = tl.constexpr(64 + 2 * 2048 + LEVELS * 4 * 4096)
 
 
 @triton.jit
@@ -88,36 +94,57 @@ def tally(bins_ptr, size, inside, first, shift, BINS: tl.constexpr):
 
 
 @triton.jit
-def counted(state_ptr, row, BINS: tl.constexpr, HEAD: tl.constexpr):
-    """How many are in each bin or one above it."""
-    spot = _spot(tl.arange(0, BINS), BINS)
-    held = tl.load(state_ptr + HEAD + row * BINS + spot)
-    return tl.sum(held) - tl.cumsum(held, 0) + held
+def fine_row(state_ptr, level, bracket):
+    """Where the bins of a later pass are."""
+    return state_ptr + ROWS + (4 * level + bracket) * FINE
 
 
 @triton.jit
-def narrow(state_ptr, bracket, reach, shift, numel, BINS: tl.constexpr):
+def _last_reaching(held, above, rank):
+    """Of each row the last place from which on `rank` are held, or -1; and how many are behind."""
+    reach = above[:, None] + tl.cumsum(held, 1, reverse=True)
+    enough = reach >= rank[:, None]
+    behind = tl.max(tl.where(enough, above[:, None], reach), axis=1)
+    return tl.sum(enough.to(tl.int32), axis=1) - 1, behind
+
+
+@triton.jit
+def _holder(bins_ptr, asked, above, rank, BINS: tl.constexpr):
+    """The bin that holds each rank, -1 if none does, and how many are in those above it.
+
+    Bins lie in 16 columns of neighbours: first the column is found, so that no scan is long.
+    """
+    row, column = tl.arange(0, BINS // 16) * 16, tl.arange(0, 16)
+    at = bins_ptr[:, None, None] + row[None, :, None] + column[None, None, :]
+    held = tl.sum(tl.load(at, mask=asked[:, None, None], other=0), axis=1)
+    column, higher = _last_reaching(held, above, rank)
+    at = bins_ptr[:, None] + row[None, :] + tl.maximum(column, 0)[:, None]
+    row, behind = _last_reaching(tl.load(at, mask=asked[:, None], other=0), higher, rank)
+    found = column >= 0
+    return tl.where(found, column * (BINS // 16) + row, -1), tl.where(found, behind, higher)
+
+
+@triton.jit
+def narrow(state_ptr, bracket, bins_ptr, shift, numel, BINS: tl.constexpr):
     """Goes on with the bin that holds the rank: above all bins, or below them, if none does.
 
-    `reach` says how many entries of the bracket are in each bin or one above it.
+    For some brackets at once, each with where its bins are.
     """
     ptr = state_ptr + BRACKETS + 4 * bracket
     first, last, above, rank = tl.load(ptr), tl.load(ptr + 1), tl.load(ptr + 2), tl.load(ptr + 3)
-    if first < last:
-        reach += above
-        chosen = tl.sum((reach >= rank).to(tl.int64)) - 1
-        higher = tl.max(tl.where(reach < rank, reach, above), 0)
-        all_ = tl.max(reach, 0)
-        one_bin = tl.full((), 1, tl.int64) << shift
-        over = above >= rank
-        none = (chosen < 0) & ~over
-        # What is below 1 are zeros; a rank that no entry has is below them.
-        nothing = tl.where(rank <= numel, 0, -1).to(tl.int64)
-        closed = none & ((first <= 1) | (rank > numel))
-        start = tl.where(over, first + BINS * one_bin, first + chosen * one_bin)
-        end = tl.where(over, last, tl.minimum(start + one_bin - 1, last))
-        tl.store(ptr, tl.where(none, tl.where(closed, nothing, 1), start))
-        tl.store(ptr + 1, tl.where(none, tl.where(closed, nothing, first - 1), end))
-        tl.store(ptr + 2, tl.where(none, all_, tl.where(over, 0, higher)))
-        if none & ~closed:
-            tl.store(state_ptr + MISSED, 1)
+    asked = first < last
+    chosen, higher = _holder(bins_ptr, asked, above, rank, BINS)
+    one_bin = tl.full((), 1, tl.int64) << shift
+    over = above >= rank
+    none = (chosen < 0) & ~over
+    # What is below 1 are zeros; a rank that no entry has is below them.
+    nothing = tl.where(rank <= numel, 0, -1).to(tl.int64)
+    closed = none & ((first <= 1) | (rank > numel))
+    start = tl.where(over, first + BINS * one_bin, first + chosen * one_bin)
+    end = tl.where(over, last, tl.minimum(start + one_bin - 1, last))
+    tl.store(ptr, tl.where(none, tl.where(closed, nothing, 1), start), mask=asked)
+    tl.store(ptr + 1, tl.where(none, tl.where(closed, nothing, first - 1), end), mask=asked)
+    tl.store(ptr + 2, tl.where(over, 0, higher), mask=asked)
+    # The drawn are found again by their positions, without marks.
+    missed = asked & none & ~closed & (bracket != SAMPLE)
+    tl.store(state_ptr + MISSED, 1, mask=tl.max(missed.to(tl.int32), 0) != 0)

@@ -8,7 +8,18 @@ between two bounds, a border between them leaves it open.
 import triton
 import triton.language as tl
 
-from laconic.kernels.cuda.brackets import BORDER, CUT, EXACT, FEW, MANY, MOST, OPEN, bounds
+from laconic.kernels.cuda.brackets import (
+    BORDER,
+    CUT,
+    EXACT,
+    FEW,
+    FINE,
+    MANY,
+    MOST,
+    OPEN,
+    SAMPLE,
+    bounds,
+)
 
 
 @triton.jit
@@ -87,8 +98,22 @@ def _lowered(state_ptr, border, ROUNDS: tl.constexpr):
 
 
 @triton.jit
-def settle(state_ptr, border, unsure):
-    """Notes the border, whether more reach it than may be chosen, and whether that is open."""
+def _drawn(state_ptr):
+    """What to ask for while the border of a sample is open: 0 if it is not.
+
+    Where one pass is enough for each bracket, the others wait for it: mostly they need none.
+    """
+    start, end = bounds(state_ptr, SAMPLE)
+    few_first, few_last = bounds(state_ptr, FEW)
+    most_first, most_last = bounds(state_ptr, MOST)
+    widest = tl.maximum(tl.maximum(end - start, few_last - few_first), most_last - most_first)
+    ask = tl.where(widest < FINE, tl.where(most_last >= start, 12, 8), 15)
+    return tl.where(start < end, ask, 0)
+
+
+@triton.jit
+def settle(state_ptr, border, ask):
+    """Notes the border, whether more reach it than may be chosen, and what is open."""
     first, last = bounds(state_ptr, MOST)
     # Zeros are never chosen.
     least = tl.maximum(rounded(border), 1)
@@ -98,7 +123,7 @@ def settle(state_ptr, border, unsure):
     tl.store(state_ptr + BORDER, rounded(border))
     tl.store(state_ptr + EXACT, border.to(tl.int64, bitcast=True))
     tl.store(state_ptr + CUT, cut.to(tl.int64))
-    tl.store(state_ptr + OPEN, tl.where(unsure, 1, tl.where(more, 2, 0)).to(tl.int64))
+    tl.store(state_ptr + OPEN, tl.where(ask != 0, ask, tl.where(more, 4, 0)).to(tl.int64))
 
 
 @triton.jit
@@ -107,21 +132,23 @@ def decide(
     ROUNDS: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
     """The border of a kind, of what the brackets and the sums of all programs tell."""
-    top = top_of(tops_ptr, programs, SPAN)
-    mean = sum_of(sums_ptr, programs, SPAN) / numel
-    unsure = top < 0
-    if KIND == "bisected":
-        border, unsure = _bisected(state_ptr, tl.minimum(mean, top), top, ROUNDS)
-    elif KIND == "normal":
-        square = sum_of(sums_ptr + programs, programs, SPAN) / numel
-        deviation = tl.sqrt(tl.maximum(square - mean * mean, 0.0))
-        border = tl.abs(mean) + double(factor) * deviation
-        border, unsure = _rescaled(state_ptr, border, ROUNDS)
-        border = tl.minimum(border, top)
-    elif KIND == "sampled":
-        start, _ = bounds(state_ptr, 3)
+    if KIND == "sampled":
+        start, _ = bounds(state_ptr, SAMPLE)
         border = start.to(tl.int32).to(tl.float32, bitcast=True).to(tl.float64)
         border, unsure = _lowered(state_ptr, border, ROUNDS)
+        drawn = _drawn(state_ptr)
+        settle(state_ptr, border, tl.where(drawn != 0, drawn, tl.where(unsure, 7, 0)))
     else:
-        border = tl.minimum(mean * double(factor), top)
-    settle(state_ptr, border, unsure)
+        top = top_of(tops_ptr, programs, SPAN)
+        mean = sum_of(sums_ptr, programs, SPAN) / numel
+        if KIND == "bisected":
+            border, unsure = _bisected(state_ptr, tl.minimum(mean, top), top, ROUNDS)
+        elif KIND == "normal":
+            square = sum_of(sums_ptr + programs, programs, SPAN) / numel
+            deviation = tl.sqrt(tl.maximum(square - mean * mean, 0.0))
+            border = tl.abs(mean) + double(factor) * deviation
+            border, unsure = _rescaled(state_ptr, border, ROUNDS)
+            border = tl.minimum(border, top)
+        else:
+            border, unsure = tl.minimum(mean * double(factor), top), top < 0
+        settle(state_ptr, border, tl.where(unsure, 7, 0))

@@ -1,90 +1,71 @@
-"""The magnitude of some rank in a sample that is drawn by a key: exact, by passes over the sample.
+"""Entries that are drawn by a key: each program counts the magnitudes of those in its stretch.
 
-Most of the sample lies below the guess (cuda/guess.py), so the first pass counts only a little.
+Which they are follows from the key, so nothing is kept of them between two passes, and a pass that
+has just written its stretch finds them in the cache.
 """
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from laconic.kernels.cuda.brackets import (
     BINS,
     BRACKETS,
     COARSE,
-    HEAD,
+    DRAWN,
+    FINE,
     NEAR,
     SAMPLE,
-    SAMPLE_ROW,
     bounds,
-    counted,
-    is_last,
-    narrow,
+    fine_row,
     tally,
     width,
 )
 from laconic.kernels.cuda.passes import finite, magnitude
-from laconic.kernels.cuda.random import KEYS, halves, stratum
-from laconic.types import Given, Key
+from laconic.kernels.cuda.random import stratum
 
-BLOCK = 1024
-LEVELS = 3
-LAUNCH = tl.constexpr(4)
+BLOCK = tl.constexpr(256)
 
 
-@triton.jit(do_not_specialize=[*KEYS, "numel", "count"])
-def _draw_kernel(
-    x_ptr, residual_ptr, sizes_ptr, state_ptr, decay, numel, count, key_low, key_high,
-    FEEDBACK: tl.constexpr, BINS: tl.constexpr, HEAD: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The magnitudes of the drawn, those that are not finite as zero, and their coarse bins."""
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    place = stratum(i, numel, count, key_low, key_high)
-    total = tl.load(x_ptr + place, mask=i < count, other=0.0)
-    if FEEDBACK:
-        total += decay * tl.load(residual_ptr + place, mask=i < count, other=0.0)
-    size = finite(magnitude(total))
-    tl.store(sizes_ptr + i, size, mask=i < count)
-    first, _ = bounds(state_ptr, SAMPLE)
-    first = first.to(tl.int32)
-    bins_ptr = state_ptr + HEAD + SAMPLE_ROW * BINS
-    marked = (i < count) & (size >= first)
-    near = marked & (size - first < NEAR)
-    above = tl.sum((marked & ~near).to(tl.int64))
-    tl.atomic_add(state_ptr + BRACKETS + 4 * SAMPLE + 2, above, mask=above > 0, sem="relaxed")
-    tally(bins_ptr, size, near, first, COARSE, BINS)
-    if is_last(state_ptr, LAUNCH):
-        reach = counted(state_ptr, SAMPLE_ROW, BINS, HEAD)
-        narrow(state_ptr, SAMPLE, reach, COARSE, count, BINS)
+@triton.jit
+def _first(place, numel, tried):
+    """The number of the stratum that an entry lies in."""
+    return ((place + 1) * tried - 1) // numel
 
 
-@triton.jit(do_not_specialize=["count", "level"])
-def _rank_kernel(
-    sizes_ptr, state_ptr, count, level, BINS: tl.constexpr, HEAD: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """The same in smaller bins, until one is a single number."""
-    first, last = bounds(state_ptr, SAMPLE)
-    if first < last:
-        shift = width(first, last, BINS)
-        row = SAMPLE_ROW + 1 + level
-        i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        size = tl.load(sizes_ptr + i, mask=i < count, other=-1)
-        inside = (size >= first) & (size <= last)
-        bins_ptr = state_ptr + HEAD + row * BINS
-        tally(bins_ptr, size, inside, first.to(tl.int32), shift.to(tl.int32), BINS)
-        if is_last(state_ptr, LAUNCH + 1 + level):
-            narrow(state_ptr, SAMPLE, counted(state_ptr, row, BINS, HEAD), shift, count, BINS)
+@triton.jit
+def _some(x_ptr, i, last, start, end, numel, tried, key_low, key_high):
+    """Magnitudes of the drawn from number i on, as far as they are in the stretch."""
+    number = i + tl.arange(0, BLOCK)
+    place = stratum(number, numel, tried, key_low, key_high)
+    here = (number <= last) & (place >= start) & (place < end)
+    return finite(magnitude(tl.load(x_ptr + place, mask=here, other=0.0))), here
 
 
-def rank_drawn(given: Given, state: Tensor, key: Key, tried: int) -> None:
-    """Closes the sample's bracket: on the magnitude of its rank among `tried` drawn entries."""
-    x, residual, left, decay = given
-    feedback = residual is not None and left is not None
-    sizes = torch.empty(tried, dtype=torch.int32, device=x.device)
-    grid = (-(-tried // BLOCK),)
-    _draw_kernel[grid](
-        x, x if residual is None else residual, sizes, state, decay, x.numel(), tried,
-        *halves(key), FEEDBACK=feedback, BINS=BINS, HEAD=HEAD, BLOCK=BLOCK,
-    )  # fmt: skip
-    for level in range(LEVELS):
-        _rank_kernel[grid](sizes, state, tried, level, BINS=BINS, HEAD=HEAD, BLOCK=BLOCK)
+@triton.jit
+def count_drawn(x_ptr, state_ptr, start, end, numel, tried, key_low, key_high):
+    """Counts the drawn entries from `start` to `end` by the first bins."""
+    first = bounds(state_ptr, SAMPLE)[0].to(tl.int32)
+    i, last = _first(start, numel, tried), _first(end - 1, numel, tried)
+    while i <= last:
+        size, here = _some(x_ptr, i, last, start, end, numel, tried, key_low, key_high)
+        marked = here & (size >= first)
+        near = marked & (size - first < NEAR)
+        above = tl.sum((marked & ~near).to(tl.int64))
+        tl.atomic_add(state_ptr + BRACKETS + 4 * SAMPLE + 2, above, mask=above > 0, sem="relaxed")
+        tally(state_ptr + DRAWN, size, near, first, COARSE, BINS)
+        i += BLOCK
+
+
+@triton.jit
+def recount_drawn(x_ptr, state_ptr, level, start, end, numel, tried, key_low, key_high):
+    """The same inside the bounds, by finer bins."""
+    first, last_size = bounds(state_ptr, SAMPLE)
+    if first < last_size:
+        shift = width(first, last_size, FINE).to(tl.int32)
+        i, last = _first(start, numel, tried), _first(end - 1, numel, tried)
+        while i <= last:
+            size, here = _some(x_ptr, i, last, start, end, numel, tried, key_low, key_high)
+            inside = here & (size >= first) & (size <= last_size)
+            bins_ptr = fine_row(state_ptr, level, SAMPLE)
+            tally(bins_ptr, size, inside, first.to(tl.int32), shift, FINE)
+            i += BLOCK

@@ -20,7 +20,9 @@ def _excess_kernel(
     TILES: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
     """The border rises by `rise` mean excesses of those that reach it."""
-    program, programs = tl.program_id(0), tl.num_programs(0)
+    programs = tl.num_programs(0)
+    # Every other pass goes backwards: it begins with what the one before has left in the cache.
+    program = tl.where(launch % 2 == 0, programs - 1 - tl.program_id(0), tl.program_id(0))
     row, lane = tl.arange(0, HEIGHT), tl.arange(0, TILE // HEIGHT)
     start = program.to(tl.int64) * TILES * TILE
     border = tl.load(state_ptr + BORDER).to(tl.int32).to(tl.float32, bitcast=True)
@@ -38,7 +40,7 @@ def _excess_kernel(
     if is_last(state_ptr, launch):
         over = sum_of(sums_ptr, programs, SPAN) / sum_of(counts_ptr, programs, SPAN)
         exact = double(tl.load(state_ptr + EXACT)) + over * double(rise)
-        settle(state_ptr, tl.minimum(exact, top_of(tops_ptr, programs, SPAN)), over < 0)
+        settle(state_ptr, tl.minimum(exact, top_of(tops_ptr, programs, SPAN)), 0)
 
 
 def climb(x: Tensor, search: Search, state: Tensor, tops: Tensor) -> None:

@@ -24,6 +24,7 @@ WINDOW = 1024
 AIM = 700
 """So many of them are about what a range has in the longest map."""
 BLOCK = 1024
+SUMMED = 4096
 
 
 @triton.jit
@@ -44,8 +45,22 @@ def _count_kernel(
 
 
 @triton.jit
+def _sum_kernel(counts_ptr, sums_ptr, stretches, BLOCK: tl.constexpr):
+    """How many ones a row's map has up to the end of each stretch."""
+    first = tl.program_id(0).to(tl.int64) * stretches
+    before = tl.full((), 0, tl.int64)
+    begin = tl.full((), 0, tl.int32)
+    while begin < stretches:
+        at = begin + tl.arange(0, BLOCK)
+        found = tl.load(counts_ptr + first + at, mask=at < stretches, other=0)
+        tl.store(sums_ptr + first + at, before + tl.cumsum(found, 0), mask=at < stretches)
+        before += tl.sum(found)
+        begin += BLOCK
+
+
+@triton.jit
 def _find_kernel(
-    lows, sums_ptr, begins_ptr, stretches, ranges, range_bits, ROWS: tl.constexpr,
+    lows, sums_ptr, begins_ptr, stretches, ranges, each, ROWS: tl.constexpr,
     STRETCH: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """With which stretch each range of entries begins, and where the last one ends."""
@@ -54,7 +69,7 @@ def _find_kernel(
     for number in tl.static_range(ROWS):
         low = tl.where(row == number, lows[number], low)
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    block = place << (range_bits - low)
+    block = place * (each >> low)
     least = tl.zeros((BLOCK,), tl.int64)
     most = least + stretches
     for _ in range(STEPS):
@@ -81,17 +96,17 @@ def _low_bits(ptr, bit, here, low, BYTES: tl.constexpr):
 
 @triton.jit
 def _add_kernel(
-    maps, values, bits, lows, sums_ptr, begins_ptr, out_ptr, stretches, ranges, range_bits, weight,
+    maps, values, bits, lows, sums_ptr, begins_ptr, out_ptr, stretches, ranges, each, weight,
     ROWS: tl.constexpr, BYTES: tl.constexpr, WIDE: tl.constexpr, STRETCH: tl.constexpr,
     WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Only beginnings need 64 bits; all in a window is counted from there, WIDE where it is far."""
     program = tl.program_id(0)
-    out_ptr += program.to(tl.int64) << range_bits
+    out_ptr += program.to(tl.int64) * each
     lane = tl.arange(0, WINDOW)
     for row in tl.static_range(ROWS):
         low = tl.full((), 0, tl.int64 if WIDE else tl.int32) + lows[row]
-        blocks = tl.full((), 1, tl.int64) << (range_bits - low)
+        blocks = (tl.full((), 0, tl.int64) + each) >> low
         at = begins_ptr + row * (ranges + 1) + program
         stretch, last = tl.load(at).to(tl.int64), tl.load(at + 1)
         before_ptr = sums_ptr + row * stretches + stretch - 1
@@ -135,22 +150,25 @@ def _add_some(
     lows = tuple(low_bits(numel, v.numel()) for v in values)
     bits = tuple(bitmap_bits(numel, v.numel()) for v in values)
     stretches = -(-max(bits) // STRETCH)
-    range_bits = max((numel * AIM // max(bits)).bit_length() - 1, *lows, 0)
-    ranges = -(-numel >> range_bits)
+    # Whole blocks of every row.
+    unit = 1 << max(lows)
+    each = max(numel * AIM // max(bits) // unit, 1) * unit
+    ranges = -(-numel // each)
     counts = torch.empty(rows, stretches, dtype=torch.int32, device=out.device)
     begins = torch.empty(rows, ranges + 1, dtype=torch.int32, device=out.device)
-    each = 16384 // STRETCH
-    _count_kernel[(-(-stretches // each), rows)](
-        packed, bits, counts, stretches, ROWS=rows, STRETCH=STRETCH, EACH=each
+    together = 16384 // STRETCH
+    _count_kernel[(-(-stretches // together), rows)](
+        packed, bits, counts, stretches, ROWS=rows, STRETCH=STRETCH, EACH=together
     )
-    sums = counts.cumsum(1)
+    sums = torch.empty(rows, stretches, dtype=torch.int64, device=out.device)
+    _sum_kernel[(rows,)](counts, sums, stretches, BLOCK=SUMMED, num_warps=8)
     _find_kernel[(ranges // BLOCK + 1, rows)](
-        lows, sums, begins, stretches, ranges, range_bits, ROWS=rows, STRETCH=STRETCH,
+        lows, sums, begins, stretches, ranges, each, ROWS=rows, STRETCH=STRETCH,
         STEPS=stretches.bit_length(), BLOCK=BLOCK,
     )  # fmt: skip
     _add_kernel[(ranges,)](
-        packed, values, bits, lows, sums, begins, out, stretches, ranges, range_bits, weight,
-        ROWS=rows, BYTES=(max(lows) + 14) // 8, WIDE=range_bits > 24, STRETCH=STRETCH,
+        packed, values, bits, lows, sums, begins, out, stretches, ranges, each, weight,
+        ROWS=rows, BYTES=(max(lows) + 14) // 8, WIDE=each > 1 << 24, STRETCH=STRETCH,
         WINDOW=WINDOW,
         # A fused multiply-add rounds otherwise than the reference.
         enable_fp_fusion=False,

@@ -8,13 +8,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.cuda.brackets import BINS, BRACKETS, GUESS, HEAD, ROWS
+from laconic.kernels.cuda.brackets import BRACKETS, GUESS, ROWS, SIZE, is_last
 from laconic.kernels.cuda.passes import magnitude
-from laconic.types import Given
+from laconic.types import Given, Key
 
-SPAN = 2048
-"""Entries that are looked at."""
-CLEAR = 4096
+BLOCK = 2048
+BLOCKS = 4
+"""A program looks at so many entries, and so many programs do where a tensor is large."""
+LARGE = 1 << 22
+LAUNCH = tl.constexpr(4)
 
 
 class Search(NamedTuple):
@@ -27,36 +29,30 @@ class Search(NamedTuple):
     factor: int = 0
     """The bits of a float64."""
     rounds: int = 0
+    key: Key = 0
+    tried: int = 0
     top: int = 0
-    """A rank in a larger sample."""
+    """How a larger sample is drawn, its length, and a rank in it."""
     rises: tuple[int, ...] = ()
     """What follows `factor`, as bits too, when a border rises by stages."""
 
 
-@triton.jit(do_not_specialize=["stride", "count", "lower", "few", "many", "most", "top"])
-def _guess_kernel(
-    x_ptr, residual_ptr, state_ptr, decay, stride, count, lower, few, many, most, top,
-    FEEDBACK: tl.constexpr, SIZE: tl.constexpr, SPAN: tl.constexpr, CLEAR: tl.constexpr,
-):  # fmt: skip
-    """Clears the state, and guesses where the brackets begin by a sample at equal distances."""
-    for begin in range(0, SIZE, CLEAR):
-        at = begin + tl.arange(0, CLEAR)
-        tl.store(state_ptr + at, tl.zeros((CLEAR,), tl.int64), mask=at < SIZE)
-    i = tl.arange(0, SPAN)
-    place = i.to(tl.int64) * stride
-    total = tl.load(x_ptr + place, mask=i < count, other=0.0)
-    if FEEDBACK:
-        total += decay * tl.load(residual_ptr + place, mask=i < count, other=0.0)
-    size = tl.where(i < count, magnitude(total), -1)
+@triton.jit
+def _rank(size, lower, STEPS: tl.constexpr, STEP: tl.constexpr):
+    """A magnitude that about `lower` of the sizes reach: only its highest bits are looked for."""
     least = tl.full((), 0, tl.int32)
-    # Four bits a step, the lowest 15 are not looked for.
-    for step in range(4):
-        unit = tl.full((), 1, tl.int32) << (27 - 4 * step)
-        tries = least + tl.arange(0, 16) * unit
+    for step in range(STEPS):
+        unit = tl.full((), 1, tl.int32) << (31 - STEP * (step + 1))
+        tries = least + tl.arange(0, 1 << STEP) * unit
         reach = tl.sum((size[None, :] >= tries[:, None]).to(tl.int32), axis=1)
         least += (tl.sum((reach >= lower).to(tl.int32)) - 1) * unit
-    least = tl.maximum(least, 1)
-    tl.debug_barrier()
+    # What is not finite is never below it.
+    return tl.minimum(tl.maximum(least, 1), 0x7F800000)
+
+
+@triton.jit
+def _open(state_ptr, least, few, many, most, top):
+    """Brackets from `least` on for the ranks that are asked for."""
     for bracket in tl.static_range(4):
         if bracket == 0:
             rank = few
@@ -76,19 +72,52 @@ def _guess_kernel(
     tl.store(state_ptr + GUESS, least.to(tl.int64))
 
 
+@triton.jit(do_not_specialize=["stride", "count", "lower", "few", "many", "most", "top"])
+def _guess_kernel(
+    x_ptr, residual_ptr, state_ptr, sizes_ptr, decay, stride, count, lower, few, many, most, top,
+    FEEDBACK: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """Guesses where the brackets begin by a sample at equal distances.
+
+    One program clears the state itself, but for what the next pass clears.
+    """
+    if BLOCKS == 1:
+        for begin in range(0, ROWS, BLOCK):
+            at = begin + tl.arange(0, BLOCK)
+            tl.store(state_ptr + at, tl.zeros((BLOCK,), tl.int64), mask=at < ROWS)
+        tl.debug_barrier()
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    place = i.to(tl.int64) * stride
+    total = tl.load(x_ptr + place, mask=i < count, other=0.0)
+    if FEEDBACK:
+        total += decay * tl.load(residual_ptr + place, mask=i < count, other=0.0)
+    size = tl.where(i < count, magnitude(total), -1)
+    if BLOCKS == 1:
+        _open(state_ptr, _rank(size, lower, 3, 4), few, many, most, top)
+    else:
+        tl.store(sizes_ptr + i, size)
+        if is_last(state_ptr, LAUNCH):
+            sizes = tl.load(sizes_ptr + tl.arange(0, BLOCK * BLOCKS))
+            _open(state_ptr, _rank(sizes, lower, 8, 2), few, many, most, top)
+
+
 def begun(given: Given, search: Search) -> Tensor:
     """A state with brackets that begin at a guess."""
     x, residual, left, decay = given
     feedback = residual is not None and left is not None
-    tried = min(x.numel(), SPAN)
+    blocks = BLOCKS if x.numel() >= LARGE else 1
+    tried = min(x.numel(), BLOCK * blocks)
     aim = max(search.few, search.many, search.most) * tried / x.numel()
     lower = min(tried, math.ceil(1.05 * aim + 4 * math.sqrt(aim)) + 1)
     # Odd, so that the sample does not walk along a column of a matrix.
     stride = (x.numel() // tried - 1) | 1
-    state = torch.empty(HEAD + ROWS * BINS, dtype=torch.int64, device=x.device)
-    _guess_kernel[(1,)](
-        x, x if residual is None else residual, state, decay, stride, tried, lower, search.few,
-        search.many, search.most, search.top, FEEDBACK=feedback, SIZE=state.numel(), SPAN=SPAN,
-        CLEAR=CLEAR, num_warps=8,
+    # Several programs must find it cleared, to know which is the last of them.
+    new = torch.empty if blocks == 1 else torch.zeros
+    state = new(SIZE.value, dtype=torch.int64, device=x.device)
+    sizes = torch.empty(BLOCK * blocks, dtype=torch.int32, device=x.device)
+    _guess_kernel[(blocks,)](
+        x, x if residual is None else residual, state, sizes, decay, stride, tried, lower,
+        search.few, search.many, search.most, search.top, FEEDBACK=feedback,
+        BLOCK=BLOCK, BLOCKS=blocks, num_warps=8,
     )  # fmt: skip
     return state

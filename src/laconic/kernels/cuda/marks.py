@@ -10,6 +10,9 @@ from laconic.kernels.cuda.passes import TILE, spread
 
 # Words that are walked through at once.
 WORDS = 512
+LEAST = 128
+REGISTERS: int | None = 64
+"""Of a thread that walks: with more, fewer programs run side by side and wait for memory."""
 
 
 @triton.jit
@@ -39,3 +42,8 @@ def new_marks(x: Tensor) -> Tensor:
     """Room for the marks of all programs."""
     programs, tiles = spread(x.numel())
     return torch.empty(programs * tiles * TILE // 32, dtype=torch.int32, device=x.device)
+
+
+def together(words: Tensor, programs: int) -> int:
+    """How many words a program looks at together: no more than it has, by whole warps."""
+    return max(LEAST, min(WORDS, triton.next_power_of_2(words.numel() // programs)))

@@ -38,14 +38,14 @@ def added(x_ptr, residual_ptr, left_ptr, decay, place, inside, FEEDBACK: tl.cons
 
 
 @triton.jit
-def clear(packed_ptr, room, TILE: tl.constexpr):
-    """Zeros in this program's share of the words of a message."""
+def clear(words_ptr, room, TILE: tl.constexpr):
+    """Zeros in this program's share of some words."""
     share = (room + tl.num_programs(0) - 1) // tl.num_programs(0)
     start = tl.program_id(0).to(tl.int64) * share
     end = tl.minimum(start + share, room)
     while start < end:
         at = start + tl.arange(0, TILE)
-        tl.store(packed_ptr + at, tl.zeros((TILE,), tl.int32), mask=at < end)
+        tl.store(words_ptr + at, tl.zeros((TILE,), words_ptr.dtype.element_ty), mask=at < end)
         start += TILE
 
 

@@ -7,6 +7,7 @@ from laconic.kernels.reference.borders import (
     normal_border,
     sampled_border,
 )
+from laconic.kernels.reference.casts import cast_add, cast_pack, cast_pack_sum
 from laconic.kernels.reference.entries import add_at, add_packed, lift
 from laconic.kernels.reference.index import index_fits, pack_index, unpack_index
 from laconic.kernels.reference.lowrank import factor, factor_sum, lessen, orthonormal, outer
@@ -26,6 +27,9 @@ __all__ = [
     "add_packed",
     "add_told",
     "bisected_border",
+    "cast_add",
+    "cast_pack",
+    "cast_pack_sum",
     "excess_border",
     "factor",
     "factor_sum",

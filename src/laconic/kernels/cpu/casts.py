@@ -1,0 +1,30 @@
+"""Tensors in a number format of their own (the meaning: kernels/reference/casts.py)."""
+
+import torch
+from torch import Tensor
+
+from laconic.kernels.reference import casts
+from laconic.kernels.reference.entries import LARGEST_HALF
+
+
+def cast_pack(x: Tensor, dtype: torch.dtype) -> Tensor:
+    # One pass instead of three where nothing saturates.
+    if dtype == torch.float16 and x.numel() and _in_range(x):
+        return x.to(dtype)
+    return casts.cast_pack(x, dtype)
+
+
+def cast_pack_sum(
+    x: Tensor, residual: Tensor, decay: float, left: Tensor, dtype: torch.dtype
+) -> Tensor:
+    total = torch.add(x, residual, alpha=decay, out=left)
+    values = cast_pack(total, dtype)
+    if values is total:
+        values = total.clone()
+    left.sub_(values.to(left.dtype))
+    return values
+
+
+def _in_range(x: Tensor) -> bool:
+    low, high = x.aminmax()
+    return bool(low >= -LARGEST_HALF) and bool(high <= LARGEST_HALF)

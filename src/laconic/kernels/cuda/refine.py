@@ -1,0 +1,114 @@
+"""What a first pass has left open: the marked are counted again, in finer bins."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from laconic.kernels.cuda.bits import lowest_bit
+from laconic.kernels.cuda.brackets import (
+    EXACT,
+    FINE,
+    LEVELS,
+    MISSED,
+    OPEN,
+    bounds,
+    fine_row,
+    is_last,
+    narrow,
+    tally,
+    width,
+)
+from laconic.kernels.cuda.decide import decide, double, settle
+from laconic.kernels.cuda.drawn import recount_drawn
+from laconic.kernels.cuda.guess import Search
+from laconic.kernels.cuda.marks import REGISTERS, marks, most_marks, store_marks, together
+from laconic.kernels.cuda.passes import TILE, magnitude, spread
+from laconic.kernels.cuda.random import KEYS, halves
+
+
+@triton.jit
+def _bracket(state_ptr, bracket, asked):
+    """First and last magnitude and log2 of a bin, as int32; an empty one if none is asked for."""
+    first, last = bounds(state_ptr, bracket)
+    last = tl.where((asked >> bracket) & 1 != 0, last, first)
+    return first.to(tl.int32), last.to(tl.int32), width(first, last, FINE).to(tl.int32)
+
+
+@triton.jit
+def _count(bins_ptr, size, here, first, last, shift):
+    if first < last:
+        tally(bins_ptr, size, here & (size >= first) & (size <= last), first, shift, FINE)
+
+
+@triton.jit
+def _recount(
+    x_ptr, state_ptr, words_ptr, level, asked, WORDS: tl.constexpr, EACH: tl.constexpr
+):  # fmt: skip
+    """Counts the marked inside the bounds by finer bins."""
+    few_first, few_last, few_shift = _bracket(state_ptr, 0, asked)
+    many_first, many_last, many_shift = _bracket(state_ptr, 1, asked)
+    most_first, most_last, most_shift = _bracket(state_ptr, 2, asked)
+    bins_ptr = fine_row(state_ptr, level, 0)
+    for begin in range(0, EACH, WORDS):
+        word, held = marks(words_ptr, begin, EACH, WORDS)
+        turns = most_marks(held)
+        while turns > 0:
+            here = held != 0
+            place = word * 32 + lowest_bit(held).to(tl.int64)
+            size = magnitude(tl.load(x_ptr + place, mask=here, other=0.0))
+            _count(bins_ptr, size, here, few_first, few_last, few_shift)
+            _count(bins_ptr + FINE, size, here, many_first, many_last, many_shift)
+            _count(bins_ptr + 2 * FINE, size, here, most_first, most_last, most_shift)
+            held &= held - 1
+            turns -= 1
+
+
+@triton.jit(do_not_specialize=["factor", "level", "tried", *KEYS])
+def _refine_kernel(
+    x_ptr, state_ptr, sums_ptr, tops_ptr, words_ptr, numel, factor, level, tried, key_low, key_high,
+    KIND: tl.constexpr, SPAN: tl.constexpr, ROUNDS: tl.constexpr, WORDS: tl.constexpr,
+    TILES: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Counts in finer bins, where that is needed."""
+    asked = tl.load(state_ptr + OPEN)
+    if asked != 0:
+        start = tl.program_id(0).to(tl.int64) * TILES * TILE
+        if (level == 0) & (tl.load(state_ptr + MISSED) != 0):
+            for tile in range(TILES):
+                place = start + tile * TILE + tl.arange(0, TILE)
+                size = magnitude(tl.load(x_ptr + place, mask=place < numel, other=0.0))
+                store_marks(words_ptr, start + tile * TILE, size > 0, TILE)
+            tl.debug_barrier()
+        if KIND == "sampled":
+            end = tl.minimum(start + TILES * TILE, numel)
+            recount_drawn(x_ptr, state_ptr, level, start, end, numel, tried, key_low, key_high)
+        if asked & 7 != 0:
+            _recount(x_ptr, state_ptr, words_ptr, level, asked, WORDS, TILES * TILE // 32)
+        if is_last(state_ptr, 1 + level):
+            for bracket in tl.static_range(4 if KIND == "sampled" else 3):
+                first, last = bounds(state_ptr, bracket)
+                if (first < last) & ((asked >> bracket) & 1 != 0):
+                    many = tried if bracket == 3 else numel
+                    one = bracket + tl.arange(0, 1)
+                    bins_ptr = fine_row(state_ptr, level, one)
+                    narrow(state_ptr, one, bins_ptr, width(first, last, FINE), many, FINE)
+            tl.debug_barrier()
+            programs = tl.num_programs(0)
+            if KIND == "excess":
+                settle(state_ptr, double(tl.load(state_ptr + EXACT)), 0)
+            else:
+                decide(state_ptr, sums_ptr, tops_ptr, numel, programs, factor, KIND, ROUNDS, SPAN)
+
+
+def refine(
+    x: Tensor, search: Search, state: Tensor, sums: Tensor, tops: Tensor, words: Tensor
+) -> None:
+    """Closes what is open in the state; each launch returns at once where nothing is."""
+    programs, tiles = spread(x.numel())
+    for level in range(LEVELS):
+        _refine_kernel[(programs,)](
+            x, state, sums, tops, words, x.numel(), search.factor, level, search.tried,
+            *halves(search.key), KIND=search.kind, ROUNDS=search.rounds,
+            SPAN=triton.next_power_of_2(programs), WORDS=together(words, programs), TILES=tiles,
+            TILE=TILE, maxnreg=REGISTERS,
+        )  # fmt: skip

@@ -1,0 +1,32 @@
+"""Tensors in a number format of their own: rounded into it, and added up."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from laconic.kernels.reference.entries import rounded
+
+
+def cast_pack(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` in another format, or itself if that is its own; float16 saturates."""
+    return rounded(x, dtype)
+
+
+def cast_pack_sum(
+    x: Tensor, residual: Tensor, decay: float, left: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """The same of x + decay * residual; `left` then holds what the rounding lost."""
+    total = torch.add(x, residual, alpha=decay, out=left)
+    values = rounded(total, dtype)
+    if values is total:
+        values = total.clone()
+    left.sub_(values.to(left.dtype))
+    return values
+
+
+def cast_add(out: Tensor, rows: Sequence[Tensor], weight: float) -> None:
+    """Adds `weight` times each row of numbers, in order."""
+    for row in rows:
+        # Adding numbers of another type directly is several times slower.
+        out.add_(row.to(out.dtype), alpha=weight)
