@@ -21,11 +21,11 @@ from laconic.bench.session import Session
 from laconic.bench.validation import Cell, say
 from laconic.bench.workload import parse_workload
 from laconic.comm.torch import TorchComm
-from laconic.forecast.forecast import Prediction, step_work
-from laconic.forecast.host import cores_each, mean_of_ranks, most_of_ranks
+from laconic.forecast.forecast import Prediction, step_samples
+from laconic.forecast.host import all_of_ranks, cores_each, mean_of_ranks
 from laconic.forecast.probe import probe
 from laconic.forecast.rehearsal import Rehearsed, rehearse
-from laconic.forecast.timeline import StepWork, predict
+from laconic.forecast.timeline import StepWork, predict_all
 from laconic.network.model import Network
 
 _PATIENCE = timedelta(minutes=5)
@@ -94,10 +94,16 @@ def _rehearse(comm: TorchComm, subject: Subject, case: str) -> Rehearsed:
 def _predict(
     comm: TorchComm, subject: Subject, rehearsed: Rehearsed, network: Network, cores: float
 ) -> Prediction:
-    """The step of ranks that wait in every call for the one that takes longest up to there."""
-    own = step_work(subject.compute, rehearsed)
-    most = StepWork.of(most_of_ranks(comm, _CPU, own.numbers()), own)
-    return Prediction(predict(most, network, cores), rehearsed.sent_bytes, rehearsed.calls)
+    """The step of ranks that wait for each other in every call, as their steps vary."""
+    own = step_samples(subject.compute, rehearsed)
+    told = all_of_ranks(comm, _CPU, [number for work in own for number in work.numbers()])
+    length = len(own[0].numbers())
+    ranks = [
+        [StepWork.of(row[n * length : (n + 1) * length], like) for n, like in enumerate(own)]
+        for row in told
+    ]
+    forecast = predict_all(ranks, network, cores)
+    return Prediction(forecast, rehearsed.sent_bytes, rehearsed.calls)
 
 
 def _measure(comm: TorchComm, job: Job, session: Session) -> tuple[list[float], float]:

@@ -30,6 +30,8 @@ class Rehearsed:
     talks: tuple[Talk, ...]
     sent_bytes: float
     calls: float
+    samples: tuple[tuple[Talk, ...], ...] = ()
+    """The talks of every step that was timed, where those were of a world of this size."""
 
 
 def rehearse(
@@ -112,7 +114,7 @@ def _once(world: World, buckets: Sequence[Bucket], like: Rehearsed) -> Rehearsed
     """One step, without a warm-up, up to the last calls of others like it."""
     taken = world.step(buckets, [len(talk.calls) for talk in like.talks])
     world.close()
-    return _summary([taken])
+    return replace(_summary([taken]), samples=())
 
 
 def _summary(taken: Sequence[tuple[list[Talk], float]]) -> Rehearsed:
@@ -121,6 +123,7 @@ def _summary(taken: Sequence[tuple[list[Talk], float]]) -> Rehearsed:
         tuple(_middle(talks) for talks in by_bucket),
         fmean(sent_bytes for _, sent_bytes in taken),
         fmean(sum(len(call) for talk in talks for call in talk.calls) for talks, _ in taken),
+        tuple(tuple(talks) for talks, _ in taken),
     )
 
 
