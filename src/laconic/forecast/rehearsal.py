@@ -37,16 +37,23 @@ class Rehearsed:
 def rehearse(
     plan: Plan, tensors: Mapping[str, Tensor], steps: Sequence[Sequence[Bucket]], size: int
 ) -> Rehearsed:
-    """One rank of `size` exchanges the gradients of some steps, after a warm-up.
+    """One rank of `size` exchanges the gradients of some steps, after a warm-up."""
+    node = plan.node() or 1
+    if size > SOME * node:
+        return _rehearse_large(plan, tensors, steps, size)
+    return _rehearse(World(plan, tensors, size, _FIRST), steps, _REPEATS)
 
-    In a large world one step takes as long as it would there. So of many equal shards a few are
-    encoded; and the talks end with their last call, and the time to decode everybody's answers is
-    extrapolated from two small worlds. On a GPU, where no step of a large world is replayed, so is
-    all work that grows with it. Calls and bytes are those of all.
+
+def _rehearse_large(
+    plan: Plan, tensors: Mapping[str, Tensor], steps: Sequence[Sequence[Bucket]], size: int
+) -> Rehearsed:
+    """The same in a large world, where one step takes as long as it would there.
+
+    So of many equal shards a few are encoded; and the talks end with their last call, and the time
+    to decode everybody's answers is extrapolated from two small worlds. On a GPU, where no step of
+    a large world is replayed, so is all work that grows with it. Calls and bytes are those of all.
     """
     node = plan.node() or 1
-    if size <= SOME * node:
-        return _rehearse(World(plan, tensors, size, _FIRST), steps, _REPEATS)
     few = _rehearse(World(plan, tensors, FEW * node, _FIRST), steps, _BRIEF)
     device = next(iter(tensors.values())).device
     clock = SamplingClock(clock_of(device))
