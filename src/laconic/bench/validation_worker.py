@@ -1,6 +1,6 @@
 """What runs on every host of a validation: `python -m laconic.bench.validation_worker --config F`.
 
-In every round it probes the links and computes alone; in every turn of a case it rehearses while
+In every round it probes the links; in every turn of a case it computes alone and rehearses while
 the other workers do the same, predicts, and then measures a few steps on the same links. No
 prediction knows what was measured.
 """
@@ -43,11 +43,11 @@ def main() -> None:
     cases = tuple(dict.fromkeys(job.turns))
     sessions = {case: Session(job, case) for case in cases}
     seen: dict[str, list[Seen]] = {case: [] for case in cases}
-    # Whatever makes this machine faster or slower from round to round does so to both sides.
+    # Whatever makes this machine faster or slower from turn to turn does so to both sides.
     for start in range(0, len(job.turns), len(cases)):
         network = probe(comm, _CPU)
-        subject = measure_workload(parse_workload(job.workload), comm.rank, comm.size, job.seed)
         for case in job.turns[start : start + len(cases)]:
+            subject = measure_workload(parse_workload(job.workload), comm.rank, comm.size, job.seed)
             seen[case].append(_turn(comm, job, subject, network, sessions[case], case))
     for session in sessions.values():
         session.close()
