@@ -1,6 +1,8 @@
 """What is measured without peers: buckets and gradients, and the exchange among ghosts."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
 
 import pytest
 import small_model
@@ -12,6 +14,7 @@ from laconic.comm.ghost import Said
 from laconic.comm.simulated import Simulated
 from laconic.errors import ConfigError
 from laconic.forecast.compute import Bucket, Compute, measure
+from laconic.forecast.forecast import SAMPLES, step_samples, step_work
 from laconic.forecast.rehearsal import FEW, SOME, _on_a_line, rehearse
 from laconic.forecast.world import Talk
 from laconic.lanes import Lanes
@@ -148,3 +151,20 @@ def test_works_go_on_in_a_straight_line_with_nodes() -> None:
     # Where everybody's answer is one, it takes the same among any number.
     mean = ((Said("mean", 8, 2, False),),)
     assert _on_a_line(Talk((1.0, 3.0), mean), Talk((1.0, 4.0), mean), 1024) == (1.0, 3.0)
+
+
+def test_steps_vary_as_they_were_measured(compute: Compute) -> None:
+    """The medians are usual; in samples every computed step meets every rehearsed one."""
+    plan = make_plan("efsign", None, "gather", TENSORS.values(), 2)
+    rehearsed = rehearse(plan, TENSORS, compute.steps, 2)
+    works = step_samples(compute, rehearsed)
+    assert len(compute.samples_s) * len(rehearsed.samples) == len(works) == SAMPLES
+    assert len({tuple(work.numbers()) for work in works}) == SAMPLES
+    usual = step_work(compute, rehearsed)
+    middle = [median(column) for column in zip(*(w.numbers() for w in works), strict=True)]
+    assert middle[1:] == pytest.approx(usual.numbers()[1:])
+    large = rehearse(plan, TENSORS, compute.steps, SOME + 3)
+    assert not large.samples
+    assert (
+        step_samples(replace(compute, samples_s=()), large) == [step_work(compute, large)] * SAMPLES
+    )

@@ -46,8 +46,10 @@ def world_of(spec: str, size: int) -> World:
     return World(make_plan(method, None, exchange, tensors.values(), size), tensors, size, 1)
 
 
-def remembered(world: World) -> list[Tensor]:
-    lanes = [lane for own in world._lanes for lane in own.lanes.values()]
+def remembered(world: World, spec: str) -> list[Tensor]:
+    """All of it, but what a talk that was left may have had yet to write."""
+    names = ["even"] if spec.endswith("sharded") else [*SHAPES]
+    lanes = [own.lanes[name] for own in world._lanes for name in names]
     return [tensor for lane in lanes for tensor in (*lane.kept.values(), *lane.talk.values())]
 
 
@@ -62,7 +64,8 @@ def test_a_world_that_replays_does_what_one_does_that_launches(spec: str) -> Non
         expected, expected_bytes = plain.step(buckets)
         assert [talk.calls for talk in talks] == [talk.calls for talk in expected]
         assert sent_bytes == expected_bytes
-        assert all(torch.equal(a, b) for a, b in zip(*map(remembered, (ours, plain)), strict=True))
+        pairs = zip(remembered(ours, spec), remembered(plain, spec), strict=True)
+        assert all(torch.equal(own, other) for own, other in pairs)
     assert {own._recorder.recordings for own in ours._lanes} == {len(SHAPES)}
     assert {own._recorder.recordings for own in plain._lanes} == {0}
     ours.close()

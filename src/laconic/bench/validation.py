@@ -31,7 +31,7 @@ WORKERS = (2, 4, 8)
 Key: TypeAlias = tuple[str, int, str | None]
 """What a cell is about: the case, the number of workers, and the rate."""
 
-_ROUNDS, _TRIES = 3, 3
+_ROUNDS, _TRIES = 5, 3
 _TAG = "@laconic-cell "
 _TAIL_LINES = 5
 

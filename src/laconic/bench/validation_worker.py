@@ -1,6 +1,6 @@
 """What runs on every host of a validation: `python -m laconic.bench.validation_worker --config F`.
 
-In every round it probes the links and computes alone; in every turn of a case it rehearses while
+In every round it probes the links; in every turn of a case it computes alone and rehearses while
 the other workers do the same, predicts, and then measures a few steps on the same links. No
 prediction knows what was measured.
 """
@@ -21,11 +21,11 @@ from laconic.bench.session import Session
 from laconic.bench.validation import Cell, say
 from laconic.bench.workload import parse_workload
 from laconic.comm.torch import TorchComm
-from laconic.forecast.forecast import Prediction, step_work
-from laconic.forecast.host import cores_each, mean_of_ranks, most_of_ranks
+from laconic.forecast.forecast import Prediction, step_samples
+from laconic.forecast.host import all_of_ranks, cores_each, mean_of_ranks
 from laconic.forecast.probe import probe
 from laconic.forecast.rehearsal import Rehearsed, rehearse
-from laconic.forecast.timeline import StepWork, predict
+from laconic.forecast.timeline import StepWork, predict_all
 from laconic.network.model import Network
 
 _PATIENCE = timedelta(minutes=5)
@@ -43,11 +43,11 @@ def main() -> None:
     cases = tuple(dict.fromkeys(job.turns))
     sessions = {case: Session(job, case) for case in cases}
     seen: dict[str, list[Seen]] = {case: [] for case in cases}
-    # Whatever makes this machine faster or slower from round to round does so to both sides.
+    # Whatever makes this machine faster or slower from turn to turn does so to both sides.
     for start in range(0, len(job.turns), len(cases)):
         network = probe(comm, _CPU)
-        subject = measure_workload(parse_workload(job.workload), comm.rank, comm.size, job.seed)
         for case in job.turns[start : start + len(cases)]:
+            subject = measure_workload(parse_workload(job.workload), comm.rank, comm.size, job.seed)
             seen[case].append(_turn(comm, job, subject, network, sessions[case], case))
     for session in sessions.values():
         session.close()
@@ -94,10 +94,16 @@ def _rehearse(comm: TorchComm, subject: Subject, case: str) -> Rehearsed:
 def _predict(
     comm: TorchComm, subject: Subject, rehearsed: Rehearsed, network: Network, cores: float
 ) -> Prediction:
-    """The step of ranks that wait in every call for the one that takes longest up to there."""
-    own = step_work(subject.compute, rehearsed)
-    most = StepWork.of(most_of_ranks(comm, _CPU, own.numbers()), own)
-    return Prediction(predict(most, network, cores), rehearsed.sent_bytes, rehearsed.calls)
+    """The step of ranks that wait for each other in every call, as their steps vary."""
+    own = step_samples(subject.compute, rehearsed)
+    told = all_of_ranks(comm, _CPU, [number for work in own for number in work.numbers()])
+    length = len(own[0].numbers())
+    ranks = [
+        [StepWork.of(row[n * length : (n + 1) * length], like) for n, like in enumerate(own)]
+        for row in told
+    ]
+    forecast = predict_all(ranks, network, cores)
+    return Prediction(forecast, rehearsed.sent_bytes, rehearsed.calls)
 
 
 def _measure(comm: TorchComm, job: Job, session: Session) -> tuple[list[float], float]:

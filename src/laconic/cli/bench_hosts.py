@@ -138,7 +138,7 @@ def validate(
         str, typer.Option(help="Rates, separated by commas.")
     ] = "100mbit,1gbit,10gbit",
     case: Cases = None,
-    steps: Annotated[int, typer.Option(help="Timed steps of each case, in each of 3 blocks.")] = 4,
+    steps: Annotated[int, typer.Option(help="Timed steps of each case, in each of 5 blocks.")] = 4,
     json: Json = None,
 ) -> None:
     """Compares predicted step times with measured ones on emulated hosts (minutes; Linux, root)."""

@@ -57,6 +57,8 @@ class Compute:
     """From the last bucket to the end: gradients are handed over, the optimiser steps."""
     steps: tuple[tuple[Bucket, ...], ...]
     """The buckets of several steps."""
+    samples_s: tuple[tuple[float, ...], ...] = ()
+    """When each bucket was full and how long the rest took, of every step that was measured."""
 
     @property
     def compute_s(self) -> float:
@@ -109,8 +111,9 @@ def measure(model: nn.Module, loss: Loss, update: Update, steps: int = 3) -> Com
                 break
         del watched
     forward_s, *ready_s, end_s = (median(column) for column in zip(*rows, strict=True))
+    samples_s = tuple((*full, end - full[-1]) for _, *full, end in rows)
     # Gradients of every step would fill the memory; three show how residuals grow.
-    return Compute(forward_s, tuple(ready_s), end_s - ready_s[-1], tuple(kept[-3:]))
+    return Compute(forward_s, tuple(ready_s), end_s - ready_s[-1], tuple(kept[-3:]), samples_s)
 
 
 def _step(

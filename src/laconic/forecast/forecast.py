@@ -1,6 +1,6 @@
 """The predicted step of one method on one model, among any number of workers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -9,6 +9,7 @@ from torch import Tensor
 from laconic.forecast.compute import Compute
 from laconic.forecast.rehearsal import Rehearsed, rehearse
 from laconic.forecast.timeline import Errand, Forecast, StepWork, predict
+from laconic.forecast.world import Talk
 from laconic.network.model import Network
 from laconic.plan import Plan
 
@@ -46,6 +47,26 @@ def predicted(
 
 
 def step_work(compute: Compute, rehearsed: Rehearsed) -> StepWork:
-    pairs = zip(compute.ready_s, rehearsed.talks, strict=True)
-    errands = (Errand(ready_s, talk.works_s, talk.calls) for ready_s, talk in pairs)
-    return StepWork(tuple(errands), compute.rest_s)
+    """The usual step."""
+    return _step_work((*compute.ready_s, compute.rest_s), rehearsed.talks)
+
+
+SAMPLES = 12
+"""Three steps that were computed beside four that were rehearsed, in every combination."""
+
+
+def step_samples(compute: Compute, rehearsed: Rehearsed) -> list[StepWork]:
+    """So many steps as they were measured, some of which may be alike; of usual ones if none was.
+
+    All ranks have as many, with the same calls, however many each had the time to measure.
+    """
+    computed = compute.samples_s or ((*compute.ready_s, compute.rest_s),)
+    talks = rehearsed.samples or (rehearsed.talks,)
+    return [_step_work(computed[n % len(computed)], talks[n % len(talks)]) for n in range(SAMPLES)]
+
+
+def _step_work(computed_s: Sequence[float], talks: Sequence[Talk]) -> StepWork:
+    *ready_s, rest_s = computed_s
+    pairs = zip(ready_s, talks, strict=True)
+    errands = (Errand(full_s, talk.works_s, talk.calls) for full_s, talk in pairs)
+    return StepWork(tuple(errands), rest_s)

@@ -35,14 +35,11 @@ def workers_here(comm: Comm, device: torch.device) -> int:
     return told.count(bytes(name.tolist()))
 
 
-def most_of_ranks(comm: Comm, device: torch.device, numbers: Sequence[float]) -> list[float]:
-    """The largest that any rank has measured, of each number; called on all of them."""
+def all_of_ranks(comm: Comm, device: torch.device, numbers: Sequence[float]) -> list[list[float]]:
+    """What each rank has measured, rank by rank; called on all of them with as many numbers."""
     own = torch.tensor(numbers, dtype=torch.float64, device=device).view(torch.uint8)
-    sizes = [own.numel()] * comm.size
-    heard = comm.answer(Call("gather", [own], sizes))
-    rows = [row.clone().view(torch.float64) for row in heard]
-    most: list[float] = torch.stack(rows).amax(dim=0).tolist()
-    return most
+    heard = comm.answer(Call("gather", [own], [own.numel()] * comm.size))
+    return [row.clone().view(torch.float64).tolist() for row in heard]
 
 
 def mean_of_ranks(comm: Comm, device: torch.device, numbers: Sequence[float]) -> list[float]:

@@ -1,5 +1,7 @@
 """What calls cost on the links that are there: short and long ones of every kind, timed."""
 
+from collections.abc import Sequence
+from statistics import fmean, median
 from time import perf_counter, process_time
 from typing import NamedTuple
 
@@ -7,8 +9,9 @@ import torch
 
 from laconic.comm.base import Call, Comm
 from laconic.errors import ConfigError
-from laconic.forecast.host import mean_of_ranks
-from laconic.network.model import KINDS, Kind, LinkModel, Network, fit
+from laconic.forecast.cold import Cold
+from laconic.forecast.host import all_of_ranks, mean_of_ranks
+from laconic.network.model import KINDS, Kind, LinkModel, Network, fit, way
 
 SHORT_BYTES = 4 << 10
 LONGEST_BYTES = 16 << 20
@@ -16,8 +19,11 @@ _LONG_S = 0.1
 """A call that takes this long shows the rate of the link and not only its latency."""
 
 
+_TIMES_ALONE = 12
+
+
 class _Cost(NamedTuple):
-    """Seconds of one call, the mean of all ranks."""
+    """Seconds of one call."""
 
     wall_s: float
     work_s: float
@@ -27,12 +33,14 @@ def probe(comm: Comm, device: torch.device) -> Network:
     """The network as all ranks see it; called on all of them at once, and alike on all."""
     if comm.size < 2:
         raise ConfigError("probe: one rank has no links; give their rate and latency instead")
-    measured = {kind: _probe(comm, device, kind) for kind in KINDS}
+    caches = Cold(device)
+    measured = {kind: _probe(comm, device, kind, caches) for kind in KINDS}
     return Network(measured["mean"], measured=measured)
 
 
-def _probe(comm: Comm, device: torch.device, kind: Kind) -> LinkModel:
+def _probe(comm: Comm, device: torch.device, kind: Kind, caches: Cold) -> LinkModel:
     short = _cost(comm, device, kind, SHORT_BYTES, repeats=20)
+    alone = _cost_alone(comm, device, kind, caches)
     nbytes = 64 << 10
     long = _cost(comm, device, kind, nbytes, repeats=3)
     # What all ranks have agreed on decides, so that they go on to the same length.
@@ -42,7 +50,11 @@ def _probe(comm: Comm, device: torch.device, kind: Kind) -> LinkModel:
     few, many = _said(kind, SHORT_BYTES, comm.size), _said(kind, nbytes, comm.size)
     wall = fit(kind, comm.size, (few, short.wall_s), (many, long.wall_s))
     work = fit(kind, comm.size, (few, short.work_s), (many, long.work_s))
-    return LinkModel(wall.latency_s, wall.rate_bits, work.latency_s, 8 / work.rate_bits)
+    hops = way(kind, 0, comm.size).hops
+    more = [max(0.0, a - b) / hops for a, b in zip(alone, short, strict=True)]
+    return LinkModel(
+        wall.latency_s + more[0], wall.rate_bits, work.latency_s + more[1], 8 / work.rate_bits
+    )
 
 
 def _said(kind: Kind, nbytes: int, size: int) -> float:
@@ -51,20 +63,40 @@ def _said(kind: Kind, nbytes: int, size: int) -> float:
 
 
 def _cost(comm: Comm, device: torch.device, kind: Kind, nbytes: int, repeats: int) -> _Cost:
-    """Lower quartiles on each rank: what somebody else does meanwhile only adds to a call."""
+    """Calls that follow each other.
+
+    Lower quartiles on each rank: what somebody else does meanwhile only adds to a call.
+    """
     _answer(comm, device, _call(comm, device, kind, nbytes))
-    wall_s: list[float] = []
-    work_s: list[float] = []
-    for _ in range(repeats):
-        call = _call(comm, device, kind, nbytes)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        start_s, worked_s = perf_counter(), process_time()
-        _answer(comm, device, call)
-        wall_s.append(perf_counter() - start_s)
-        work_s.append(process_time() - worked_s)
-    own = [_lower_quartile(wall_s), _lower_quartile(work_s)]
+    costs = [_timed(comm, device, kind, nbytes) for _ in range(repeats)]
+    own = [_lower_quartile(column) for column in zip(*costs, strict=True)]
     return _Cost(*mean_of_ranks(comm, device, own))
+
+
+def _cost_alone(comm: Comm, device: torch.device, kind: Kind, caches: Cold) -> _Cost:
+    """Short calls with other work in between, as in a step.
+
+    Then caches are cold and processors have gone to sleep. Ranks do not come to such a call at
+    once; but the last that comes to it waits for nobody.
+    """
+    costs = []
+    for _ in range(_TIMES_ALONE):
+        caches.cool()
+        costs.append(_timed(comm, device, kind, SHORT_BYTES))
+    told = all_of_ranks(comm, device, [number for cost in costs for number in cost])
+    walls_s = [min(of_ranks) for of_ranks in zip(*(row[0::2] for row in told), strict=True)]
+    works_s = [fmean(of_ranks) for of_ranks in zip(*(row[1::2] for row in told), strict=True)]
+    return _Cost(median(walls_s), median(works_s))
+
+
+def _timed(comm: Comm, device: torch.device, kind: Kind, nbytes: int) -> _Cost:
+    """One call as this rank sees it."""
+    call = _call(comm, device, kind, nbytes)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start_s, worked_s = perf_counter(), process_time()
+    _answer(comm, device, call)
+    return _Cost(perf_counter() - start_s, process_time() - worked_s)
 
 
 def _answer(comm: Comm, device: torch.device, call: Call) -> None:
@@ -74,7 +106,7 @@ def _answer(comm: Comm, device: torch.device, call: Call) -> None:
         torch.cuda.synchronize(device)
 
 
-def _lower_quartile(times_s: list[float]) -> float:
+def _lower_quartile(times_s: Sequence[float]) -> float:
     return sorted(times_s)[len(times_s) // 4]
 
 

@@ -30,21 +30,30 @@ class Rehearsed:
     talks: tuple[Talk, ...]
     sent_bytes: float
     calls: float
+    samples: tuple[tuple[Talk, ...], ...] = ()
+    """The talks of every step that was timed, where those were of a world of this size."""
 
 
 def rehearse(
     plan: Plan, tensors: Mapping[str, Tensor], steps: Sequence[Sequence[Bucket]], size: int
 ) -> Rehearsed:
-    """One rank of `size` exchanges the gradients of some steps, after a warm-up.
+    """One rank of `size` exchanges the gradients of some steps, after a warm-up."""
+    node = plan.node() or 1
+    if size > SOME * node:
+        return _rehearse_large(plan, tensors, steps, size)
+    return _rehearse(World(plan, tensors, size, _FIRST), steps, _REPEATS)
 
-    In a large world one step takes as long as it would there. So of many equal shards a few are
-    encoded; and the talks end with their last call, and the time to decode everybody's answers is
-    extrapolated from two small worlds. On a GPU, where no step of a large world is replayed, so is
-    all work that grows with it. Calls and bytes are those of all.
+
+def _rehearse_large(
+    plan: Plan, tensors: Mapping[str, Tensor], steps: Sequence[Sequence[Bucket]], size: int
+) -> Rehearsed:
+    """The same in a large world, where one step takes as long as it would there.
+
+    So of many equal shards a few are encoded; and the talks end with their last call, and the time
+    to decode everybody's answers is extrapolated from two small worlds. On a GPU, where no step of
+    a large world is replayed, so is all work that grows with it. Calls and bytes are those of all.
     """
     node = plan.node() or 1
-    if size <= SOME * node:
-        return _rehearse(World(plan, tensors, size, _FIRST), steps, _REPEATS)
     few = _rehearse(World(plan, tensors, FEW * node, _FIRST), steps, _BRIEF)
     device = next(iter(tensors.values())).device
     clock = SamplingClock(clock_of(device))
@@ -112,7 +121,7 @@ def _once(world: World, buckets: Sequence[Bucket], like: Rehearsed) -> Rehearsed
     """One step, without a warm-up, up to the last calls of others like it."""
     taken = world.step(buckets, [len(talk.calls) for talk in like.talks])
     world.close()
-    return _summary([taken])
+    return replace(_summary([taken]), samples=())
 
 
 def _summary(taken: Sequence[tuple[list[Talk], float]]) -> Rehearsed:
@@ -121,6 +130,7 @@ def _summary(taken: Sequence[tuple[list[Talk], float]]) -> Rehearsed:
         tuple(_middle(talks) for talks in by_bucket),
         fmean(sent_bytes for _, sent_bytes in taken),
         fmean(sum(len(call) for talk in talks for call in talk.calls) for talks, _ in taken),
+        tuple(tuple(talks) for talks, _ in taken),
     )
 
 

@@ -71,6 +71,8 @@ def lost(plan: Plan, tensors: Mapping[str, Tensor], steps: Sequence[Sequence[Buc
         given = [gradients[(number + rank) % len(gradients)] for rank in range(workers)]
         due = _mean([_due(lane, own) for lane, own in zip(lanes, given, strict=True)])
         told = simulation.step(given)
+    for own in lanes:
+        own.close()
     lost = torch.stack([(due[name] - told[name]).norm() for name in due]).norm()
     whole = torch.stack([tensor.norm() for tensor in due.values()]).norm()
     return float(lost / whole) if whole > 0 else 0.0

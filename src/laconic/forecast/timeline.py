@@ -1,19 +1,21 @@
 """When a step ends: buckets become full while autograd computes, and one courier carries them.
 
-Two threads of one worker, followed from event to event. Autograd computes; the courier takes the
-buckets in order, encodes, calls and decodes. Where a worker has less than a core for each of them
-they share what it has, and the processor's part in a call takes its share as well.
+Two threads of one worker. Autograd computes; the courier takes the buckets in order, encodes, calls
+and decodes. Where a worker has less than a core for each of them they share what it has, and the
+processor's part in a call takes its share as well.
 """
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
+from statistics import fmean
 from typing import NamedTuple
 
 from laconic.comm.ghost import Said
-from laconic.network.model import Network
+from laconic.forecast.threads import Stage, Threads, run
+from laconic.network.model import LinkModel, Network
+from laconic.types import mix
 
 
 @dataclass(frozen=True)
@@ -63,89 +65,74 @@ class Forecast(NamedTuple):
     decode_s: float
 
 
-class _Stage:
-    """Ends when its work is done and its time is up; begins when what it needs has ended."""
-
-    def __init__(self, work_s: float, time_s: float, needs: int = 0) -> None:
-        self.work_s, self.time_s, self.needs = work_s, time_s, needs
-
-
 def predict(work: StepWork, network: Network, cores: float = inf) -> Forecast:
-    """The step of a worker that has `cores` for itself."""
+    """The step of a worker that has `cores` for itself, among others that do the same."""
+    return predict_all([[work]], network, cores, steps=1)
+
+
+STEPS = 24
+"""Steps that ranks are followed for."""
+
+
+def predict_all(
+    ranks: Sequence[Sequence[StepWork]], network: Network, cores: float = inf, steps: int = STEPS
+) -> Forecast:
+    """The mean step of ranks on one machine, each with `cores`, that wait in calls for each other.
+
+    Of each rank some of its steps are given, which vary; it takes them in an order of its own. So
+    now one rank is late at a call and now another, and what one does not use others may.
+    """
+    taken = [
+        [own[mix(step, rank) % len(own)] for step in range(steps)] for rank, own in enumerate(ranks)
+    ]
+    step_s = run([_threads(own, network) for own in taken], cores) / steps
+    parts = [_parts(work, network, min(1.0, cores)) for own in ranks for work in own]
+    return Forecast(step_s, *(fmean(column) for column in zip(*parts, strict=True)))
+
+
+def _parts(work: StepWork, network: Network, share: float) -> tuple[float, float, float, float]:
+    """Computing, encoding, calls and decoding."""
     errands = work.errands
-    step_s = _run(_computing(work), _carrying(errands, network), cores)
     calls = [said for errand in errands for call in errand.calls for said in call]
-    share = min(1.0, cores)
-    compute_s = (errands[-1].ready_s if errands else 0.0) + work.rest_s
-    return Forecast(
-        step_s,
-        compute_s / share,
+    return (
+        ((errands[-1].ready_s if errands else 0.0) + work.rest_s) / share,
         sum(errand.works_s[0] for errand in errands) / share,
         sum(_call_s(said, network) for said in calls),
         sum(sum(errand.works_s[1:]) for errand in errands) / share,
     )
 
 
-def _computing(work: StepWork) -> list[_Stage]:
-    """Up to each full bucket; then, when all are back, the rest."""
-    full = [0.0, *(errand.ready_s for errand in work.errands)]
-    stages = [_Stage(b - a, 0.0) for a, b in pairwise(full)]
-    carried = sum(2 * len(errand.calls) + 1 for errand in work.errands)
-    return [*stages, _Stage(work.rest_s, 0.0, needs=carried)]
+def _threads(works: Sequence[StepWork], network: Network) -> Threads:
+    """Some steps of one rank."""
+    computing: list[Stage] = []
+    carrying: list[Stage] = []
+    for work in works:
+        full = [0.0, *(errand.ready_s for errand in work.errands)]
+        for errand, (begin_s, end_s) in zip(work.errands, pairwise(full), strict=True):
+            computing.append(Stage(end_s - begin_s))
+            carrying += _carried(errand, network, needs=len(computing))
+        # When all buckets are back.
+        computing.append(Stage(work.rest_s, needs=len(carrying)))
+    return Threads(computing, carrying)
 
 
-def _carrying(errands: Sequence[Errand], network: Network) -> list[_Stage]:
-    stages: list[_Stage] = []
-    for number, errand in enumerate(errands, start=1):
-        stages.append(_Stage(errand.works_s[0], 0.0, needs=number))
-        for call, work_s in zip(errand.calls, errand.works_s[1:], strict=True):
-            # As long as it takes on idle machines, and as its work takes on a busy one.
-            busy_s = sum(_work_s(said, network) for said in call)
-            stages.append(_Stage(busy_s, sum(_call_s(said, network) for said in call)))
-            stages.append(_Stage(work_s, 0.0))
-    return stages
-
-
-def _run(computing: Sequence[_Stage], carrying: Sequence[_Stage], cores: float) -> float:
-    """When the last stage ends; a stage waits for `needs` stages of the other thread."""
-    threads = deque(computing), deque(carrying)
-    now_s = 0.0
-    while any(threads):
-        done = len(computing) - len(threads[0]), len(carrying) - len(threads[1])
-        active = [
-            thread[0]
-            for thread, other in zip(threads, reversed(done), strict=True)
-            if thread and thread[0].needs <= other
-        ]
-        assert active, "both threads wait for each other"
-        busy = sum(stage.work_s > 0 for stage in active)
-        pace = min(1.0, cores / busy) if busy else 1.0
-        passed_s = min(_next_s(stage, pace) for stage in active)
-        now_s += passed_s
-        for stage in active:
-            stage.work_s = _less(stage.work_s, passed_s * pace)
-            stage.time_s = _less(stage.time_s, passed_s)
-        for thread in threads:
-            if thread and thread[0] in active and not thread[0].work_s + thread[0].time_s:
-                thread.popleft()
-    return now_s
-
-
-def _next_s(stage: _Stage, pace: float) -> float:
-    """When something changes for a stage: its work is done, or its time is up."""
-    times = [t for t in (stage.work_s / pace, stage.time_s) if t > 0]
-    return min(times, default=0.0)
-
-
-def _less(left_s: float, done_s: float) -> float:
-    """What remains; rounding leaves no crumbs that would take another turn."""
-    remains = left_s - done_s
-    return remains if remains > 1e-12 else 0.0
+def _carried(errand: Errand, network: Network, needs: int) -> Iterator[Stage]:
+    yield Stage(errand.works_s[0], needs=needs)
+    for call, work_s in zip(errand.calls, errand.works_s[1:], strict=True):
+        # Ranks wake each other hop by hop; but bytes are copied while others are on the wire.
+        hops_s = sum(_link(said, network).hops_work_s(said.kind, said.size) for said in call)
+        busy_s = sum(
+            _link(said, network).work_s(said.kind, said.nbytes, said.size) for said in call
+        )
+        whole_s = sum(_call_s(said, network) for said in call)
+        yield Stage(hops_s, meets=True)
+        yield Stage(max(0.0, busy_s - hops_s), max(0.0, whole_s - hops_s))
+        yield Stage(work_s)
 
 
 def _call_s(said: Said, network: Network) -> float:
-    return network.of(said.kind, said.inside).call_s(said.kind, said.nbytes, said.size)
+    return _link(said, network).call_s(said.kind, said.nbytes, said.size)
 
 
-def _work_s(said: Said, network: Network) -> float:
-    return network.of(said.kind, said.inside).work_s(said.kind, said.nbytes, said.size)
+def _link(said: Said, network: Network) -> LinkModel:
+    return network.of(said.kind, said.inside)

@@ -14,12 +14,10 @@ from laconic.comm.ghost import Ghost, Said, Unheard
 from laconic.errors import WireError
 from laconic.exchange.sharded import bounds
 from laconic.forecast.clock import Clock, clock_of
+from laconic.forecast.cold import Cold
 from laconic.forecast.compute import Bucket
 from laconic.lanes import Lanes
 from laconic.plan import Plan
-
-CACHE_BYTES = 64 << 20
-"""More than the caches of a processor hold for one worker."""
 
 
 class Talk(NamedTuple):
@@ -51,9 +49,9 @@ class World:
             lane.turn = lane.turn._replace(step=first_step)
         self.device = next(iter(tensors.values())).device
         self._clock = clock
-        on_cpu, self._lies_still = self.device.type == "cpu", self.device.type == "cuda"
+        self._lies_still = self.device.type == "cuda"
         self._rooms: dict[tuple[int, int], Bucket] = {}
-        self._cold = torch.zeros(CACHE_BYTES, dtype=torch.uint8) if on_cpu else None
+        self._caches = Cold(self.device)
 
     def step(
         self, buckets: Sequence[Bucket], ends: Sequence[int] | None = None
@@ -65,7 +63,8 @@ class World:
         before = self.ghosts[0].meter.sent_bytes
         talks = []
         for number, bucket in enumerate(buckets):
-            self._cool()
+            # As a training step would have left them.
+            self._caches.cool()
             clock = self._clock or clock_of(self.device)
             copies = [self._copy(rank, number, bucket) for rank in range(len(self._lanes))]
             held = [own.talk(*copy) for own, copy in zip(self._lanes, copies, strict=True)]
@@ -91,11 +90,6 @@ class World:
         self._rooms[rank, number] = room
         torch._foreach_copy_(room.gradients, bucket.gradients)
         return room
-
-    def _cool(self) -> None:
-        """Takes from a processor's caches what they have of residuals, as a training step would."""
-        if self._cold is not None:
-            self._cold.add_(1)
 
     def _hold(self, talks: Sequence[Conversation[None]], clock: Clock, end: int | None) -> Talk:
         """Leads the conversations to their end, or as far as ghosts can answer."""

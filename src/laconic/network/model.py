@@ -67,8 +67,12 @@ class LinkModel:
 
     def work_s(self, kind: Kind, nbytes: float, size: int) -> float:
         """How long it keeps one rank's processor busy."""
-        hops, passed_bytes = way(kind, nbytes, size)
-        return hops * self.hop_work_s + passed_bytes * self.byte_work_s
+        passed_bytes = way(kind, nbytes, size).passed_bytes
+        return self.hops_work_s(kind, size) + passed_bytes * self.byte_work_s
+
+    def hops_work_s(self, kind: Kind, size: int) -> float:
+        """The part of it that no hop can do without, however short the call."""
+        return way(kind, 0, size).hops * self.hop_work_s
 
     def words(self) -> str:
         three_digits = round(float(f"{self.rate_bits:.3g}"))
