@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import Queue
 from threading import Thread
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from torch.futures import Future
 
 from laconic.comm.torch import LEAVING
 from laconic.mount.buckets import Load
+
+Errand: TypeAlias = Callable[[], None]
 
 
 class Side:
@@ -56,12 +58,19 @@ class Courier(ABC):
         """A future that an errand can complete."""
 
     @abstractmethod
-    def send(self, errand: Callable[[], None], loads: Sequence[Load]) -> None:
+    def ahead(self, begin: Callable[[], Errand]) -> Errand:
+        """The errand that `begin` returns, begun before its turn where it need not wait for that.
+
+        All that is begun so must be sent, and nothing else in the same backward pass.
+        """
+
+    @abstractmethod
+    def send(self, errand: Errand, loads: Sequence[Load]) -> None:
         """Runs the errand, then completes the loads' futures with their buffers."""
 
     @abstractmethod
-    def settle(self) -> None:
-        """Waits until nothing is under way, and raises what went wrong."""
+    def settle(self, last: Errand) -> None:
+        """Waits until nothing is under way but a last errand, and raises what went wrong."""
 
     @abstractmethod
     def sound(self) -> bool:
@@ -81,14 +90,20 @@ class OnStream(Courier):
     def future(self) -> "Future[Tensor]":
         return self._side.future()
 
-    def send(self, errand: Callable[[], None], loads: Sequence[Load]) -> None:
+    def ahead(self, begin: Callable[[], Errand]) -> Errand:
+        def on_the_side() -> None:
+            begin()()
+
+        return on_the_side
+
+    def send(self, errand: Errand, loads: Sequence[Load]) -> None:
         with self._side.after(self._side.mark()):
             errand()
             for load in loads:
                 load.future.set_result(load.buffer)
 
-    def settle(self) -> None:
-        pass
+    def settle(self, last: Errand) -> None:
+        self.send(last, [])
 
     def sound(self) -> bool:
         return True
@@ -98,7 +113,7 @@ class OnStream(Courier):
 
 
 class _Item(NamedTuple):
-    errand: Callable[[], None]
+    errand: Errand
     loads: Sequence[Load]
     mark: torch.cuda.Event | None
 
@@ -124,15 +139,20 @@ class OnThread(Courier):
     def future(self) -> "Future[Tensor]":
         return self._side.future()
 
-    def send(self, errand: Callable[[], None], loads: Sequence[Load]) -> None:
+    def ahead(self, begin: Callable[[], Errand]) -> Errand:
+        return begin() if self._failure is None else lambda: None
+
+    def send(self, errand: Errand, loads: Sequence[Load]) -> None:
         item = _Item(errand, loads, self._side.mark())
         if self._thread.is_alive():
             self._queue.put(item)
         else:
             self._run(item)
 
-    def settle(self) -> None:
+    def settle(self, last: Errand) -> None:
         self._queue.join()
+        # The thread is idle now, and to wake it would take longer.
+        self._run(_Item(last, [], self._side.mark()))
         if self._failure is not None:
             self.close()
             raise self._failure

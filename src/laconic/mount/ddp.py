@@ -1,5 +1,6 @@
 """DistributedDataParallel: one line that compresses the gradients of a DDP script."""
 
+from functools import partial
 from time import perf_counter
 from weakref import WeakKeyDictionary, finalize
 
@@ -12,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.hooks import RemovableHandle
 
 from laconic.checks import check_whole
-from laconic.comm.base import Conversation, drive
+from laconic.comm.base import drive
 from laconic.comm.drift import check_same
 from laconic.comm.groups import borrow
 from laconic.contract import Compressor, Memory
@@ -21,9 +22,10 @@ from laconic.control.find import find_controller
 from laconic.errors import ConfigError
 from laconic.lanes import NanPolicy
 from laconic.mount.buckets import Load
-from laconic.mount.courier import OnStream, OnThread
+from laconic.mount.courier import Errand, OnStream, OnThread
 from laconic.mount.handle import Handle, Options, Wanted, at_end_of_backward
 from laconic.mount.names import check_dense
+from laconic.mount.straight import as_they_lie, begin_mean, one_ahead
 from laconic.plan import make_plan
 
 
@@ -108,15 +110,17 @@ class Link(Handle):
             Load(names, bucket.gradients(), bucket.buffer(), future), bucket.is_last()
         )
         if ready is not None:
-            # Taken up here, since here the lanes are at rest between two steps.
-            talks = [self._lanes.talk(*message) for message in ready.messages]
-            self._courier.send(lambda: self._carry(talks), ready.loads)
+            errands = [self._errand(*message) for message in ready.messages]
+            self._courier.send(lambda: one_ahead(errands), ready.loads)
         self._settle_after_backward()
         return future
 
-    def _carry(self, talks: list[Conversation[None]]) -> None:
-        for talk in talks:
-            drive(talk, self._comm)
+    def _errand(self, names: list[str], gradients: list[Tensor]) -> Errand:
+        """Taken up here, since here the lanes are at rest between two steps."""
+        if not self._is_straight():
+            return partial(drive, self._lanes.talk(names, gradients), self._comm)
+        self._lanes.pass_by(names, sum(g.nbytes for g in gradients))
+        return self._courier.ahead(lambda: begin_mean(self._comm, as_they_lie(gradients)))
 
     def _settle_after_backward(self) -> None:
         """Sees to it that what goes wrong on the way is raised by `backward`, as what it is."""
@@ -135,12 +139,14 @@ class Link(Handle):
 
     def _settle(self) -> None:
         self._settling = False
-        self._courier.send(self._lanes.finish, [])
-        if self._is_check_due():
-            self._courier.send(lambda: check_same(self._comm, self._lanes.tensors), [])
-        self._courier.settle()
+        self._courier.settle(self._finish)
         self._comm.meter.waited_s += perf_counter() - self._computed_s
         self._end_step()
+
+    def _finish(self) -> None:
+        self._lanes.finish()
+        if self._is_check_due():
+            check_same(self._comm, self._lanes.tensors)
 
 
 def attach(
