@@ -44,8 +44,11 @@ class Side:
     @contextmanager
     def after(self, mark: torch.cuda.Event | None) -> Iterator[None]:
         """Work that starts on the side when the computing stream has passed the mark."""
+        if self.stream is None:
+            yield
+            return
         with torch.cuda.stream(self.stream):
-            if self.stream is not None and mark is not None:
+            if mark is not None:
                 self.stream.wait_event(mark)
             yield
 
@@ -58,15 +61,19 @@ class Courier(ABC):
         """A future that an errand can complete."""
 
     @abstractmethod
-    def ahead(self, begin: Callable[[], Errand]) -> Errand:
-        """The errand that `begin` returns, begun before its turn where it need not wait for that.
+    def send(self, errand: Errand, loads: Sequence[Load]) -> None:
+        """Runs the errand, then completes the loads' futures with their buffers."""
 
-        All that is begun so must be sent, and nothing else in the same backward pass.
+    @abstractmethod
+    def begin(self, start: Callable[[], Errand], loads: Sequence[Load]) -> None:
+        """The same for an errand that `start` returns, and of which only the end has to wait.
+
+        Nothing else is sent before `arrive`.
         """
 
     @abstractmethod
-    def send(self, errand: Errand, loads: Sequence[Load]) -> None:
-        """Runs the errand, then completes the loads' futures with their buffers."""
+    def arrive(self) -> None:
+        """Ends what was begun."""
 
     @abstractmethod
     def settle(self, last: Errand) -> None:
@@ -90,17 +97,20 @@ class OnStream(Courier):
     def future(self) -> "Future[Tensor]":
         return self._side.future()
 
-    def ahead(self, begin: Callable[[], Errand]) -> Errand:
-        def on_the_side() -> None:
-            begin()()
-
-        return on_the_side
-
     def send(self, errand: Errand, loads: Sequence[Load]) -> None:
         with self._side.after(self._side.mark()):
             errand()
             for load in loads:
                 load.future.set_result(load.buffer)
+
+    def begin(self, start: Callable[[], Errand], loads: Sequence[Load]) -> None:
+        def on_the_side() -> None:
+            start()()
+
+        self.send(on_the_side, loads)
+
+    def arrive(self) -> None:
+        pass
 
     def settle(self, last: Errand) -> None:
         self.send(last, [])
@@ -130,6 +140,7 @@ class OnThread(Courier):
         self._side = Side(device)
         self._cpu_threads = torch.get_num_threads()
         self._failure: Exception | None = None
+        self._begun: list[_Item] = []
         self._queue: Queue[_Item | None] = Queue()
         self._thread = Thread(target=self._work, name="laconic-courier", daemon=True)
         self._thread.start()
@@ -139,9 +150,6 @@ class OnThread(Courier):
     def future(self) -> "Future[Tensor]":
         return self._side.future()
 
-    def ahead(self, begin: Callable[[], Errand]) -> Errand:
-        return begin() if self._failure is None else lambda: None
-
     def send(self, errand: Errand, loads: Sequence[Load]) -> None:
         item = _Item(errand, loads, self._side.mark())
         if self._thread.is_alive():
@@ -149,7 +157,16 @@ class OnThread(Courier):
         else:
             self._run(item)
 
+    def begin(self, start: Callable[[], Errand], loads: Sequence[Load]) -> None:
+        self._begun.append(_Item(start() if self._failure is None else _nothing, loads, None))
+
+    def arrive(self) -> None:
+        begun, self._begun = self._begun, []
+        for item in begun:
+            self._run(item)
+
     def settle(self, last: Errand) -> None:
+        self.arrive()
         self._queue.join()
         # The thread is idle now, and to wake it would take longer.
         self._run(_Item(last, [], self._side.mark()))
@@ -190,3 +207,7 @@ class OnThread(Courier):
                     self._failure = error
             for load in item.loads:
                 load.future.set_result(load.buffer)
+
+
+def _nothing() -> None:
+    pass

@@ -1,6 +1,5 @@
 """DistributedDataParallel: one line that compresses the gradients of a DDP script."""
 
-from functools import partial
 from time import perf_counter
 from weakref import WeakKeyDictionary, finalize
 
@@ -13,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.hooks import RemovableHandle
 
 from laconic.checks import check_whole
-from laconic.comm.base import drive
+from laconic.comm.base import Conversation, drive
 from laconic.comm.drift import check_same
 from laconic.comm.groups import borrow
 from laconic.contract import Compressor, Memory
@@ -21,11 +20,11 @@ from laconic.control.base import Controller
 from laconic.control.find import find_controller
 from laconic.errors import ConfigError
 from laconic.lanes import NanPolicy
-from laconic.mount.buckets import Load
-from laconic.mount.courier import Errand, OnStream, OnThread
+from laconic.mount.buckets import Load, Ready
+from laconic.mount.courier import OnStream, OnThread
 from laconic.mount.handle import Handle, Options, Wanted, at_end_of_backward
 from laconic.mount.names import check_dense
-from laconic.mount.straight import as_they_lie, begin_mean, one_ahead
+from laconic.mount.straight import begin_means
 from laconic.plan import make_plan
 
 
@@ -109,18 +108,26 @@ class Link(Handle):
         ready = self._buckets.add(
             Load(names, bucket.gradients(), bucket.buffer(), future), bucket.is_last()
         )
-        if ready is not None:
-            errands = [self._errand(*message) for message in ready.messages]
-            self._courier.send(lambda: one_ahead(errands), ready.loads)
+        if ready is not None and self._is_straight():
+            self._go_straight(ready, bucket.is_last())
+        elif ready is not None:
+            # Taken up here, since here the lanes are at rest between two steps.
+            talks = [self._lanes.talk(*message) for message in ready.messages]
+            self._courier.send(lambda: self._carry(talks), ready.loads)
         self._settle_after_backward()
         return future
 
-    def _errand(self, names: list[str], gradients: list[Tensor]) -> Errand:
-        """Taken up here, since here the lanes are at rest between two steps."""
-        if not self._is_straight():
-            return partial(drive, self._lanes.talk(names, gradients), self._comm)
-        self._lanes.pass_by(names, sum(g.nbytes for g in gradients))
-        return self._courier.ahead(lambda: begin_mean(self._comm, as_they_lie(gradients)))
+    def _go_straight(self, ready: Ready, is_last: bool) -> None:
+        for load in ready.loads:
+            self._lanes.pass_by(load.names, load.buffer.nbytes)
+        self._courier.begin(lambda: begin_means(self._comm, ready), ready.loads)
+        if is_last:
+            # Here and not later: with a static graph DDP waits before any callback of ours.
+            self._courier.arrive()
+
+    def _carry(self, talks: list[Conversation[None]]) -> None:
+        for talk in talks:
+            drive(talk, self._comm)
 
     def _settle_after_backward(self) -> None:
         """Sees to it that what goes wrong on the way is raised by `backward`, as what it is."""

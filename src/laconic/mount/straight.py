@@ -11,6 +11,7 @@ from torch import Tensor
 
 from laconic.comm.base import Call, Conversation
 from laconic.comm.torch import TorchComm
+from laconic.mount.buckets import Ready
 from laconic.mount.courier import Errand
 from laconic.wire.layout import join, split
 
@@ -30,9 +31,17 @@ def begin_mean(comm: TorchComm, gradients: Sequence[Tensor]) -> Errand:
     return finish
 
 
-def as_they_lie(gradients: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients of a DDP bucket, flat: their strides are the same on all ranks."""
-    return [gradient.as_strided((gradient.numel(),), (1,)) for gradient in gradients]
+def begin_means(comm: TorchComm, ready: Ready) -> Errand:
+    """The same for buckets of DDP: entries as they lie there, which is alike on all ranks."""
+    [(names, _), *others] = ready.messages
+    if not others and names is ready.loads[0].names:
+        return begin_mean(comm, [ready.loads[0].buffer])
+    ends = [begin_mean(comm, [_lying(g) for g in grads]) for _, grads in ready.messages]
+    return lambda: one_ahead(ends)
+
+
+def _lying(gradient: Tensor) -> Tensor:
+    return gradient.as_strided((gradient.numel(),), (1,))
 
 
 def one_ahead(errands: Iterable[Errand]) -> None:
