@@ -17,6 +17,13 @@ def test_two_ranks_do_what_plain_ddp_does(two_ranks: Ranks) -> None:
     assert all(torch.equal(weights, plain[0]) for weights in ours)
 
 
+@pytest.mark.parametrize("option", ["static_graph", "gradient_as_bucket_view"])
+def test_whatever_ddp_is_asked_for(two_ranks: Ranks, option: str) -> None:
+    plain = two_ranks.run(ddp_jobs.plain, 4)
+    ours = two_ranks.run(ddp_jobs.trained, "none", 4, {"bucket_cap_mb": 0.01, option: True}, {})
+    assert all(torch.equal(weights, plain[0]) for weights in ours)
+
+
 def test_so_do_three(four_ranks: Ranks) -> None:
     assert all(four_ranks.run(jobs.three_of_four_job))
 

@@ -73,7 +73,7 @@ class Courier(ABC):
 
     @abstractmethod
     def arrive(self) -> None:
-        """Ends what was begun."""
+        """Sees to the end of all that was begun."""
 
     @abstractmethod
     def settle(self, last: Errand) -> None:
@@ -162,8 +162,14 @@ class OnThread(Courier):
 
     def arrive(self) -> None:
         begun, self._begun = self._begun, []
-        for item in begun:
-            self._run(item)
+
+        def all_of_them() -> None:
+            for item in begun:
+                self._run(item)
+
+        # Once for all of them, since to wake a thread takes long.
+        if begun:
+            self.send(all_of_them, [])
 
     def settle(self, last: Errand) -> None:
         self.arrive()

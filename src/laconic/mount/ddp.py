@@ -122,7 +122,7 @@ class Link(Handle):
             self._lanes.pass_by(load.names, load.buffer.nbytes)
         self._courier.begin(lambda: begin_means(self._comm, ready), ready.loads)
         if is_last:
-            # Here and not later: with a static graph DDP waits before any callback of ours.
+            # Now, since with a static graph DDP waits for them before any callback of ours.
             self._courier.arrive()
 
     def _carry(self, talks: list[Conversation[None]]) -> None:
