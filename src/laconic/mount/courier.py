@@ -141,7 +141,7 @@ class OnThread(Courier):
         self._cpu_threads = torch.get_num_threads()
         self._failure: Exception | None = None
         self._begun: list[_Item] = []
-        self._queue: Queue[_Item | None] = Queue()
+        self._queue: Queue[list[_Item] | None] = Queue()
         self._thread = Thread(target=self._work, name="laconic-courier", daemon=True)
         self._thread.start()
         # A thread that comes back from C++ when Python is gone would abort the process.
@@ -151,31 +151,21 @@ class OnThread(Courier):
         return self._side.future()
 
     def send(self, errand: Errand, loads: Sequence[Load]) -> None:
-        item = _Item(errand, loads, self._side.mark())
-        if self._thread.is_alive():
-            self._queue.put(item)
-        else:
-            self._run(item)
+        self._send([_Item(errand, loads, self._side.mark())])
 
     def begin(self, start: Callable[[], Errand], loads: Sequence[Load]) -> None:
         self._begun.append(_Item(start() if self._failure is None else _nothing, loads, None))
 
     def arrive(self) -> None:
-        begun, self._begun = self._begun, []
-
-        def all_of_them() -> None:
-            for item in begun:
-                self._run(item)
-
         # Once for all of them, since to wake a thread takes long.
-        if begun:
-            self.send(all_of_them, [])
+        begun, self._begun = self._begun, []
+        self._send(begun)
 
     def settle(self, last: Errand) -> None:
         self.arrive()
         self._queue.join()
         # The thread is idle now, and to wake it would take longer.
-        self._run(_Item(last, [], self._side.mark()))
+        self._run([_Item(last, [], self._side.mark())])
         if self._failure is not None:
             self.close()
             raise self._failure
@@ -196,14 +186,24 @@ class OnThread(Courier):
     def _work(self) -> None:
         # OpenMP keeps its number of threads by thread: a new one would take all cores.
         torch.set_num_threads(self._cpu_threads)
-        while (item := self._queue.get()) is not None:
-            self._run(item)
+        while (items := self._queue.get()) is not None:
+            self._run(items)
             # An idle thread must not keep the last bucket alive.
-            del item
+            del items
             self._queue.task_done()
         self._queue.task_done()
 
-    def _run(self, item: _Item) -> None:
+    def _send(self, items: list[_Item]) -> None:
+        if items and self._thread.is_alive():
+            self._queue.put(items)
+        else:
+            self._run(items)
+
+    def _run(self, items: list[_Item]) -> None:
+        for item in items:
+            self._run_one(item)
+
+    def _run_one(self, item: _Item) -> None:
         with self._side.after(item.mark):
             # The order of calls is lost with the first failure, so nothing may follow it.
             if self._failure is None:
