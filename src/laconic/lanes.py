@@ -82,6 +82,20 @@ class Lanes:
         recording = self._recording(names, grads, led)
         return self._noted(led() if recording is None else recording.talk())
 
+    def is_straight(self) -> bool:
+        """Whether a mount may take the mean of gradients by itself, where `pass_by` counts them.
+
+        They need no words beside them: a sum shows by itself what is not finite.
+        """
+        return self.plan.is_dense() and self.helm is None
+
+    def pass_by(self, names: Sequence[str], nbytes: int) -> None:
+        """A step of some parameters whose gradients (so many bytes) become their mean elsewhere."""
+        self.settle()
+        self.dense_bytes += ring_bytes(nbytes, self.size)
+        for name in names:
+            self.lanes[name].begin()
+
     def _noted(self, led: Led) -> Conversation[None]:
         """The same; the step's verdict hears what it returns."""
         alarm = yield from led
@@ -111,7 +125,7 @@ class Lanes:
     ) -> Led:
         """The conversation itself; returns whether it was in vain, where that is looked for."""
         talks = [exchange(g, self.lanes[name]) for name, g in zip(names, grads, strict=True)]
-        if self.nan_policy != "ignore" and self.plan.compressor.family != "dense":
+        if self.nan_policy != "ignore" and not self.plan.is_dense():
             return (yield from self._guarded(names, talks, grads, census))
         yield from together(talks, census=census)
         return None

@@ -68,7 +68,7 @@ class Plan:
 
     def _choice(self, tensor: Tensor) -> tuple[Compressor, Memory]:
         dense = DENSE[tensor.dtype]
-        if isinstance(self.compressor, NoCompression):
+        if self.is_dense():
             # All is said, so there is nothing to keep.
             return dense, NoMemory()
         if self.compressor.traits().everywhere:
@@ -77,6 +77,10 @@ class Plan:
         if small or self.compressor.nbytes(tensor.shape) >= tensor.nbytes:
             return dense, NoMemory()
         return self.compressor, self.memory
+
+    def is_dense(self) -> bool:
+        """Whether all gradients are their own messages, of which nothing is left to keep."""
+        return isinstance(self.compressor, NoCompression)
 
     def counts_votes(self) -> bool:
         """Whether the gradient becomes a majority of signs instead of a mean."""

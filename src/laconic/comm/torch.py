@@ -1,6 +1,7 @@
 """Ranks that are the members of a torch process group."""
 
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from threading import Event
@@ -54,6 +55,7 @@ class TorchComm(Comm):
                 "compute it; use gloo, or leave it to the links' own"
             )
         self._among: dict[Ring, TorchComm] = {}
+        self._free_s = 0.0
 
     def prepare(self, node: int | None) -> None:
         """Makes the groups inside and across nodes of so many ranks; called on all ranks alike.
@@ -71,20 +73,50 @@ class TorchComm(Comm):
         if call.ring is not None:
             return self._among[call.ring].answer(replace(call, ring=None))
         device = call.buffers[0].device
-        staged = device.type != "cpu" and not self.on_device
+        staged = not self.is_direct(device)
         if staged:
             call = replace(call, buffers=[_to_host(b) for b in call.buffers])
         if self.checksum:
             call = sealed(call)
-        start_s = monotonic()
-        try:
+        with self._peers(call.kind, monotonic()):
             answers = self._carry(call)
-        except RuntimeError as error:
-            waited_s = monotonic() - start_s
-            raise lost_peer(call.kind, self.rank, self.size, waited_s, error) from error
         if self.checksum:
             answers = opened(call, answers)
         return [a.to(device, non_blocking=True) for a in answers] if staged else answers
+
+    def is_direct(self, device: torch.device) -> bool:
+        """Whether what lies on this device is sent from there, without a way through the host."""
+        return device.type == "cpu" or self.on_device
+
+    def begin_mean(self, buffer: Tensor) -> Callable[[], None]:
+        """Begins to make of a buffer its mean over ranks, and returns what waits until it is done.
+
+        Begun in the same order on all ranks, and awaited in that order.
+        """
+        self.meter.mean(buffer.nbytes, self.size, inside=self.inside)
+        start_s = monotonic()
+        with self._peers("mean", start_s):
+            works = self._begin(buffer, 1)
+
+        def wait() -> None:
+            with self._peers("mean", start_s):
+                for work in works:
+                    self._await(work)
+            now_s = monotonic()
+            # Several may be under way at once.
+            self.meter.spent(0.0, now_s - max(start_s, self._free_s), 0.0)
+            self._free_s = now_s
+
+        return wait
+
+    @contextmanager
+    def _peers(self, kind: str, start_s: float) -> Iterator[None]:
+        """Calls for which other ranks are needed; what goes wrong there is a PeerError."""
+        try:
+            yield
+        except RuntimeError as error:
+            waited_s = monotonic() - start_s
+            raise lost_peer(kind, self.rank, self.size, waited_s, error) from error
 
     def _carry(self, call: Call) -> list[Tensor]:
         if call.kind == "mean":
@@ -97,17 +129,18 @@ class TorchComm(Comm):
 
     def _mean(self, buffer: Tensor) -> Tensor:
         self.meter.mean(buffer.nbytes, self.size, inside=self.inside)
-        if self.size > 1:
-            # Dividing first keeps a sum of 16-bit floats in range.
-            buffer.div_(self.size)
-            rings = 1 if self.on_device or buffer.nbytes < SPLIT_BYTES else 2
-            works = [
-                dist.all_reduce(half, group=self.group, async_op=True)
-                for half in buffer.chunk(rings)
-            ]
-            for work in works:
-                self._await(work)
+        for work in self._begin(buffer, 1 if self.on_device or buffer.nbytes < SPLIT_BYTES else 2):
+            self._await(work)
         return buffer
+
+    def _begin(self, buffer: Tensor, rings: int) -> list[dist.Work]:
+        if self.size == 1:
+            return []
+        # Before the sum, which keeps 16-bit floats in range; by what DDP multiplies with.
+        buffer.mul_(1 / self.size)
+        return [
+            dist.all_reduce(piece, group=self.group, async_op=True) for piece in buffer.chunk(rings)
+        ]
 
     def _gather(self, call: Call) -> list[Tensor]:
         [buffer] = call.buffers

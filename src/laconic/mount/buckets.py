@@ -47,19 +47,21 @@ class Buckets:
 
     def add(self, load: Load, is_last: bool) -> Ready | None:
         """What can go out now that this bucket is full; None where more are waited for."""
-        self._held.append(load)
-        if self._replay is not None and not is_last:
-            return None
-        loads, self._held = self._held, []
-        gradients = {n: g for one in loads for n, g in zip(one.names, one.gradients, strict=True)}
-        groups = [load.names]
-        if self._replay is not None and gradients.keys() == {n for g in self._replay for n in g}:
-            groups = self._replay
-        elif self._replay is not None:
-            groups = [one.names for one in loads]
-        if is_last:
-            self._replay = None
-        self._now += groups
+        if self._replay is None:
+            ready = Ready([(load.names, load.gradients)], [load])
+        else:
+            self._held.append(load)
+            if not is_last:
+                return None
+            ready = self._replayed(self._replay)
+        self._now += [names for names, _ in ready.messages]
         if is_last:
             self._last, self._now = self._now, []
+        return ready
+
+    def _replayed(self, groups: list[list[str]]) -> Ready:
+        loads, self._held, self._replay = self._held, [], None
+        gradients = {n: g for one in loads for n, g in zip(one.names, one.gradients, strict=True)}
+        if gradients.keys() != {n for group in groups for n in group}:
+            groups = [one.names for one in loads]
         return Ready([(names, [gradients[n] for n in names]) for names in groups], loads)

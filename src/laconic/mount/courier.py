@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import Queue
 from threading import Thread
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from torch.futures import Future
 
 from laconic.comm.torch import LEAVING
 from laconic.mount.buckets import Load
+
+Errand: TypeAlias = Callable[[], None]
 
 
 class Side:
@@ -42,8 +44,11 @@ class Side:
     @contextmanager
     def after(self, mark: torch.cuda.Event | None) -> Iterator[None]:
         """Work that starts on the side when the computing stream has passed the mark."""
+        if self.stream is None:
+            yield
+            return
         with torch.cuda.stream(self.stream):
-            if self.stream is not None and mark is not None:
+            if mark is not None:
                 self.stream.wait_event(mark)
             yield
 
@@ -56,12 +61,23 @@ class Courier(ABC):
         """A future that an errand can complete."""
 
     @abstractmethod
-    def send(self, errand: Callable[[], None], loads: Sequence[Load]) -> None:
+    def send(self, errand: Errand, loads: Sequence[Load]) -> None:
         """Runs the errand, then completes the loads' futures with their buffers."""
 
     @abstractmethod
-    def settle(self) -> None:
-        """Waits until nothing is under way, and raises what went wrong."""
+    def begin(self, start: Callable[[], Errand], loads: Sequence[Load]) -> None:
+        """The same for an errand that `start` returns, and of which only the end has to wait.
+
+        Nothing else is sent before `arrive`.
+        """
+
+    @abstractmethod
+    def arrive(self) -> None:
+        """Sees to the end of all that was begun."""
+
+    @abstractmethod
+    def settle(self, last: Errand) -> None:
+        """Waits until nothing is under way but a last errand, and raises what went wrong."""
 
     @abstractmethod
     def sound(self) -> bool:
@@ -81,14 +97,23 @@ class OnStream(Courier):
     def future(self) -> "Future[Tensor]":
         return self._side.future()
 
-    def send(self, errand: Callable[[], None], loads: Sequence[Load]) -> None:
+    def send(self, errand: Errand, loads: Sequence[Load]) -> None:
         with self._side.after(self._side.mark()):
             errand()
             for load in loads:
                 load.future.set_result(load.buffer)
 
-    def settle(self) -> None:
+    def begin(self, start: Callable[[], Errand], loads: Sequence[Load]) -> None:
+        def on_the_side() -> None:
+            start()()
+
+        self.send(on_the_side, loads)
+
+    def arrive(self) -> None:
         pass
+
+    def settle(self, last: Errand) -> None:
+        self.send(last, [])
 
     def sound(self) -> bool:
         return True
@@ -98,7 +123,7 @@ class OnStream(Courier):
 
 
 class _Item(NamedTuple):
-    errand: Callable[[], None]
+    errand: Errand
     loads: Sequence[Load]
     mark: torch.cuda.Event | None
 
@@ -115,7 +140,8 @@ class OnThread(Courier):
         self._side = Side(device)
         self._cpu_threads = torch.get_num_threads()
         self._failure: Exception | None = None
-        self._queue: Queue[_Item | None] = Queue()
+        self._begun: list[_Item] = []
+        self._queue: Queue[list[_Item] | None] = Queue()
         self._thread = Thread(target=self._work, name="laconic-courier", daemon=True)
         self._thread.start()
         # A thread that comes back from C++ when Python is gone would abort the process.
@@ -124,15 +150,22 @@ class OnThread(Courier):
     def future(self) -> "Future[Tensor]":
         return self._side.future()
 
-    def send(self, errand: Callable[[], None], loads: Sequence[Load]) -> None:
-        item = _Item(errand, loads, self._side.mark())
-        if self._thread.is_alive():
-            self._queue.put(item)
-        else:
-            self._run(item)
+    def send(self, errand: Errand, loads: Sequence[Load]) -> None:
+        self._send([_Item(errand, loads, self._side.mark())])
 
-    def settle(self) -> None:
+    def begin(self, start: Callable[[], Errand], loads: Sequence[Load]) -> None:
+        self._begun.append(_Item(start() if self._failure is None else _nothing, loads, None))
+
+    def arrive(self) -> None:
+        # Once for all of them, since to wake a thread takes long.
+        begun, self._begun = self._begun, []
+        self._send(begun)
+
+    def settle(self, last: Errand) -> None:
+        self.arrive()
         self._queue.join()
+        # The thread is idle now, and to wake it would take longer.
+        self._run([_Item(last, [], self._side.mark())])
         if self._failure is not None:
             self.close()
             raise self._failure
@@ -153,14 +186,24 @@ class OnThread(Courier):
     def _work(self) -> None:
         # OpenMP keeps its number of threads by thread: a new one would take all cores.
         torch.set_num_threads(self._cpu_threads)
-        while (item := self._queue.get()) is not None:
-            self._run(item)
+        while (items := self._queue.get()) is not None:
+            self._run(items)
             # An idle thread must not keep the last bucket alive.
-            del item
+            del items
             self._queue.task_done()
         self._queue.task_done()
 
-    def _run(self, item: _Item) -> None:
+    def _send(self, items: list[_Item]) -> None:
+        if items and self._thread.is_alive():
+            self._queue.put(items)
+        else:
+            self._run(items)
+
+    def _run(self, items: list[_Item]) -> None:
+        for item in items:
+            self._run_one(item)
+
+    def _run_one(self, item: _Item) -> None:
         with self._side.after(item.mark):
             # The order of calls is lost with the first failure, so nothing may follow it.
             if self._failure is None:
@@ -170,3 +213,7 @@ class OnThread(Courier):
                     self._failure = error
             for load in item.loads:
                 load.future.set_result(load.buffer)
+
+
+def _nothing() -> None:
+    pass

@@ -20,10 +20,11 @@ from laconic.control.base import Controller
 from laconic.control.find import find_controller
 from laconic.errors import ConfigError
 from laconic.lanes import NanPolicy
-from laconic.mount.buckets import Load
+from laconic.mount.buckets import Load, Ready
 from laconic.mount.courier import OnStream, OnThread
 from laconic.mount.handle import Handle, Options, Wanted, at_end_of_backward
 from laconic.mount.names import check_dense
+from laconic.mount.straight import begin_means
 from laconic.plan import make_plan
 
 
@@ -107,12 +108,22 @@ class Link(Handle):
         ready = self._buckets.add(
             Load(names, bucket.gradients(), bucket.buffer(), future), bucket.is_last()
         )
-        if ready is not None:
+        if ready is not None and self._is_straight():
+            self._go_straight(ready, bucket.is_last())
+        elif ready is not None:
             # Taken up here, since here the lanes are at rest between two steps.
             talks = [self._lanes.talk(*message) for message in ready.messages]
             self._courier.send(lambda: self._carry(talks), ready.loads)
         self._settle_after_backward()
         return future
+
+    def _go_straight(self, ready: Ready, is_last: bool) -> None:
+        for load in ready.loads:
+            self._lanes.pass_by(load.names, load.buffer.nbytes)
+        self._courier.begin(lambda: begin_means(self._comm, ready), ready.loads)
+        if is_last:
+            # Now, since with a static graph DDP waits for them before any callback of ours.
+            self._courier.arrive()
 
     def _carry(self, talks: list[Conversation[None]]) -> None:
         for talk in talks:
@@ -135,12 +146,14 @@ class Link(Handle):
 
     def _settle(self) -> None:
         self._settling = False
-        self._courier.send(self._lanes.finish, [])
-        if self._is_check_due():
-            self._courier.send(lambda: check_same(self._comm, self._lanes.tensors), [])
-        self._courier.settle()
+        self._courier.settle(self._finish)
         self._comm.meter.waited_s += perf_counter() - self._computed_s
         self._end_step()
+
+    def _finish(self) -> None:
+        self._lanes.finish()
+        if self._is_check_due():
+            check_same(self._comm, self._lanes.tensors)
 
 
 def attach(

@@ -16,6 +16,7 @@ from laconic.mount.fsdp_private import ReduceScatter, Unit, check_version, scale
 from laconic.mount.handle import Handle, Options, Planner, Wanted, at_end_of_backward
 from laconic.mount.names import check_dense, group_of
 from laconic.mount.scattered import scatter_plan
+from laconic.mount.straight import begin_mean, own_row
 from laconic.plan import make_plan
 
 
@@ -58,14 +59,23 @@ class Shards(Handle):
     def _mean(self, unit: Unit, flat: Tensor) -> None:
         """Makes of a unit's flat shard its mean over replicas, or their sum if FSDP2 divides."""
         pieces = _split(unit, flat)
-        self._talk(unit, [p.view(s) for p, s in zip(pieces, unit.shapes, strict=True)])
+        if self._is_straight():
+            self._pass_by(unit, flat)
+            begin_mean(self._comm, [flat])()
+        else:
+            self._talk(unit, [p.view(s) for p, s in zip(pieces, unit.shapes, strict=True)])
         if unit.divide_factor() is not None:
             flat.mul_(self._comm.size)
 
     def _scatter(self, unit: Unit, out: Tensor, flat: Tensor, op: dist.ReduceOp) -> None:
         """Writes the own shard of the mean of `flat` into `out`, scaled as `op` asks."""
         table = flat.view(self._comm.size, -1)  # [ranks, all of the unit's shards]
-        wholes = [piece.contiguous() for piece in _split(unit, table)]
+        pieces, scale = _split(unit, table), scale_of(op, self._comm.size)
+        if self._lanes.is_straight():
+            self._pass_by(unit, flat)
+            drive(own_row(table, out, scale), self._comm)
+            return
+        wholes = [piece.contiguous() for piece in pieces]
         lanes = self._lanes.tensors
         forms = [lanes[name].shape for name in unit.names]
         self._talk(unit, [w.view(form) for w, form in zip(wholes, forms, strict=True)])
@@ -73,16 +83,24 @@ class Shards(Handle):
             mine.copy_(whole[self._comm.rank])
             # An alarm makes the whole's first entry NaN, and all ranks must see it.
             mine[:1] += whole.view(-1)[:1] * 0
-        out.mul_(scale_of(op, self._comm.size))
+        out.mul_(scale)
 
     def _talk(self, unit: Unit, gradients: list[Tensor]) -> None:
+        self._take_up(unit)
+        drive(self._lanes.talk(unit.names, gradients), self._comm)
+
+    def _pass_by(self, unit: Unit, flat: Tensor) -> None:
+        self._take_up(unit)
+        self._lanes.pass_by(unit.names, flat.nbytes)
+
+    def _take_up(self, unit: Unit) -> None:
+        """A unit's place in the step, which ends with the backward pass."""
         if unit.names[0] in self._seen:
             # Reduced twice in one backward pass: the first time was a step of its own.
             self._finish()
         self._seen.add(unit.names[0])
         if len(self._seen) == 1:
             at_end_of_backward(lambda: at_end_of_backward(self._finish))
-        drive(self._lanes.talk(unit.names, gradients), self._comm)
 
     def _finish(self) -> None:
         if self._seen:

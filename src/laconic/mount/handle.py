@@ -195,6 +195,11 @@ class Handle(ABC):
         self._close()
         release(self._parameters, self)
 
+    def _is_straight(self) -> bool:
+        """Whether a plain mean of the gradients is all there is to do."""
+        plain = self._lanes.is_straight() and self._lanes.plan.exchange == "mean"
+        return plain and self._comm.is_direct(self._device)
+
     def _is_check_due(self) -> bool:
         """Whether ranks compare their parameters after this pass, which is counted."""
         self._passes += 1

@@ -1,6 +1,7 @@
 """Gradients of loops without DDP, averaged when asked."""
 
 from collections.abc import Iterable
+from functools import partial
 from itertools import groupby
 from typing import Any, TypeAlias
 
@@ -16,8 +17,10 @@ from laconic.comm.drift import check_same
 from laconic.contract import Compressor, Memory
 from laconic.errors import ConfigError
 from laconic.lanes import NanPolicy
+from laconic.mount.courier import Errand
 from laconic.mount.handle import Handle, Options, Wanted
 from laconic.mount.names import group_of, names_of
+from laconic.mount.straight import begin_mean, one_ahead
 from laconic.plan import BUCKET_BYTES, make_plan
 
 Model: TypeAlias = nn.Module | Iterable[tuple[str, nn.Parameter]]
@@ -70,13 +73,18 @@ class Reducer(Handle):
         self._check_attached()
         if self._passes == 0:
             check_same(self._comm, self._lanes.tensors)
-        for message in messages(self._present()):
-            names = [self._parameters[p] for p in message]
-            drive(self._lanes.talk(names, [_gradient(p) for p in message]), self._comm)
+        one_ahead(self._errand(message) for message in messages(self._present()))
         self._lanes.finish()
         if self._is_check_due():
             check_same(self._comm, self._lanes.tensors)
         self._end_step()
+
+    def _errand(self, message: list[nn.Parameter]) -> Errand:
+        names, gradients = [self._parameters[p] for p in message], [_gradient(p) for p in message]
+        if not self._is_straight():
+            return partial(drive, self._lanes.talk(names, gradients), self._comm)
+        self._lanes.pass_by(names, sum(g.nbytes for g in gradients))
+        return begin_mean(self._comm, gradients)
 
     def _present(self) -> list[nn.Parameter]:
         """The parameters with a gradient on any rank; it is zero where there was none."""
