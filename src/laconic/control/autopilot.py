@@ -5,11 +5,13 @@ Ours; GraVAC (arXiv:2305.12201) is where worth times speed comes from.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from laconic.contract import Compressor
 from laconic.control.base import Controller, Pilot
 from laconic.control.ladder import check_factor, factor_of, ladder
-from laconic.control.navigator import Navigator
+from laconic.control.navigator import By, Navigator
+from laconic.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,15 @@ class Autopilot(Controller):
     """
 
     setting: str = "auto"
+    by: By = "layer"
 
     def __post_init__(self) -> None:
         check_factor(self.setting)
+        if self.by not in get_args(By):
+            raise ConfigError(f"autopilot: by must be one of {[*get_args(By)]}, got {self.by!r}")
 
     def pilot(
         self, compressor: Compressor, names: Sequence[str], size: int, old: Pilot | None = None
     ) -> Pilot:
         key = factor_of(compressor, self.setting)
-        return Navigator(ladder(compressor, key), compressor, key, size, old)
+        return Navigator(ladder(compressor, key), compressor, key, self.by, names, size, old)
