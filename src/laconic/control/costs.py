@@ -67,14 +67,15 @@ class Costs:
     said: Said | None = None
     """In the last lap."""
     laps: int = 0
-    """Since the last change."""
+    """Since something else was said."""
     element_s: dict[int, float] = field(default_factory=dict)
     """Encoding and decoding of an element, by place on the ladder."""
 
     def add(self, said: Said, lap: Lap) -> None:
         """A lap in which this was said."""
-        if self.laps == 0 and self.said is not None:
+        if self.said is not None and said != self.said:
             self._compare(self.said, said, lap.sent_bytes - self.recent[-1].sent_bytes)
+            self.before, self.laps = _usual(self.recent), 0
         self.recent, self.said = [*self.recent, lap][-RECENT:], said
         self.laps += 1
         self._blame(said, median(lap.work_s for lap in self.recent[-self.laps :]))
@@ -83,10 +84,6 @@ class Costs:
         if self.idle_s is not None:
             # A busy moment may have been taken for latency: no call is shorter than that.
             self.idle_s = min(self.idle_s, (1 - LEAST) * _usual(self.recent).wire_s)
-
-    def change(self) -> None:
-        """The next laps are at another setting."""
-        self.before, self.laps = _usual(self.recent), 0
 
     @property
     def enough(self) -> bool:
@@ -104,9 +101,12 @@ class Costs:
         return Link(compute_s, now.work_s + now.wire_s, now.waited_s, idle_s, byte_s)
 
     def work_s(self, place: int, elements: int) -> float:
-        """Encoding and decoding: as it was there, or at the place most like it."""
-        alike = [p for p in self.element_s if is_whole(p) == is_whole(place)]
-        near = min(alike, key=lambda p: (abs(p - place), p), default=None)
+        """Encoding and decoding: as it was there, or at the place most like it.
+
+        None where all is said, until it was tried.
+        """
+        tried = [p for p in self.element_s if p == place or not (is_whole(p) or is_whole(place))]
+        near = min(tried, key=lambda p: (abs(p - place), p), default=None)
         return 0.0 if near is None else elements * self.element_s[near]
 
     def _blame(self, said: Said, work_s: float) -> None:

@@ -18,9 +18,10 @@ from laconic.network.rate import format_rate
 
 By: TypeAlias = Literal["layer", "all"]
 
-BETTER = 0.9
-"""A setting takes another's place if it needs at most this share of its time, since medians of laps
-differ by up to a tenth with nothing changed; and a lower limit counts as kept by so much more."""
+BETTER = 0.95
+"""A setting takes another's place if it needs at most this share of its time. A link that is taken
+for a tenth faster or slower than it is moves the times of two settings apart by half of that, if
+half of a step is the wire. What is entered must be worth more than the least by as much."""
 WORTH = 0.5
 """No step may be worth less of a dense one: a run falls behind by no more steps than it has taken,
 whatever the link."""
@@ -86,8 +87,10 @@ class Navigator(Pilot):
         lap = heard.lap
         if lap is not None and self._last is not None and all(map(math.isfinite, lap)):
             self.chart.costs.add(self.chart.said(self._last), lap)
+        arrived = self._last == self.places
         self._lost, self._shapes, self._last = dict(heard.lost), {}, dict(self.places)
-        if self.chart.ready and (sampled or self._has_changed()):
+        # The lap of the first step at a new setting is not told before the second.
+        if arrived and self.chart.ready and (sampled or self._has_changed()):
             self._decide(heard.step)
 
     def _sample(self, last: Mapping[str, int], heard: Heard) -> bool:
@@ -132,7 +135,6 @@ class Navigator(Pilot):
         if old != self.places:
             moved = "" if self._by == "all" else f"{_moves(old, self.places)}: "
             self._note(step, moved + why)
-            self.chart.costs.change()
 
     def _why(self, old: Spot, new: Spot, safe: bool) -> str:
         rate_bits = round(float(f"{8 / max(self.chart.costs.link().byte_s, 1e-12):.3g}"))
