@@ -439,3 +439,68 @@ def test_residuals_are_said_when_all_is() -> None:
     left = torch.stack([worker.lanes["w"].kept["residual"] for worker in led.workers]).mean(0)
     # bf16 sums round, and that is in nobody's residual.
     torch.testing.assert_close(sent + left.view(64, 256), given, rtol=0.02, atol=0.1)
+
+
+def two_layers(step: int) -> list[dict[str, Tensor]]:
+    """One layer whose gradient is a hundredth of its entries, and one of which all are alike."""
+
+    def one(rank: int) -> dict[str, Tensor]:
+        dice = torch.Generator().manual_seed(10 * step + rank)
+        flat, peaks = torch.randn(2, 64, 256, generator=dice)
+        return {"peaks": 10 * peaks * (torch.arange(256) % 100 == 0), "flat": flat}
+
+    return [one(rank) for rank in range(4)]
+
+
+def by(how: str) -> Simulation:
+    tensors = {"peaks": torch.zeros(64, 256), "flat": torch.zeros(64, 256)}
+    return laconic.simulate(
+        tensors,
+        "topk:ratio=0.2",
+        workers=4,
+        controller=f"autopilot:by={how}",
+        link=LinkModel(1e-4, 2e6),
+        compute_s=0.02,
+    )
+
+
+def test_layers_get_settings_of_their_own() -> None:
+    led, alike = by("layer"), by("all")
+    for step in range(120):
+        led.step(two_layers(step))
+        alike.step(two_layers(step))
+    explained_all, found = explained(alike), explained(led)
+    assert "layers" not in explained_all
+    places = pilots(led)[0].places
+    assert places["peaks"] > places["flat"]
+    assert set(found["layers"]) == {"peaks", "flat"}
+    assert ", " in found["setting"]
+    assert len({str(pilot.places) for pilot in pilots(led)}) == 1
+    reasons = [decision["reason"] for decision in found["decisions"][1:]]
+    assert all(reason.startswith("of 2 layers ") for reason in reasons)
+    # No mixture that all layers share is as good, as far as anybody knows.
+    chart = pilots(led)[0].chart
+    here = chart.spot(places)
+    alone = [chart.spot(chart.uniform(place)) for place in range(len(chart.rungs))]
+    assert here.cost_s < min(spot.cost_s for spot in alone if spot.worth >= WORTH)
+
+
+def test_layers_do_not_flicker() -> None:
+    led = by("layer")
+    for step in range(400):
+        led.step(two_layers(step))
+    late = [d for d in explained(led)["decisions"] if d["step"] > 200]
+    assert len(late) <= 4
+
+
+def test_a_layer_without_gradients_is_in_nobodys_way() -> None:
+    led = by("layer")
+    for step in range(60):
+        given = two_layers(step)
+        for one in given:
+            one["flat"].zero_()
+        led.step(given)
+    # Nothing is known of it; the other one goes on.
+    assert pilots(led)[0].chart.layers["flat"].losses.error == {}
+    assert pilots(led)[0].chart.layers["peaks"].losses.error
+    assert explained(led)["layers"]["peaks"] == "topk:ratio=0.02"

@@ -69,9 +69,10 @@ class Losses:
         """The error at a place, or what it would be; `values` are the settings, by place.
 
         Of the largest entries, half as many keep half as much at least, which is what is expected.
+        What says more loses no more, whatever it did when it was last seen.
         """
         if place in self.error:
-            return self.error[place]
+            return min(error for tried, error in self.error.items() if tried >= place)
         near = min(self.error, key=lambda tried: (abs(tried - place), tried))
         known = self.error[near]
         if kind != "choice":

@@ -11,7 +11,6 @@ from torch import Tensor
 from laconic.contract import Compressor
 from laconic.control.base import Heard, Log, Order, Pilot, Saved
 from laconic.control.chart import Chart, Spot
-from laconic.control.costs import ENOUGH
 from laconic.control.ladder import Rung, is_whole
 from laconic.control.losses import Kind
 from laconic.network.rate import format_rate
@@ -56,6 +55,7 @@ class Navigator(Pilot):
         self._last: dict[str, int] | None = None
         """Where the last step was, whose lap and losses the next one tells."""
         self._judged: tuple[float, float] | None = None
+        """The pace when the last decision was made."""
         self._shapes: dict[str, list[int]] = {}
         self._lost: dict[str, Tensor] = {}
         self._note(self.log.decisions[-1].step if self.log.decisions else 0, "as the method is set")
@@ -107,23 +107,27 @@ class Navigator(Pilot):
         return found
 
     def _has_changed(self) -> bool:
-        """Whether times are others than when they were last looked at, which is not always."""
-        link = self.chart.costs.link()
-        now = link.compute_s + link.waited_s, link.byte_s
-        if self.chart.costs.laps == ENOUGH or self._judged is None:
+        """Whether the link or the computation is not what it was at the last decision.
+
+        Where it is, a decision waits for samples, and costs nothing in most steps.
+        """
+        if self._judged is None:
             return True
-        pairs = zip(now, self._judged, strict=True)
+        pairs = zip(self._pace(), self._judged, strict=True)
         return any(min(pair) < BETTER * max(pair) for pair in pairs)
+
+    def _pace(self) -> tuple[float, float]:
+        link = self.chart.costs.link()
+        return link.compute_s, link.byte_s
 
     def _decide(self, step: int) -> None:
         """Goes where a step's time over its worth is least, if that is clearly better."""
-        link = self.chart.costs.link()
-        self._judged = link.compute_s + link.waited_s, link.byte_s
         here = self.chart.spot(self.places)
         other = self.chart.other(here, self._own)
         if other is not None:
             self._go(step, other, "to see what of the time is due to bytes")
             return
+        self._judged = self._pace()
         find = self.chart.best_by_layer if self._by == "layer" else self.chart.best_of_all
         safe = here.worth >= WORTH
         best = find(self.places, WORTH / BETTER)
