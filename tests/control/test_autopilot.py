@@ -472,7 +472,8 @@ def test_layers_get_settings_of_their_own() -> None:
     explained_all, found = explained(alike), explained(led)
     assert "layers" not in explained_all
     places = pilots(led)[0].places
-    assert places["peaks"] > places["flat"]
+    # Two hundredths of the one are all of it; of the other, twice as much says little more.
+    assert places["peaks"] < places["flat"]
     assert set(found["layers"]) == {"peaks", "flat"}
     assert ", " in found["setting"]
     assert len({str(pilot.places) for pilot in pilots(led)}) == 1
