@@ -96,10 +96,6 @@ class Helm:
             room[place].fill_(number)
         self._written.add(device)
 
-    def is_steady(self, names: Sequence[str]) -> bool:
-        """Whether nothing is told of these parameters but laps, which always lie in one place."""
-        return not self.pilot.asks or self.pilot.tell([n for n in names if n in self._orders]) == []
-
     def collect(self, names: Sequence[str], agreed: Tensor | None) -> None:
         """Takes in what a bucket's census has brought."""
         if agreed is not None:

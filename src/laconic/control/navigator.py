@@ -64,6 +64,10 @@ class Navigator(Pilot):
     def asks(self) -> bool:
         return True
 
+    @property
+    def measures(self) -> bool:
+        return bool(self._lost)
+
     def order(self, name: str) -> Order:
         layer, place = self.chart.layers.get(name), self.places[name]
         # Small ones are shorter as they are, at a high rank for example.
