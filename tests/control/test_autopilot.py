@@ -505,3 +505,22 @@ def test_a_layer_without_gradients_is_in_nobodys_way() -> None:
     assert pilots(led)[0].chart.layers["flat"].losses.error == {}
     assert pilots(led)[0].chart.layers["peaks"].losses.error
     assert explained(led)["layers"]["peaks"] == "topk:ratio=0.02"
+
+
+def test_a_lower_learning_rate_is_another_run() -> None:
+    fake = Fake()
+    fake.run(150, SLOW)
+    before = fake.led.chart.spot(fake.led.places).worth
+    fake.led.epoch(150, 0.1)
+    fake.led.epoch(150, 0.08)
+    fake.run(1, SLOW)
+    assert fake.led.chart.steps == 151
+    fake.led.epoch(151, 0.05)
+    fake.run(1, SLOW)
+    assert fake.led.chart.steps == 1
+    assert fake.led.chart.spot(fake.led.places).worth < before
+    fake.run(30, SLOW)
+    fake.led.rate_changed(182, 0.05, 0.5)
+    fake.led.rate_changed(182, 0.5, 0.2)
+    fake.run(1, SLOW)
+    assert fake.led.chart.steps == 1

@@ -40,7 +40,7 @@ class Chart:
         self.costs = Costs(ring_bytes(LONG, size) / LONG, size - 1.0)
         self.layers: dict[str, Layer] = {}
         self.steps = 0
-        """That count, so far. As many are taken to follow, since nobody says how many will."""
+        """At this learning rate. As many are taken to follow, since nobody says how many will."""
 
     def meet(self, shapes: Mapping[str, Sequence[int]]) -> None:
         """Learns which layers there are."""

@@ -24,6 +24,9 @@ WORTH = 0.5
 """No step may be worth less of a dense one: a run falls behind by no more steps than it has taken,
 whatever the link."""
 
+LOWERED = 0.5
+"""A learning rate that has fallen by so much is another one; the usual schedules' stairs do."""
+
 
 class Navigator(Pilot):
     """The same on every rank, since it hears the same."""
@@ -45,19 +48,23 @@ class Navigator(Pilot):
         unbiased = own.traits().unbiased
         kind: Kind = "choice" if key != "bits" else "noise" if unbiased else "rounding"
         self.chart, self._by = Chart(rungs, kind, size), by
-        if isinstance(old, Navigator):
-            # Another method changes neither the link nor the computation.
-            self.chart.costs.recent = list(old.chart.costs.recent)
-            self.chart.costs.idle_s = old.chart.costs.idle_s
-            self.chart.steps = old.chart.steps
         self._own = [rung.compressor for rung in rungs].index(own)
         self.places = dict.fromkeys(names, self._own)
         self._last: dict[str, int] | None = None
         """Where the last step was, whose lap and losses the next one tells."""
         self._judged: tuple[float, float] | None = None
         """The pace when the last decision was made."""
+        self._rate: float | None = None
+        """The highest learning rate since step `_since`, when it was last lowered."""
+        self._since = 0
         self._shapes: dict[str, list[int]] = {}
         self._lost: dict[str, Tensor] = {}
+        if isinstance(old, Navigator):
+            # Another method changes neither the link nor the computation.
+            self.chart.costs.recent = list(old.chart.costs.recent)
+            self.chart.costs.idle_s = old.chart.costs.idle_s
+            self.chart.steps = old.chart.steps
+            self._rate, self._since = old._rate, old._since
         self._note(self.log.decisions[-1].step if self.log.decisions else 0, "as the method is set")
 
     @property
@@ -86,7 +93,7 @@ class Navigator(Pilot):
 
     def step(self, heard: Heard) -> None:
         self.chart.meet(self._shapes)
-        self.chart.steps = heard.step
+        self.chart.steps = heard.step - self._since
         sampled = self._last is not None and self._sample(self._last, heard)
         lap = heard.lap
         if lap is not None and self._last is not None and all(map(math.isfinite, lap)):
@@ -152,16 +159,23 @@ class Navigator(Pilot):
         self._shapes = {}
 
     def epoch(self, step: int, learning_rate: float | None) -> None:
-        pass
+        if learning_rate is not None:
+            self.rate_changed(step, learning_rate, learning_rate)
 
     def rate_changed(self, step: int, before: float, after: float) -> None:
-        pass
+        """What is to follow at a far lower rate is another run: what waits may come too late."""
+        highest = max(self._rate or before, before)
+        self._rate = highest
+        if after <= LOWERED * highest:
+            self._rate, self._since = after, step
 
     def save(self) -> Saved:
         return {
             "places": dict(self.places),
             "last": None if self._last is None else dict(self._last),
             "judged": None if self._judged is None else list(self._judged),
+            "rate": self._rate,
+            "since": self._since,
             "lost": {name: tensor.clone() for name, tensor in self._lost.items()},
             **self.chart.save(),
         }
@@ -170,6 +184,7 @@ class Navigator(Pilot):
         last, judged = saved["last"], saved["judged"]
         self.places, self._last = dict(saved["places"]), None if last is None else dict(last)
         self._judged = None if judged is None else (judged[0], judged[1])
+        self._rate, self._since = saved["rate"], saved["since"]
         self._lost = {name: tensor.clone() for name, tensor in saved["lost"].items()}
         self.chart.load(saved)
         self._shapes = {}
