@@ -19,13 +19,12 @@ from laconic.control.helm import Helm
 from laconic.errors import ConfigError, NonFiniteError
 from laconic.plan import Plan
 from laconic.recorded import Recorder, Recording, is_steady
-from laconic.step import Lane, exchange, together
+from laconic.step import Ended, Lane, exchange, together
 from laconic.types import Rounds, State
 
 log = logging.getLogger("laconic")
 
-Led: TypeAlias = Conversation[Tensor | None]
-"""A conversation that returns whether any rank's gradient was not finite, if it has looked."""
+Led: TypeAlias = Conversation[Ended]
 
 NanPolicy: TypeAlias = Literal["propagate", "raise", "ignore"]
 """What becomes of a step in which a gradient is not finite on any rank.
@@ -67,7 +66,8 @@ class Lanes:
 
     def steer(self, controller: Controller, clock: Clock) -> None:
         """Lets a controller change the method's settings between steps."""
-        self.helm = Helm(controller, self.plan, self.lanes, self.rank, self.size, clock)
+        forget = self._recorder.forget
+        self.helm = Helm(controller, self.plan, self.lanes, self.rank, self.size, clock, forget)
 
     def talk(self, names: Sequence[str], grads: Sequence[Tensor]) -> Conversation[None]:
         """The conversation about some parameters' gradients, which become their mean.
@@ -76,11 +76,9 @@ class Lanes:
         """
         self.settle()
         self.dense_bytes += ring_bytes(sum(g.nbytes for g in grads), self.size)
-        if self.helm is not None:
-            return self._noted(self._steered(names, grads))
         led = partial(self._led, names, grads)
         recording = self._recording(names, grads, led)
-        return self._noted(led() if recording is None else recording.talk())
+        return self._noted(names, grads, led if recording is None else recording.talk)
 
     def is_straight(self) -> bool:
         """Whether a mount may take the mean of gradients by itself, where `pass_by` counts them.
@@ -96,11 +94,17 @@ class Lanes:
         for name in names:
             self.lanes[name].begin()
 
-    def _noted(self, led: Led) -> Conversation[None]:
-        """The same; the step's verdict hears what it returns."""
-        alarm = yield from led
+    def _noted(
+        self, names: Sequence[str], grads: Sequence[Tensor], lead: Callable[[], Led]
+    ) -> Conversation[None]:
+        """The conversation, of which the pilot and the step's verdict hear."""
+        if self.helm is not None:
+            self.helm.listen(names, grads, self.loss_scale)
+        alarm, agreed = yield from lead()
         if alarm is not None:
             self._step.add(alarm)
+        if self.helm is not None:
+            self.helm.collect(names, agreed)
 
     def _recording(
         self, names: Sequence[str], grads: Sequence[Tensor], led: Callable[[], Led]
@@ -110,20 +114,22 @@ class Lanes:
         scaled = self.plan.counts_votes() and self.loss_scale != 1
         if not on_gpu or scaled or not all(is_steady(self.lanes[name]) for name in names):
             return None
+        if self.helm is not None and self.helm.pilot.measures:
+            return None
         return self._recorder.find(self.lanes, names, grads, led)
 
-    def _steered(self, names: Sequence[str], grads: Sequence[Tensor]) -> Led:
-        """The same with what the pilot has to know."""
-        assert self.helm is not None
-        census = self.helm.census(names, grads, self.loss_scale)
-        alarm = yield from self._led(names, grads, census)
-        self.helm.collect(names, census)
-        return alarm
+    def _led(self, names: Sequence[str], grads: Sequence[Tensor]) -> Led:
+        """The conversation itself, with what the pilot has to know."""
+        census = None
+        if self.helm is not None and grads:
+            census = self.helm.census(names, grads[0].device)
+        alarm = yield from self._exchanged(names, grads, census)
+        return Ended(alarm, None if census is None else census.agreed)
 
-    def _led(
-        self, names: Sequence[str], grads: Sequence[Tensor], census: Census | None = None
-    ) -> Led:
-        """The conversation itself; returns whether it was in vain, where that is looked for."""
+    def _exchanged(
+        self, names: Sequence[str], grads: Sequence[Tensor], census: Census | None
+    ) -> Conversation[Tensor | None]:
+        """The same; returns whether it was in vain, where that is looked for."""
         talks = [exchange(g, self.lanes[name]) for name, g in zip(names, grads, strict=True)]
         if self.nan_policy != "ignore" and not self.plan.is_dense():
             return (yield from self._guarded(names, talks, grads, census))
@@ -136,7 +142,7 @@ class Lanes:
         talks: Sequence[Rounds],
         grads: Sequence[Tensor],
         census: Census | None,
-    ) -> Led:
+    ) -> Conversation[Tensor | None]:
         """The same with an alarm: gradients that are not finite anywhere are so everywhere.
 
         But where the exchange bears some liars, it is as if as many were not there.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from laconic.comm.base import Call, Conversation
 from laconic.keys import Keys, LaneKeys
-from laconic.step import SAMPLE_EVERY, Lane
+from laconic.step import Ended, Lane
 from laconic.types import State
 
 WARM = 2
@@ -51,24 +51,22 @@ class Recording:
     """One step of some lanes, to be taken again with other gradients in the same places.
 
     Takes the place of the conversation that `talk` begins, first to record it and then to be it.
-    What that conversation returns must be a tensor that it computes, or None. One that is left at
-    a call, first and ever after, is recorded and replayed up to there.
+    The tensors that this conversation returns must be those that it computes. One that is left at a
+    call, first and ever after, is recorded and replayed up to there.
     """
 
-    def __init__(
-        self, lanes: Sequence[Lane], talk: Callable[[], Conversation[Tensor | None]]
-    ) -> None:
+    def __init__(self, lanes: Sequence[Lane], talk: Callable[[], Conversation[Ended]]) -> None:
         self._talk = talk
         self._device = lanes[0].device
         self._keys = Keys(self._device)
         self._lanes = lanes
         self._memories: list[_Memories] = []
         self._segments: list[_Segment] = []
-        self._result: Tensor | None = None
+        self._result = Ended()
         self._rehearsed = False
         self._pool = torch.cuda.graph_pool_handle()
 
-    def talk(self) -> Conversation[Tensor | None]:
+    def talk(self) -> Conversation[Ended]:
         """The conversation about the gradients that are there now."""
         if not self._rehearsed:
             return (yield from self._rehearse())
@@ -87,7 +85,7 @@ class Recording:
             told = yield segment.call
         raise AssertionError("a step that was left when it was recorded goes on")
 
-    def _rehearse(self) -> Conversation[Tensor | None]:
+    def _rehearse(self) -> Conversation[Ended]:
         """The step itself with keys on the GPU, since no kernel may be loaded under capture."""
         self._rehearsed = True
         for lane in self._lanes:
@@ -99,7 +97,7 @@ class Recording:
                 lane.turn = lane.turn._replace(keys=None)
             self._keys.end_rehearsal()
 
-    def _record(self) -> Conversation[Tensor | None]:
+    def _record(self) -> Conversation[Ended]:
         for lane in self._lanes:
             lane.turn = lane.turn._replace(keys=LaneKeys(self._keys, lane))
             room, _ = lane.begin()
@@ -125,7 +123,7 @@ class Recording:
     def _captured(
         self,
         graph: torch.cuda.CUDAGraph,
-        conversation: Conversation[Tensor | None],
+        conversation: Conversation[Ended],
         told: list[Tensor] | None,
     ) -> Call | None:
         """Captures the work up to the next call, which is returned; None where it was the last."""
@@ -192,7 +190,7 @@ class Recorder:
         lanes: Mapping[str, Lane],
         names: Sequence[str],
         grads: Sequence[Tensor],
-        talk: Callable[[], Conversation[Tensor | None]],
+        talk: Callable[[], Conversation[Ended]],
     ) -> Recording | None:
         """The recording for these gradients, if there is one or it is time to make it."""
         bucket, places = tuple(names), tuple(grad.data_ptr() for grad in grads)
@@ -210,7 +208,7 @@ class Recorder:
 
 def is_sampled(lane: Lane) -> bool:
     """Whether the lane's next step measures its error, which is not part of other steps."""
-    return lane.turn.step % SAMPLE_EVERY == 0
+    return lane.turn.step % lane.sample_every == 0
 
 
 def is_steady(lane: Lane) -> bool:

@@ -7,6 +7,7 @@ that each round of all of them is one buffer and one collective.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +19,16 @@ from laconic.comm.base import Conversation
 from laconic.contract import Compressor, Memory, Talker
 from laconic.kernels.door import check_floating
 from laconic.types import Answer, Given, Request, Rounds, State, Turn
+
+
+class Ended(NamedTuple):
+    """What a bucket's conversation leaves beside its gradients' means."""
+
+    alarm: Tensor | None = None
+    """Whether any rank's gradient was not finite, if that was looked for."""
+    agreed: Tensor | None = None
+    """What the census has brought, if there was one."""
+
 
 SAMPLE_EVERY = 100
 """The relative error costs extra passes over memory, so it is measured once in so many steps."""

@@ -94,6 +94,23 @@ def test_a_sampled_step_is_not_replayed() -> None:
     assert ours.stats()["relative_error"] == plain.stats()["relative_error"]
 
 
+@pytest.mark.parametrize(
+    "controller",
+    [
+        "autopilot",
+        "accordion:low=0.1,high=0.01,epoch_steps=10,interval=1",
+        "schedule:first=0.1,last=0.01,stages=2,length=20",
+        "gravac:low=10,high=1000,window=5",
+    ],
+)
+def test_steered_lanes_are_replayed_between_changes(controller: str) -> None:
+    ours = opened("topk:ratio=0.1", True, controller=controller)
+    plain = opened("topk:ratio=0.1", False, controller=controller)
+    compare(ours, plain, range(8, 72))
+    assert ours.stats()["controller"] == plain.stats()["controller"]
+    assert ours.stats()["recordings"] == (0 if controller.startswith("gravac") else 1)
+
+
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("spec", ["topk:ratio=0.01", "qsgd:bits=4", "powersgd:rank=2"])
 def test_replaying_never_waits(spec: str) -> None:

@@ -87,6 +87,11 @@ class Pilot(ABC):
     def asks(self) -> bool:
         """Whether ranks tell each other numbers at the next step."""
 
+    @property
+    @abstractmethod
+    def measures(self) -> bool:
+        """Whether these are more than laps, so that the next step is not like all others."""
+
     @abstractmethod
     def order(self, name: str) -> Order:
         """What the lane of this parameter does at the next step."""

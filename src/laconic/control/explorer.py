@@ -80,6 +80,10 @@ class Explorer(Pilot):
     def asks(self) -> bool:
         return True
 
+    @property
+    def measures(self) -> bool:
+        return True
+
     def order(self, name: str) -> Order:
         known = self.known
         floor, candidate = self._factors[known.floor], self._factors[known.candidate]

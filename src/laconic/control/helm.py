@@ -1,6 +1,6 @@
 """A pilot at the helm of a rank's lanes: carries numbers to it, and its orders to the lanes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -29,10 +29,15 @@ class Helm:
         rank: int,
         size: int,
         clock: Clock,
+        on_change: Callable[[], None],
     ) -> None:
         self.controller, self.clock = controller, clock
         self.rank, self.size = rank, size
+        self._on_change = on_change
         self.last = UNKNOWN
+        self._laps: dict[torch.device, Tensor] = {}
+        """What `last` is, as numbers for a message."""
+        self._written: set[torch.device] = set()
         self._names: list[tuple[Sequence[str], Tensor]] = []
         self._host: Tensor | None = None
         self._known: torch.cuda.Event | None = None
@@ -57,12 +62,17 @@ class Helm:
         """Whether the host would have to wait for the numbers."""
         return self._known is not None
 
-    def census(self, names: Sequence[str], grads: Sequence[Tensor], scale: float) -> Census | None:
-        """Lets the pilot hear of gradients; the census that goes with their messages, if any."""
-        steered = [name for name in names if name in self._orders]
+    def listen(self, names: Sequence[str], grads: Sequence[Tensor], scale: float) -> None:
+        """Lets the pilot hear of gradients that are about to go out."""
         for name, grad in zip(names, grads, strict=True):
             if name in self._orders:
                 self.pilot.listen(name, grad, scale)
+        if grads and self.pilot.asks:
+            self._write_lap(grads[0].device)
+
+    def census(self, names: Sequence[str], device: torch.device) -> Census | None:
+        """What goes with the messages about these parameters, if anything does."""
+        steered = [name for name in names if name in self._orders]
         if not self.pilot.asks or not steered:
             return None
 
@@ -70,17 +80,26 @@ class Helm:
             told = self.pilot.tell(steered)
             if told is None:
                 return None
-            # Filled where they are: a copy from the host would wait.
-            told_lap = told_by(self.last, self.rank, self.size)
-            lap = [torch.full((), number, device=grads[0].device) for number in told_lap]
-            return torch.stack([*told, *lap])
+            lap = self._laps[device]
+            return torch.cat([torch.stack(told), lap]) if told else lap.clone()
 
         return Census(numbers, self.size)
 
-    def collect(self, names: Sequence[str], census: Census | None) -> None:
+    def _write_lap(self, device: torch.device) -> None:
+        """Once a step and device, and always in the same place, so that steps can be replayed."""
+        if device in self._written:
+            return
+        numbers = told_by(self.last, self.rank, self.size)
+        room = self._laps.setdefault(device, torch.zeros(len(numbers), device=device))
+        for place, number in enumerate(numbers):
+            # Filled where they are: a copy from the host would wait.
+            room[place].fill_(number)
+        self._written.add(device)
+
+    def collect(self, names: Sequence[str], agreed: Tensor | None) -> None:
         """Takes in what a bucket's census has brought."""
-        if census is not None and census.agreed is not None:
-            self._names.append(([n for n in names if n in self._orders], census.agreed))
+        if agreed is not None:
+            self._names.append(([n for n in names if n in self._orders], agreed))
 
     def close(self) -> None:
         """No more messages in this step; on a GPU the numbers set out for the host."""
@@ -99,6 +118,7 @@ class Helm:
         heard = self._heard(step)
         lap = self.clock.lap()
         self.last = lap if counts and lap is not None else UNKNOWN
+        self._written.clear()
         lost = self._lost()
         if counts:
             self.pilot.step(heard._replace(lost=lost))
@@ -133,11 +153,13 @@ class Helm:
 
     def redirect(self) -> None:
         """Brings lanes to the pilot's orders, where these have changed."""
-        for name in self.names:
-            order = self.pilot.order(name)
-            if order != self._orders.get(name):
-                self._lanes[name].redirect(order.compressor, self._talker(order))
-                self._orders[name] = order
+        orders = {name: self.pilot.order(name) for name in self.names}
+        changed = {n: order for n, order in orders.items() if order != self._orders.get(n)}
+        for name, order in changed.items():
+            self._lanes[name].redirect(order.compressor, self._talker(order))
+        self._orders.update(changed)
+        if changed:
+            self._on_change()
 
     def _talker(self, order: Order) -> Talker:
         way = self._plan.exchange

@@ -29,12 +29,13 @@ class Rung(NamedTuple):
     value: float
     """Of the method's factor; infinite where all is said."""
 
-    @property
-    def whole(self) -> bool:
-        return math.isinf(self.value)
-
     def words(self) -> str:
         return "dense" if isinstance(self.compressor, NoCompression) else format_spec(self[0])
+
+
+def is_whole(place: int) -> bool:
+    """Whether all of a gradient is said at this place of any ladder."""
+    return place < len(WHOLE)
 
 
 def ladder(compressor: Compressor, key: str) -> list[Rung]:

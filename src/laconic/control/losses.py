@@ -1,30 +1,38 @@
-"""What settings lose of a gradient: as sampled where they were tried, and else as they go on."""
+"""What settings lose of a layer: as sampled where they were tried, and else as they go on."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from laconic.control.ladder import is_whole
+
 Kind: TypeAlias = Literal["choice", "rounding", "noise"]
 """choice: part of a gradient is said, and the rest waits. rounding: all is said coarsely, and what
 is lost waits. noise: all is said coarsely and right on average, and nothing waits."""
 
-POWER = 0.5
-"""What is kept falls like this power of the setting until it is sampled: for gradients like
-Laplace's it does so between 10 % and 1 % of the entries."""
+LAG = 50
+"""Steps that training falls behind if half of the norm arrives: (1/share - 1) times as many.
+
+Measured: a character model with top-k of 10, 3, 1 and 0.3 % (shares of 0.86, 0.56, 0.31 and 0.17)
+came to the same losses 12, 35, 105 and 190 steps later than a dense one, whether these were the
+losses of step 100 or of step 300. That is 45 (1/share - 1)."""
 BIT = 4.0
-"""The squared error grows by this for a bit less."""
+"""The squared error grows by this for a bit less, since the steps of rounding are twice as wide."""
 NEW = 0.5
-"""The weight of a new sample beside what is known."""
+"""The weight of a new sample beside what is known: as much as of all before it."""
+POWER = 0.5
+"""What is kept grows like this power of the setting until it is sampled: of a gradient like
+Laplace's, the largest 10 % keep 59 % and the largest 1 % keep 16 %, which is 0.57."""
 FORGET = 0.99
-"""What is left of an error that nobody has seen since the last sample: so all is tried again, the
-sooner the less it lost."""
+"""What is left of the bad opinion of a setting that nobody has seen since the last sample: half of
+it after 70, so that what was bad once costs one sample in 70 to be looked at again."""
 TINY = 1e-6
 
 
 @dataclass
 class Losses:
-    """Squared errors, relative to all there was to say, by place on the ladder.
+    """Squared errors of one layer, relative to all there was to say, by place on the ladder.
 
     A gradient that has become harder to say is so at all settings: they change together.
     """
@@ -32,9 +40,17 @@ class Losses:
     error: dict[int, float] = field(default_factory=dict)
     latest: int | None = None
     """Where the last sample was."""
+    energy: float = 0.0
+    """All there was to say, as a sum of squares."""
 
-    def add(self, place: int, error: float, kind: Kind) -> None:
-        self.forget(place)
+    def sample(self, place: int, left: float, total: float, kind: Kind) -> None:
+        """So much was left unsaid at a place; where all is said, nothing is to be learnt of it."""
+        self.energy = NEW * total + (1 - NEW) * self.energy if self.energy else total
+        self._forget(place, kind)
+        if not is_whole(place):
+            self._add(place, left / total, kind)
+
+    def _add(self, place: int, error: float, kind: Kind) -> None:
         if self.latest == place:
             old = self.error[place]
             error = NEW * error + (1 - NEW) * old
@@ -42,20 +58,27 @@ class Losses:
                 self.error[other] = _along(self.error[other], old, error, kind)
         self.error[place], self.latest = error, place
 
-    def forget(self, place: int) -> None:
+    def _forget(self, place: int, kind: Kind) -> None:
         """Another sample was not of these: all but the one at this place."""
         for other in self.error.keys() - {place}:
-            self.error[other] *= FORGET
+            error = self.error[other]
+            choice = 1 - min(1.0, (1 - error) / FORGET)
+            self.error[other] = choice if kind == "choice" else error * FORGET
 
     def at(self, place: int, values: Sequence[float], kind: Kind) -> float:
-        """The error at a place, or what it would be; `values` are the settings, by place."""
+        """The error at a place, or what it would be; `values` are the settings, by place.
+
+        Of the largest entries, half as many keep half as much at least, which is what is expected.
+        What says more loses no more, whatever it did when it was last seen.
+        """
         if place in self.error:
-            return self.error[place]
+            return min(error for tried, error in self.error.items() if tried >= place)
         near = min(self.error, key=lambda tried: (abs(tried - place), tried))
         known = self.error[near]
         if kind != "choice":
             return known * math.pow(BIT, values[near] - values[place])
-        return 1 - min(1.0, (1 - known) * math.pow(values[place] / values[near], POWER))
+        factor = values[place] / values[near]
+        return 1 - min(1.0, (1 - known) * (factor if factor < 1 else math.pow(factor, POWER)))
 
 
 def _along(error: float, old: float, new: float, kind: Kind) -> float:
@@ -65,12 +88,14 @@ def _along(error: float, old: float, new: float, kind: Kind) -> float:
     return 1 - min(1.0, (1 - error) * max(1 - new, TINY) / max(1 - old, TINY))
 
 
-def progress(error: float, kind: Kind) -> float:
-    """What a step is worth beside one that loses nothing.
+def progress(error: float, kind: Kind, steps: int) -> float:
+    """What a step is worth beside one that loses nothing, in a run of so many.
 
-    Where what is lost waits, the share of the gradient's norm that arrives. Where it does not, what
-    more variance leaves of a step.
+    Where what is lost waits, it arrives after all: at first a step is worth the share that arrives,
+    but the run falls behind only once, and the more steps there are the less it matters. Where
+    nothing waits, more variance takes its share of every step.
     """
     if kind == "noise":
         return 1 / (1 + error)
-    return math.sqrt(max(0.0, 1 - error))
+    share = math.sqrt(max(1 - error, TINY))
+    return 1 / (1 + (1 / share - 1) * LAG / max(steps, LAG))

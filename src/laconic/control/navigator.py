@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -10,147 +10,188 @@ from torch import Tensor
 from laconic.contract import Compressor
 from laconic.control.base import Heard, Log, Order, Pilot, Saved
 from laconic.control.chart import Chart, Spot
-from laconic.control.ladder import Rung
+from laconic.control.ladder import Rung, is_whole
 from laconic.control.losses import Kind
-from laconic.network.rate import format_rate
+from laconic.control.reasons import mixture, moves, reason
 
-BETTER = 0.9
-"""A setting takes another's place if it needs at most this share of its time: less is noise."""
+By: TypeAlias = Literal["layer", "all"]
+
+BETTER = 0.95
+"""A setting takes another's place if it needs at most this share of its time. A link that is taken
+for a tenth faster or slower than it is moves the times of two settings apart by half of that, if
+half of a step is the wire. What is entered must be worth more than the least by as much."""
 WORTH = 0.5
-"""No step may be worth less of a dense one: more would wait than arrives."""
-SURE = 1.05
-"""By so much more a setting has to promise before it is tried."""
+"""No step may be worth less of a dense one: a run falls behind by no more steps than it has taken,
+whatever the link."""
+
+LOWERED = 0.5
+"""A learning rate that has fallen by so much is another one; the usual schedules' stairs do."""
 
 
 class Navigator(Pilot):
     """The same on every rank, since it hears the same."""
 
     samples_every: ClassVar[int] = 16
+    """A sample is two norms and a sum: one in 16 was measured to add about 1 % to an exchange."""
 
     def __init__(
-        self, rungs: Sequence[Rung], own: Compressor, key: str, size: int, old: Pilot | None
+        self,
+        rungs: Sequence[Rung],
+        own: Compressor,
+        key: str,
+        by: By,
+        names: Sequence[str],
+        size: int,
+        old: Pilot | None,
     ) -> None:
         self.log = Log() if old is None else old.log
         unbiased = own.traits().unbiased
         kind: Kind = "choice" if key != "bits" else "noise" if unbiased else "rounding"
-        self.chart = Chart(rungs, kind, size)
+        self.chart, self._by = Chart(rungs, kind, size), by
+        self._own = [rung.compressor for rung in rungs].index(own)
+        self.places = dict.fromkeys(names, self._own)
+        self._last: dict[str, int] | None = None
+        """Where the last step was, whose lap and losses the next one tells."""
+        self._judged: tuple[float, float] | None = None
+        """The pace when the last decision was made."""
+        self._rate: float | None = None
+        """The highest learning rate since step `_since`, when it was last lowered."""
+        self._since = 0
+        self._shapes: dict[str, list[int]] = {}
+        self._lost: dict[str, Tensor] = {}
         if isinstance(old, Navigator):
             # Another method changes neither the link nor the computation.
             self.chart.costs.recent = list(old.chart.costs.recent)
             self.chart.costs.idle_s = old.chart.costs.idle_s
-        self.place = [rung.compressor for rung in rungs].index(own)
-        self._last: int | None = None
-        """Where the last step was, whose lap and losses the next one tells."""
-        self._shapes: dict[str, list[int]] = {}
-        self._lost: dict[str, Tensor] = {}
-        self._zeros = torch.zeros(2)
+            self.chart.steps = old.chart.steps
+            self._rate, self._since = old._rate, old._since
         self._note(self.log.decisions[-1].step if self.log.decisions else 0, "as the method is set")
 
     @property
     def asks(self) -> bool:
         return True
 
+    @property
+    def measures(self) -> bool:
+        return bool(self._lost)
+
     def order(self, name: str) -> Order:
-        rung, dense = self.chart.rungs[self.place], self.chart.rungs[0]
-        shape = self.chart.shapes.get(name)
-        if shape is not None and not rung.whole:
-            # Small ones are shorter as they are, at a high rank for example.
-            longer = rung.compressor.nbytes(shape) >= dense.compressor.nbytes(shape)
-            rung = dense if longer else rung
-        return Order(rung.compressor, dense=rung.whole)
+        layer, place = self.chart.layers.get(name), self.places[name]
+        # Small ones are shorter as they are, at a high rank for example.
+        place = place if layer is None else layer.effective(place)
+        return Order(self.chart.rungs[place].compressor, dense=is_whole(place))
 
     def listen(self, name: str, grad: Tensor, scale: float) -> None:
         self._shapes[name] = list(grad.shape)
-        self._zeros = self._zeros.to(grad.device)
 
     def tell(self, names: Sequence[str]) -> list[Tensor] | None:
-        """What this rank lost in the step before, and of how much; zeros where nobody looked."""
-        lost = [self._lost[name] for name in names if name in self._lost]
-        return list(torch.stack(lost).sum(0) if lost else self._zeros)
+        """What this rank lost of each layer in the step before, and of how much, if it looked."""
+        if not self._lost:
+            return []
+        zeros = torch.zeros_like(next(iter(self._lost.values())))
+        return list(torch.cat([self._lost.get(name, zeros) for name in names]))
 
     def step(self, heard: Heard) -> None:
         self.chart.meet(self._shapes)
-        self._sample([values for _, values in heard.numbers])
-        if heard.lap is not None and self._last is not None and all(map(math.isfinite, heard.lap)):
-            self.chart.costs.add(self._last, heard.lap)
-        self._lost, self._shapes, self._last = dict(heard.lost), {}, self.place
-        if self.chart.ready:
+        self.chart.steps = heard.step - self._since
+        sampled = self._last is not None and self._sample(self._last, heard)
+        lap = heard.lap
+        if lap is not None and self._last is not None and all(map(math.isfinite, lap)):
+            self.chart.costs.add(self.chart.said(self._last), lap)
+        arrived = self._last == self.places
+        self._lost, self._shapes, self._last = dict(heard.lost), {}, dict(self.places)
+        # The lap of the first step at a new setting is not told before the second.
+        if arrived and self.chart.ready and (sampled or self._has_changed()):
             self._decide(heard.step)
 
-    def _sample(self, told: Sequence[Sequence[float]]) -> None:
-        left, total = (sum(values[i] for values in told) for i in range(2))
-        # A gradient that is zero or not finite says nothing about any setting.
-        sound = math.isfinite(left) and math.isfinite(total) and total > 0
-        if not sound or self._last is None:
-            return
-        if self.chart.rungs[self._last].whole:
-            self.chart.losses.forget(self._last)
-        else:
-            self.chart.losses.add(self._last, left / total, self.chart.kind)
+    def _sample(self, last: Mapping[str, int], heard: Heard) -> bool:
+        """Whether samples came that say something."""
+        found = False
+        for names, told in heard.numbers:
+            for name, left, total in zip(names, told[::2], told[1::2], strict=False):
+                # A gradient that is zero or not finite says nothing about any setting.
+                if math.isfinite(left) and math.isfinite(total) and total > 0:
+                    layer = self.chart.layers[name]
+                    place = layer.effective(last[name])
+                    layer.losses.sample(place, left, total, self.chart.kind)
+                    found = True
+        return found
+
+    def _has_changed(self) -> bool:
+        """Whether the link or the computation is not what it was at the last decision.
+
+        Where it is, a decision waits for samples, and costs nothing in most steps.
+        """
+        if self._judged is None:
+            return True
+        pairs = zip(self._pace(), self._judged, strict=True)
+        return any(min(pair) < BETTER * max(pair) for pair in pairs)
+
+    def _pace(self) -> tuple[float, float]:
+        link = self.chart.costs.link()
+        return link.compute_s, link.byte_s
 
     def _decide(self, step: int) -> None:
         """Goes where a step's time over its worth is least, if that is clearly better."""
-        spots = {spot.place: spot for spot in self.chart.reachable(self.place)}
-        here = spots[self.place]
-        safe = [s for s in spots.values() if s.worth >= WORTH * (1 if s is here else SURE)]
-        best = min(safe or [max(spots.values(), key=lambda s: s.worth)], key=lambda s: s.cost_s)
-        other = self.chart.other(here, list(spots.values()))
+        here = self.chart.spot(self.places)
+        other = self.chart.other(here, self._own)
         if other is not None:
             self._go(step, other, "to see what of the time is due to bytes")
-        elif best is not here and (here not in safe or best.cost_s <= BETTER * here.cost_s):
-            self._go(step, best, self._why(here, best, here in safe))
+            return
+        self._judged = self._pace()
+        find = self.chart.best_by_layer if self._by == "layer" else self.chart.best_of_all
+        safe = here.worth >= WORTH
+        best = find(self.places, WORTH / BETTER)
+        if not safe or best.cost_s <= BETTER * here.cost_s:
+            self._go(step, best, reason(here, best, safe, self.chart.costs.link()))
 
     def _go(self, step: int, spot: Spot, why: str) -> None:
-        self.place = spot.place
-        self._note(step, why)
-        self.chart.costs.change()
+        old, self.places = self.places, {**self.places, **spot.places}
+        if old != self.places:
+            moved = "" if self._by == "all" else f"{moves(old, self.places)}: "
+            self._note(step, moved + why)
 
-    def _why(self, old: Spot, new: Spot, safe: bool) -> str:
-        rate_bits = round(float(f"{8 / max(self.chart.costs.link().byte_s, 1e-12):.3g}"))
-        now, then = (f"{s.step_s * 1e3:.3g} ms a step worth {s.worth:.2g}" for s in (old, new))
-        why = f"{then} instead of {now}; the link carries {format_rate(max(rate_bits, 1))}"
-        return why if safe else f"too little arrives: {why}"
-
-    def _note(self, step: int, reason: str) -> None:
-        self.log.add(step, self.chart.rungs[self.place].words(), reason)
+    def _note(self, step: int, why: str) -> None:
+        self.log.add(step, mixture(self.places, self.chart.rungs), why)
 
     def skip(self) -> None:
         # The losses of the step before are still to be told, its lap is void.
         self._shapes = {}
 
     def epoch(self, step: int, learning_rate: float | None) -> None:
-        pass
+        if learning_rate is not None:
+            self.rate_changed(step, learning_rate, learning_rate)
 
     def rate_changed(self, step: int, before: float, after: float) -> None:
-        pass
+        """What is to follow at a far lower rate is another run: what waits may come too late."""
+        highest = max(self._rate or before, before)
+        self._rate = highest
+        if after <= LOWERED * highest:
+            self._rate, self._since = after, step
 
     def save(self) -> Saved:
-        lost = {name: tensor.clone() for name, tensor in self._lost.items()}
-        return {"place": self.place, "last": self._last, "lost": lost, **self.chart.save()}
+        return {
+            "places": dict(self.places),
+            "last": None if self._last is None else dict(self._last),
+            "judged": None if self._judged is None else list(self._judged),
+            "rate": self._rate,
+            "since": self._since,
+            "lost": {name: tensor.clone() for name, tensor in self._lost.items()},
+            **self.chart.save(),
+        }
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        self.place, self._last = saved["place"], saved["last"]
+        last, judged = saved["last"], saved["judged"]
+        self.places, self._last = dict(saved["places"]), None if last is None else dict(last)
+        self._judged = None if judged is None else (judged[0], judged[1])
+        self._rate, self._since = saved["rate"], saved["since"]
         self._lost = {name: tensor.clone() for name, tensor in saved["lost"].items()}
         self.chart.load(saved)
         self._shapes = {}
 
     def explain(self) -> dict[str, object]:
-        found: dict[str, object] = {"setting": self.chart.rungs[self.place].words()}
-        if not (self.chart.costs.recent and self.chart.losses.error):
-            return found
-        link = self.chart.costs.link()
-        return {
-            **found,
-            "compute_ms": link.compute_s * 1e3,
-            "rate_bits": 8 / max(link.byte_s, 1e-12),
-            "idle_ms": link.idle_s * 1e3,
-            "settings": {
-                self.chart.rungs[spot.place].words(): {
-                    "step_ms": spot.step_s * 1e3,
-                    "worth": spot.worth,
-                    "sent_bytes": spot.sent_bytes,
-                    "tried": spot.tried,
-                }
-                for spot in self.chart.spots()
-            },
-        }
+        words = [rung.words() for rung in self.chart.rungs]
+        found: dict[str, object] = {"setting": mixture(self.places, self.chart.rungs)}
+        if self._by == "layer":
+            found["layers"] = {name: words[place] for name, place in self.places.items()}
+        return {**found, **self.chart.explain()}

@@ -72,6 +72,10 @@ class Regimes(Pilot):
     def asks(self) -> bool:
         return self.known.due >= 0
 
+    @property
+    def measures(self) -> bool:
+        return self.asks
+
     def order(self, name: str) -> Order:
         return self._orders[self.known.levels[name]]
 

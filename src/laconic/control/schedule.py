@@ -94,6 +94,10 @@ class _Scheduled(Pilot):
     def asks(self) -> bool:
         return False
 
+    @property
+    def measures(self) -> bool:
+        return False
+
     def order(self, name: str) -> Order:
         return self._order
 

@@ -1,0 +1,81 @@
+"""Which layers should say less first: those that lose least for a second that is saved.
+
+Each layer's settings are points, what they take against what they lose. On the lower convex hull of
+these points, going from setting to setting costs more and more for what it saves, so all layers'
+steps in order of that price lead through the best ways to spend any amount of time: what a Lagrange
+multiplier would find, for all multipliers at once.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+
+class Option(NamedTuple):
+    """A setting of a layer."""
+
+    place: int
+    """On the ladder."""
+    cost_s: float
+    lost: float
+
+
+class Course(NamedTuple):
+    """A setting for every layer, and what all of them take and lose together."""
+
+    places: list[int]
+    cost_s: float
+    lost: float
+
+
+class _Step(NamedTuple):
+    price: float
+    """What is lost for a second that is saved."""
+    layer: int
+    to: Option
+    saved_s: float
+    lost: float
+
+
+def best_course(
+    layers: Sequence[Sequence[Option]], judge: Callable[[float, float], float]
+) -> Course:
+    """Where `judge`, which is given what all layers take and lose, is least.
+
+    Each layer's first option is the one that loses nothing, or the only one.
+    """
+    first = [options[0] for options in layers]
+    steps = sorted(s for number, options in enumerate(layers) for s in _hull(number, options))
+    cost_s, lost = sum(o.cost_s for o in first), sum(o.lost for o in first)
+    best, length = judge(cost_s, lost), 0
+    at = [(cost_s, lost)]
+    for number, step in enumerate(steps, start=1):
+        cost_s, lost = cost_s - step.saved_s, lost + step.lost
+        at.append((cost_s, lost))
+        if (value := judge(cost_s, lost)) < best:
+            best, length = value, number
+    places = [option.place for option in first]
+    for step in steps[:length]:
+        places[step.layer] = step.to.place
+    return Course(places, *at[length])
+
+
+def _hull(layer: int, options: Sequence[Option]) -> list[_Step]:
+    """From a layer's first option down its lower convex hull, at ever higher prices."""
+    found: list[_Step] = []
+    here = options[0]
+    while True:
+        steps = [
+            _Step((o.lost - here.lost) / (here.cost_s - o.cost_s), layer, o, *_change(here, o))
+            for o in options
+            if o.cost_s < here.cost_s
+        ]
+        if not steps:
+            return found
+        # Of those at the same price the furthest.
+        best = min(steps, key=lambda s: (s.price, -s.saved_s))
+        found.append(best)
+        here = best.to
+
+
+def _change(old: Option, new: Option) -> tuple[float, float]:
+    return old.cost_s - new.cost_s, new.lost - old.lost
