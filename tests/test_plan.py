@@ -137,18 +137,22 @@ def test_long_messages_of_many_ranks_are_sharded() -> None:
     tensors = [torch.zeros(1000, 1000)] * 6
     assert make_plan("efsign", None, "auto", tensors, size=2).exchange == "gather"
     assert make_plan("efsign", None, "auto", tensors, size=16).exchange == "sharded"
-    assert make_plan("topk:ratio=0.0001", None, "auto", tensors, size=16).exchange == "gather"
+    assert make_plan("topk:ratio=0.01", None, "auto", tensors, size=16).exchange == "gather"
+    assert make_plan("topk:ratio=0.01", None, "auto", tensors, size=64).exchange == "sharded"
 
 
+@pytest.mark.parametrize(("sparse", "clearly"), [(False, 2), (True, 9)])
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 64, 1024])
 @pytest.mark.parametrize("nbytes", [0, 100, 10**4, 10**6, 10**8])
-def test_gather_unless_sharded_is_clearly_cheaper(nbytes: int, size: int) -> None:
+def test_gather_unless_sharded_is_clearly_cheaper(
+    nbytes: int, size: int, sparse: bool, clearly: float
+) -> None:
     link = LinkModel(latency_s=1e-3, rate_bits=1e8)
     gather, sharded = gather_s(nbytes, size, link), sharded_s(nbytes, size, link)
     if gather <= sharded:
-        assert choose(nbytes, size, link) == "gather"
-    if gather >= 2 * sharded > 0:
-        assert choose(nbytes, size, link) == "sharded"
+        assert choose(nbytes, size, link, sparse=sparse) == "gather"
+    if gather >= clearly * sharded > 0:
+        assert choose(nbytes, size, link, sparse=sparse) == "sharded"
 
 
 def test_costs_of_a_link_by_hand() -> None:

@@ -207,6 +207,13 @@ class Lanes:
             for name, tensor in self.tensors.items()
         }
 
+    def close(self) -> None:
+        """Lets go of all recordings, which would otherwise wait for the garbage collector.
+
+        It might come while others record, and no graph may be freed then.
+        """
+        self._recorder.forget()
+
     def rescale(self, factor: float) -> None:
         """Multiplies what waits to be sent, since the learning rate has changed by 1/`factor`."""
         self.settle()

@@ -205,7 +205,8 @@ def choose_exchange(
     dense_bytes = sum(t.nbytes for t in tensors)
     nbytes = sum(compressor.nbytes(t.shape) if t.dim() > 1 else t.nbytes for t in tensors)
     buckets = max(1, round(dense_bytes / BUCKET_BYTES))
-    return choose(nbytes // buckets, size, LinkModel())
+    sparse = compressor.family in ("sparsification", "hybrid")
+    return choose(nbytes // buckets, size, LinkModel(), sparse=sparse)
 
 
 def open_lane(

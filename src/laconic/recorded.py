@@ -22,6 +22,9 @@ from laconic.types import State
 WARM = 2
 """So many steps in a row gradients have to lie in the same place before one is recorded."""
 
+BEFORE_REPLAYS = WARM + 2
+"""Steps until the first that is replayed: one more is taken as they are, and one is recorded."""
+
 
 @dataclass
 class _Memories:
@@ -48,7 +51,8 @@ class Recording:
     """One step of some lanes, to be taken again with other gradients in the same places.
 
     Takes the place of the conversation that `talk` begins, first to record it and then to be it.
-    What that conversation returns must be a tensor that it computes, or None.
+    What that conversation returns must be a tensor that it computes, or None. One that is left at
+    a call, first and ever after, is recorded and replayed up to there.
     """
 
     def __init__(
@@ -72,25 +76,28 @@ class Recording:
             return (yield from self._record())
         self._keys.renew()
         self._recall()
-        for segment, following in zip(self._segments, self._segments[1:], strict=False):
-            segment.graph.replay()
-            assert segment.call is not None
-            _move(following.told or [], (yield segment.call))
-        self._segments[-1].graph.replay()
         for own in self._memories:
             own.lane.draft(dict(own.then), dict(own.draft))
-        return self._result
+        told: list[Tensor] = []
+        for segment in self._segments:
+            _move(segment.told or [], told)
+            segment.graph.replay()
+            if segment.call is None:
+                return self._result
+            told = yield segment.call
+        raise AssertionError("a step that was left when it was recorded goes on")
 
     def _rehearse(self) -> Conversation[Tensor | None]:
         """The step itself with keys on the GPU, since no kernel may be loaded under capture."""
         self._rehearsed = True
         for lane in self._lanes:
             lane.turn = lane.turn._replace(keys=LaneKeys(self._keys, lane))
-        result = yield from self._talk()
-        for lane in self._lanes:
-            lane.turn = lane.turn._replace(keys=None)
-        self._keys.end_rehearsal()
-        return result
+        try:
+            return (yield from self._talk())
+        finally:
+            for lane in self._lanes:
+                lane.turn = lane.turn._replace(keys=None)
+            self._keys.end_rehearsal()
 
     def _record(self) -> Conversation[Tensor | None]:
         for lane in self._lanes:
@@ -99,20 +106,21 @@ class Recording:
             self._memories.append(_Memories(lane, dict(lane.kept), dict(lane.talk), dict(room)))
         conversation = self._talk()
         told: list[Tensor] | None = None
-        while True:
-            graph = torch.cuda.CUDAGraph()
-            call = self._captured(graph, conversation, told)
-            # Only now, since a key gets its place when it is asked for.
-            self._keys.renew()
-            graph.replay()
-            self._segments.append(_Segment(graph, told, call))
-            if call is None:
-                break
-            told = yield call
-        for own in self._memories:
-            own.lane.turn = own.lane.turn._replace(keys=None)
-            own.then, own.draft = (dict(state) for state in own.lane.drafted())
-        return self._result
+        try:
+            while True:
+                graph = torch.cuda.CUDAGraph()
+                call = self._captured(graph, conversation, told)
+                # Only now, since a key gets its place when it is asked for.
+                self._keys.renew()
+                graph.replay()
+                self._segments.append(_Segment(graph, told, call))
+                if call is None:
+                    return self._result
+                told = yield call
+        finally:
+            for own in self._memories:
+                own.lane.turn = own.lane.turn._replace(keys=None)
+                own.then, own.draft = (dict(state) for state in own.lane.drafted())
 
     def _captured(
         self,

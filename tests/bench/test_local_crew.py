@@ -3,18 +3,33 @@
 import pytest
 import torch
 
+from laconic.bench.cases import parse_case
 from laconic.bench.flat import Flat
-from laconic.bench.local_cases import CASES
+from laconic.bench.local_case import LocalCase
 from laconic.bench.local_crew import local_crew
 from laconic.bench.lockstep import crew_of
 from laconic.bench.trainee import train
 from laconic.bench.workload import parse_workload
 
+CASES = {
+    "dense": "none @ local=(qsparse:sync_every=1)",
+    "qtopk": "topk:ratio=0.01 | qsgd:bits=4 @ local=(qsparse:sync_every=8)",
+    "cser": "grbs:ratio=0.1,block=64 @ local=(cser:sync_every=2,errors=(grbs:ratio=0.5,block=64))",
+    "diloco": "none @ local=(diloco:sync_every=2)",
+    "sparseloco": "topk:ratio=0.1 @ local=(sparseloco:sync_every=2)",
+}
 
-@pytest.mark.parametrize("case", sorted(CASES))
-def test_every_case_runs(case: str) -> None:
+
+def case_of(name: str) -> LocalCase:
+    case = parse_case(CASES[name])
+    assert isinstance(case, LocalCase)
+    return case
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_local_method_runs(name: str) -> None:
     workload = parse_workload("mlp-tiny")
-    with local_crew(workload, CASES[case], workers=2, seed=0) as crew:
+    with local_crew(workload, case_of(name), workers=2, seed=0) as crew:
         seen = list(train(crew, steps=3, every=2))
         assert [one.step for one in seen] == [0, 2, 3]
         assert [len(one.losses) for one in seen] == [0, 2, 1]
@@ -24,7 +39,7 @@ def test_every_case_runs(case: str) -> None:
 
 def test_local_steps_of_one_are_dense_ones() -> None:
     workload = parse_workload("mlp-tiny")
-    with local_crew(workload, CASES["dense"], workers=2, seed=1) as crew:
+    with local_crew(workload, case_of("dense"), workers=2, seed=1) as crew:
         ours = list(train(crew, steps=6, every=3))
     dense = list(train(crew_of(workload, "none", workers=2, seed=1), steps=6, every=3))
     for a, b in zip(ours, dense, strict=True):
@@ -36,7 +51,7 @@ def test_local_steps_of_one_are_dense_ones() -> None:
 
 def test_workers_go_their_own_ways_between_syncs() -> None:
     workload = parse_workload("mlp-tiny")
-    with local_crew(workload, CASES["qtopk"], workers=2, seed=0) as crew:
+    with local_crew(workload, case_of("qtopk"), workers=2, seed=0) as crew:
         list(train(crew, steps=7, every=7))
         assert crew.meter().sent_bytes == 0
         first, second = (next(model.parameters()) for model in crew.models)

@@ -1,16 +1,24 @@
 """Studies: every one is well formed, goes on where it stopped, and stops when time is up."""
 
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from laconic import cli
+from laconic.bench import forecasts
+from laconic.bench.cases import parse_case
 from laconic.bench.records import TrainRecord, read
 from laconic.bench.studies import STUDIES
-from laconic.bench.study_bench import check_case
 from laconic.bench.workload import parse_workload
-from laconic.errors import ConfigError
+from laconic.forecast.compute import Bucket
+from laconic.forecast.rehearsal import Rehearsed, rehearse
+from laconic.plan import Plan
+
+RATES = ("10gbit", "1gbit", "100mbit")
+QTOPK = "topk:ratio=0.01 | qsgd:bits=4 @ local=(qsparse:sync_every=8)"
 
 
 def run(monkeypatch: pytest.MonkeyPatch, words: str) -> int:
@@ -31,7 +39,7 @@ def test_every_study_is_well_formed(name: str) -> None:
     parse_workload(study.workload)
     assert len(set(study.cases)) == len(study.cases) > 1
     for case in study.cases:
-        check_case(case)
+        parse_case(case)
 
 
 def test_a_study_goes_on_where_it_stopped(
@@ -42,13 +50,13 @@ def test_a_study_goes_on_where_it_stopped(
     some = "--case none --case topk:ratio=0.1"
     assert run(monkeypatch, f"{setting} 0 {some}") == 0
     first = path.read_text()
-    # Both rates of both cases, from one run each.
+    # All rates of both cases, from one run each.
     assert [(r.spec, r.rate) for r in records(path)] == [
-        (case, rate) for case in ("none", "topk:ratio=0.1") for rate in ("1gbit", "100mbit")
+        (case, rate) for case in ("none", "topk:ratio=0.1") for rate in RATES
     ]
     assert run(monkeypatch, f"{setting} 0,1 {some}") == 0
     assert path.read_text().startswith(first)
-    assert [r.seed for r in records(path)] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert [r.seed for r in records(path)] == [0] * 6 + [1] * 6
     capsys.readouterr()
     assert run(monkeypatch, f"{setting} 0,1 {some}") == 0
     assert capsys.readouterr().out == ""
@@ -59,19 +67,33 @@ def test_records_say_what_a_slow_network_would_take(
 ) -> None:
     path = tmp_path / "study.jsonl"
     words = ["laconic", "study", "qsparse", "--workload", "mlp-tiny", "--steps", "8"]
-    words += ["--seeds", "0", "--json", str(path), "--case", "local qtopk", "--case", "none"]
+    words += ["--seeds", "0", "--json", str(path), "--case", QTOPK, "--case", "none"]
     monkeypatch.setattr("sys.argv", words)
     with pytest.raises(SystemExit):
         cli.run()
-    fast, slow, dense, _ = records(path)
+    fast, _, slow, dense, *_ = records(path)
     assert fast.simulated
-    assert fast.spec == slow.spec == "local qtopk"
+    assert fast.spec == slow.spec == QTOPK
     assert len(fast.losses) == 8
     assert fast.points[-1].metric == slow.points[-1].metric
     assert 0 < fast.points[-1].time_s < slow.points[-1].time_s
     assert fast.compute_ms is not None
     assert (fast.ratio or 0) > 8 * 10
     assert dense.ratio == pytest.approx(1, rel=0.01)
+
+
+def test_runs_side_by_side_are_the_same_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    words = "qsparse --workload mlp-tiny --steps 4 --seeds 0 --case none --case topk:ratio=0.1"
+    assert run(monkeypatch, f"{words} --json {tmp_path / 'one'}") == 0
+    assert run(monkeypatch, f"{words} --json {tmp_path / 'two'} --jobs 2") == 0
+    alone, beside = (
+        {(r.spec, r.rate): (r.losses, r.sent_bytes) for r in records(tmp_path / name)}
+        for name in ("one", "two")
+    )
+    assert alone == beside
+    assert len(alone) == 6
 
 
 def test_a_study_stops_when_time_is_up(
@@ -84,11 +106,12 @@ def test_a_study_stops_when_time_is_up(
     assert not path.read_text()
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
 def test_a_run_that_fails_does_not_stop_the_others(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    jobs: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "study.jsonl"
-    words = f"qsparse --workload mlp-tiny --steps 2 --seeds 0 --json {path}"
+    words = f"qsparse --workload mlp-tiny --steps 2 --seeds 0 --jobs {jobs} --json {path}"
     # Torch's own hook needs processes, which is found out when its turn comes.
     assert run(monkeypatch, f"{words} --case torch-powersgd:rank=1 --case none") != 0
     assert "torch-powersgd:rank=1, seed 0: ConfigError" in capsys.readouterr().out
@@ -102,12 +125,32 @@ def test_a_controller_runs_once_for_every_rate(
     ramp = "topk:ratio=0.1@controller=(schedule:first=1,last=0.1,after=2)"
     words = f"qsparse --workload mlp-tiny --steps 6 --seeds 0 --json {path} --case {ramp}"
     assert run(monkeypatch, words) == 0
-    fast, slow = records(path)
-    assert (fast.rate, slow.rate) == ("1gbit", "100mbit")
+    fast, _, slow = records(path)
+    assert (fast.rate, slow.rate) == ("10gbit", "100mbit")
     assert fast.timeline
     times = [b.time_s - a.time_s for a, b in pairwise(slow.points)]
     # Dense at first, so that steps take longer than they do later.
     assert times[0] > times[-1] > 0
+
+
+def test_an_exchange_is_rehearsed_once_for_all_rates_and_seeds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    met: list[Plan] = []
+
+    def noted(
+        plan: Plan, tensors: Mapping[str, Tensor], steps: Sequence[Sequence[Bucket]], size: int
+    ) -> Rehearsed:
+        met.append(plan)
+        return rehearse(plan, tensors, steps, size)
+
+    monkeypatch.setattr(forecasts, "rehearse", noted)
+    ramp = "topk:ratio=0.1@controller=(schedule:first=1,last=0.1,after=2)"
+    words = f"qsparse --workload mlp-tiny --steps 4 --seeds 0,1 --json {tmp_path / 's.jsonl'}"
+    assert run(monkeypatch, f"{words} --case none --case efsign --case {ramp}") == 0
+    assert len(records(tmp_path / "s.jsonl")) == 3 * 2 * len(RATES)
+    assert len(met) >= 3
+    assert len(met) == len(set(met))
 
 
 def test_studies_are_listed(
@@ -124,6 +167,7 @@ def test_studies_are_listed(
         ("nonsense --json x", "no study named 'nonsense'; there are cifar10"),
         ("cifar10", "--json"),
         ("cifar10 --json x --minutes 0", "minutes must be positive"),
+        ("cifar10 --json x --jobs 0", "jobs must be at least 1"),
     ],
 )
 def test_mistakes_are_named(
@@ -136,8 +180,3 @@ def test_mistakes_are_named(
     monkeypatch.chdir(tmp_path)
     assert run(monkeypatch, words) == 2
     assert said in capsys.readouterr().err
-
-
-def test_a_local_case_that_is_not_there() -> None:
-    with pytest.raises(ConfigError, match="no local case named 'qtop'"):
-        check_case("local qtop")

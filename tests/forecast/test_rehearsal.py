@@ -12,7 +12,8 @@ from laconic.comm.ghost import Said
 from laconic.comm.simulated import Simulated
 from laconic.errors import ConfigError
 from laconic.forecast.compute import Bucket, Compute, measure
-from laconic.forecast.rehearsal import SOME, rehearse
+from laconic.forecast.rehearsal import FEW, SOME, _on_a_line, rehearse
+from laconic.forecast.world import Talk
 from laconic.lanes import Lanes
 from laconic.plan import Plan, make_plan
 
@@ -138,3 +139,12 @@ def test_a_sharded_exchange_sends_two_messages_from_2_to_1024_workers(spec: str)
         plan = make_plan(spec, None, "sharded", tensors.values(), size)
         messages = rehearse(plan, tensors, steps, size).sent_bytes / said
         assert messages == pytest.approx(2 * (size - 1) / size, rel=0.15)
+
+
+def test_works_go_on_in_a_straight_line_with_nodes() -> None:
+    gather = ((Said("gather", 8, 2, False),),)
+    few, some = Talk((1.0, 3.0), gather), Talk((2.0, 2.9), gather)
+    assert _on_a_line(few, some, 2 * SOME - FEW) == (3.0, 3.0)
+    # Where everybody's answer is one, it takes the same among any number.
+    mean = ((Said("mean", 8, 2, False),),)
+    assert _on_a_line(Talk((1.0, 3.0), mean), Talk((1.0, 4.0), mean), 1024) == (1.0, 3.0)

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from laconic.bench.captured import Captured
-from laconic.bench.local_cases import CASES
+from laconic.bench.cases import parse_case
+from laconic.bench.local_case import LocalCase
 from laconic.bench.local_crew import local_crew
 from laconic.bench.lockstep import crew_of
 from laconic.bench.passes import Eager, Passed
@@ -74,10 +75,18 @@ def test_gradients_are_the_same_tensors_in_every_step() -> None:
     assert len(places) == 1
 
 
-@pytest.mark.parametrize("case", ["qtopk", "cser-32", "ef-32"])
-def test_local_training_learns(case: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "topk:ratio=0.01 | qsgd:bits=4 @ local=(qsparse:sync_every=8)",
+        "grbs:ratio=0.03,block=64 @ local=(cser:sync_every=4,errors=(grbs:ratio=0.25,block=64))",
+    ],
+)
+def test_local_training_learns(text: str) -> None:
     workload = parse_workload("resnet9-tiny", device="cuda")
-    with local_crew(workload, CASES[case], workers=3, seed=0) as crew:
+    case = parse_case(text)
+    assert isinstance(case, LocalCase)
+    with local_crew(workload, case, workers=3, seed=0) as crew:
         losses = torch.stack([crew.step(step, 40).clone() for step in range(40)])
     assert losses[-5:].mean() < 0.8 * losses[:5].mean()
 

@@ -38,12 +38,17 @@ def compare_index(numel: int, count: int) -> None:
     packed = cuda.pack_index(index, low, bits)
     assert same_bits(packed, reference.pack_index(index, low, bits))
     assert same_bits(cuda.unpack_index(packed, low, bits, count), index)
-    for place in (None, 0, packed.numel() * 4, packed.numel() * 8 - 1, bits - 1):
+    flips = [[], [0], [packed.numel() * 4], [packed.numel() * 8 - 1], [bits - 1]]
+    # Ones that move to the end of the map leave their number as it is.
+    first = int(index[0]) >> low
+    flips += [[first, bits - 1 - back] for back in range(min(4, bits - 1 - first))]
+    for places in flips:
         flipped = packed.clone()
-        if place is not None:
+        for place in places:
             flipped[place >> 3] ^= 1 << (place & 7)
-        fits = cuda.index_fits(flipped, low, bits, count, numel)
-        assert bool(fits) == bool(reference.index_fits(flipped, low, bits, count, numel))
+        expected = bool(reference.index_fits(flipped, low, bits, count, numel))
+        assert bool(cuda.index_fits(flipped, low, bits, count, numel)) == expected
+        done["fits" if expected else "does not fit"] += 1
     done["choices"] += 1
 
 

@@ -10,7 +10,14 @@ import pytest
 
 WORKER = Path(__file__).with_name("interpreted_sparse.py")
 DONE = {
-    "positions": {"widths": 3, "choices": 4, "blocks": 4, "entries": 8},
+    "positions": {
+        "widths": 3,
+        "choices": 4,
+        "fits": 11,
+        "does not fit": 22,
+        "blocks": 4,
+        "entries": 8,
+    },
     "selections": {"selections": 10},
     "more selections": {"selections": 10},
     "borders": {"borders": 16},

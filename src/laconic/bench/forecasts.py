@@ -1,7 +1,7 @@
 """Workloads and cases as forecasts need them: a model with its gradients, and plans."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from laconic.bench.workload import Workload, update
 from laconic.control.base import Controller
 from laconic.errors import ConfigError
 from laconic.forecast.compute import Compute, Loss, Update, measure
+from laconic.forecast.rehearsal import Rehearsed, rehearse
 from laconic.plan import Plan, make_plan
 
 
@@ -23,6 +24,19 @@ class Subject:
     title: str
     tensors: Mapping[str, Tensor]
     compute: Compute
+    _rehearsed: dict[tuple[Plan, int], Rehearsed] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def has_rehearsed(self, plan: Plan, workers: int) -> bool:
+        return (plan, workers) in self._rehearsed
+
+    def rehearsed(self, plan: Plan, workers: int) -> Rehearsed:
+        """One rank's exchange; rehearsed once, since it is the same on every network."""
+        key = plan, workers
+        if key not in self._rehearsed:
+            self._rehearsed[key] = rehearse(plan, self.tensors, self.compute.steps, workers)
+        return self._rehearsed[key]
 
     @property
     def device(self) -> torch.device:
@@ -31,6 +45,12 @@ class Subject:
     @property
     def parameters(self) -> int:
         return sum(tensor.numel() for tensor in self.tensors.values())
+
+    def to(self, device: str) -> "Subject":
+        """The same on another device: what was measured is still what it was on the first."""
+        tensors = {name: tensor.detach().to(device) for name, tensor in self.tensors.items()}
+        steps = tuple(tuple(b.to(device) for b in step) for step in self.compute.steps)
+        return replace(self, tensors=tensors, compute=replace(self.compute, steps=steps))
 
 
 def measure_workload(workload: Workload, rank: int = 0, workers: int = 1, seed: int = 0) -> Subject:

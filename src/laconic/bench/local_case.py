@@ -28,12 +28,12 @@ class LocalCase(Case):
     def __post_init__(self) -> None:
         # What cannot go together refuses here, and not on every host.
         model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(_MANY_LAYERS)))
-        self._build(Around(model, SGD(model.parameters(), lr=0.1), simulated(2)[0], 0))
+        self.build(Around(model, SGD(model.parameters(), lr=0.1), simulated(2)[0], 0))
 
     def mount(self, ddp: DDP, optimizer: Optimizer, seed: int) -> Mounted:
         held = ExitStack()
         held.enter_context(ddp.no_sync())
-        steps = self._build(Around(ddp.module, optimizer, ddp.process_group, seed))
+        steps = self.build(Around(ddp.module, optimizer, ddp.process_group, seed))
         held.enter_context(steps)
         return _AtWork(
             optimizer,
@@ -43,7 +43,8 @@ class LocalCase(Case):
             period=parse_local(self.local).sync_every,
         )
 
-    def _build(self, around: Around) -> LocalSteps:
+    def build(self, around: Around) -> LocalSteps:
+        """The local method around one worker's optimiser."""
         return parse_local(self.local).build(self.spec, self.exchange, around)
 
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from laconic.bench.captured import passes_of
 from laconic.bench.case import Change
-from laconic.bench.flat import Flat
-from laconic.bench.local_cases import LocalCase
+from laconic.bench.local_case import LocalCase
+from laconic.bench.local_methods import Around
 from laconic.bench.trainee import Trainee
 from laconic.bench.workload import Evaluation, Workload, update
 from laconic.comm.meter import Meter
@@ -21,12 +21,12 @@ class LocalCrew(Trainee):
 
     def __init__(self, workload: Workload, case: LocalCase, workers: int, seed: int) -> None:
         self.workload = workload
-        self.models = [_model(workload, case, seed) for _ in range(workers)]
+        self.models = [_model(workload, seed) for _ in range(workers)]
         self.model = self.models[0]
         self.optimisers = [workload.optimiser(model) for model in self.models]
         self._seats = simulated(workers)
         trios = zip(self.models, self.optimisers, self._seats, strict=True)
-        self.members = [case.method(*trio) for trio in trios]
+        self.members = [case.build(Around(*trio, seed)) for trio in trios]
         self._passes = passes_of(workload, self.models, seed)
 
     @property
@@ -66,7 +66,6 @@ def local_crew(workload: Workload, case: LocalCase, workers: int, seed: int) -> 
         yield crew
 
 
-def _model(workload: Workload, case: LocalCase, seed: int) -> nn.Module:
+def _model(workload: Workload, seed: int) -> nn.Module:
     torch.manual_seed(seed)
-    model = workload.build().to(workload.device)
-    return Flat(model) if case.flat else model
+    return workload.build().to(workload.device)

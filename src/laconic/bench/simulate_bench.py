@@ -12,7 +12,7 @@ from laconic.bench.machine import machine_facts
 from laconic.bench.records import BASELINE, append
 from laconic.bench.workload import Workload
 from laconic.errors import ConfigError
-from laconic.forecast.forecast import Prediction, forecast
+from laconic.forecast.forecast import Prediction, predicted
 from laconic.forecast.host import cores_each
 from laconic.network.model import LinkModel, Network
 from laconic.network.rate import format_rate
@@ -66,8 +66,8 @@ class SimulateBench:
         for case in self.cases:
             for workers in self.workers:
                 plan = plan_of(case, subject.tensors, workers)
-                predicted = self.predict(subject, case, workers)
-                records.append(setting.record(case, plan.exchange, workers, predicted))
+                prediction = self.predict(subject, case, workers)
+                records.append(setting.record(case, plan.exchange, workers, prediction))
                 if self.json_path is not None:
                     append(self.json_path, records[-1])
         links = self.links.network().link.words()
@@ -81,14 +81,9 @@ class SimulateBench:
         return self.predict_plan(subject, plan_of(case, subject.tensors, workers), workers)
 
     def predict_plan(self, subject: Subject, plan: Plan, workers: int) -> Prediction:
-        return forecast(
-            plan,
-            subject.compute,
-            subject.tensors,
-            workers,
-            self.links.network(),
-            cores_each(1, subject.device),
-        )
+        rehearsed = subject.rehearsed(plan, workers)
+        cores = cores_each(1, subject.device)
+        return predicted(subject.compute, rehearsed, self.links.network(), cores)
 
     def setting(self, subject: Subject) -> Setting:
         return Setting(

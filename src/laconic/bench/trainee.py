@@ -1,7 +1,8 @@
 """Workers that train in this process, and what is seen of them on the way."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -51,18 +52,26 @@ class Seen(NamedTuple):
     """Of worker 0's batches since the last look."""
 
 
-def train(trainee: Trainee, steps: int, every: int) -> Iterator[Seen]:
+def train(
+    trainee: Trainee,
+    steps: int,
+    every: int,
+    at_work: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Iterator[Seen]:
     """Trains, with a look at the start, every so many steps, and at the end.
 
-    Only looks wait for the device.
+    Only looks wait for the device. Each step and each look is taken in an `at_work` of its own.
     """
     losses: list[Tensor] = []
-    yield _look(trainee, 0, losses)
-    for step in range(1, steps + 1):
-        losses.append(trainee.step(step - 1, steps)[0].clone())
+    for step in range(steps + 1):
+        if step:
+            with at_work():
+                losses.append(trainee.step(step - 1, steps)[0].clone())
         if step % every == 0 or step == steps:
-            yield _look(trainee, step, losses)
+            with at_work():
+                seen = _look(trainee, step, losses)
             losses.clear()
+            yield seen
 
 
 def _look(trainee: Trainee, step: int, losses: list[Tensor]) -> Seen:

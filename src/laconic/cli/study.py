@@ -10,9 +10,12 @@ from laconic.errors import ConfigError
 
 
 def study(
-    name: Annotated[str | None, typer.Argument(help="Which; without, they are listed.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Which; without, all are listed.")
+    ] = None,
     json: Json = None,
     minutes: Annotated[float, typer.Option(help="No run goes on for longer than this.")] = 60,
+    jobs: Annotated[int, typer.Option(help="Runs at a time, in a process each.")] = 1,
     seeds: Annotated[str | None, typer.Option(help="Instead of the study's own.")] = None,
     steps: Annotated[int | None, typer.Option(help="Instead of the study's own.")] = None,
     workload: Annotated[str | None, typer.Option(help="Instead of the study's own.")] = None,
@@ -23,19 +26,19 @@ def study(
     device: Device = "cpu",
     commit: Commit = None,
 ) -> None:
-    """Runs a convergence study of simulated workers; goes on where an earlier call stopped."""
+    """Runs convergence studies of simulated workers; goes on where an earlier call stopped."""
     from laconic.bench.studies import STUDIES, find_study
 
-    if name is None:
+    if not names:
         for key, one in STUDIES.items():
             print(f"{key}: {one.shows} ({len(one.cases)} cases, {one.steps:,} steps)")
         return
     if json is None:
         raise ConfigError("study: give a file for the records with --json")
     from laconic.bench.study_bench import StudyBench
+    from laconic.bench.study_run import Setting
 
-    chosen = find_study(name).changed(
-        workload, steps, None if seeds is None else parse_seeds(seeds), case
-    )
-    bench = StudyBench(chosen, data, device, json, minutes, command_line(), commit)
-    leave(finished=bench.run(open_console()))
+    numbers = None if seeds is None else parse_seeds(seeds)
+    chosen = tuple(find_study(name).changed(workload, steps, numbers, case) for name in names)
+    setting = Setting(data, device, command_line(), commit)
+    leave(finished=StudyBench(chosen, setting, json, minutes, jobs).run(open_console()))

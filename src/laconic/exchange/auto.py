@@ -4,6 +4,10 @@ from typing import Literal
 
 from laconic.network.model import LinkModel
 
+_ROUNDED = 1.5
+_SPARSE = 8.0
+"""How many times longer a gather may take; 8 times means up to 16 ranks, whatever the length."""
+
 
 def gather_s(nbytes: int, size: int, link: LinkModel) -> float:
     """How long a gather of messages of this length takes."""
@@ -16,10 +20,15 @@ def sharded_s(nbytes: int, size: int, link: LinkModel) -> float:
     return link.call_s("scatter", (size - 1) * shard, size) + link.call_s("gather", shard, size)
 
 
-def choose(nbytes: int, size: int, link: LinkModel) -> Literal["gather", "sharded"]:
-    """The exchange that takes less time for messages of this length.
+def choose(
+    nbytes: int, size: int, link: LinkModel, *, sparse: bool
+) -> Literal["gather", "sharded"]:
+    """The exchange for messages of this length; `sparse` ones tell a choice of entries.
 
-    A gather encodes once, so it is exact where sharded is not: it wins ties and near ties.
+    A gather encodes once, so it is exact where sharded is not: it wins ties and near ties. Of
+    sparse messages a shard's owner cuts what all ranks chose down to as few entries as one chose,
+    which costs far more accuracy than rounding again does; so there sharded has to save more.
     """
-    near = gather_s(nbytes, size, link) <= 1.5 * sharded_s(nbytes, size, link)
+    worth = _SPARSE if sparse else _ROUNDED
+    near = gather_s(nbytes, size, link) <= worth * sharded_s(nbytes, size, link)
     return "gather" if near else "sharded"

@@ -42,6 +42,9 @@ class Bucket(NamedTuple):
         pairs = zip(pieces, self.gradients, strict=True)
         return Bucket(self.names, [piece.view(like.shape) for piece, like in pairs])
 
+    def to(self, device: str) -> "Bucket":
+        return Bucket(self.names, [gradient.to(device) for gradient in self.gradients])
+
 
 @dataclass(frozen=True)
 class Compute:

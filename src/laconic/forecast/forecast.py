@@ -31,7 +31,13 @@ def forecast(
     cores: float = inf,
 ) -> Prediction:
     """Rehearses the exchange and puts it beside the computation."""
-    rehearsed = rehearse(plan, tensors, compute.steps, size)
+    return predicted(compute, rehearse(plan, tensors, compute.steps, size), network, cores)
+
+
+def predicted(
+    compute: Compute, rehearsed: Rehearsed, network: Network, cores: float = inf
+) -> Prediction:
+    """The same for an exchange that was rehearsed already, maybe for another network."""
     return Prediction(
         predict(step_work(compute, rehearsed), network, cores),
         rehearsed.sent_bytes,

@@ -11,14 +11,15 @@ from laconic.forecast.compute import Bucket
 from laconic.forecast.sampling import SamplingClock, sampled
 from laconic.forecast.world import Talk, World
 from laconic.plan import Plan
+from laconic.recorded import BEFORE_REPLAYS
 from laconic.spec import find_layers, read_settings
 
 FEW, SOME = 2, 16
 """Nodes of worlds small enough to decode all answers; larger ones go on in a straight line."""
-_REPEATS, _BRIEF = 6, 4
-"""Steps that are rehearsed, and those of small worlds that stand for a large one."""
+_REPEATS, _BRIEF = 4, 2
+"""Steps that are timed, and those of small worlds that stand for a large one."""
 _FIRST = 1
-"""The first of many steps also measures its error; these are some of the others."""
+"""One step in many, number 0 first, also measures its error; these are some of the others."""
 _WARM_UPS = 2
 
 
@@ -38,25 +39,29 @@ def rehearse(
 
     In a large world one step takes as long as it would there. So of many equal shards a few are
     encoded; and the talks end with their last call, and the time to decode everybody's answers is
-    extrapolated from two small worlds. Calls and bytes are those of all.
+    extrapolated from two small worlds. On a GPU, where no step of a large world is replayed, so is
+    all work that grows with it. Calls and bytes are those of all.
     """
     node = plan.node() or 1
-    often = [steps[number % len(steps)] for number in range(_REPEATS)]
     if size <= SOME * node:
-        return _rehearse(World(plan, tensors, size, _FIRST), often)
-    few = _rehearse(World(plan, tensors, FEW * node, _FIRST), often[:_BRIEF])
-    ends = [len(talk.calls) for talk in few.talks]
-    clock = SamplingClock(clock_of(next(iter(tensors.values())).device))
-    many = _rehearse(World(sampled(plan, clock), tensors, size, _FIRST, clock), often[:1], ends)
+        return _rehearse(World(plan, tensors, size, _FIRST), steps, _REPEATS)
+    few = _rehearse(World(plan, tensors, FEW * node, _FIRST), steps, _BRIEF)
+    device = next(iter(tensors.values())).device
+    clock = SamplingClock(clock_of(device))
+    many = _once(World(sampled(plan, clock), tensors, size, _FIRST, clock), steps[0], few)
     if _encodes_once(plan):
         # In one step all caches are cold.
         many = replace(many, talks=tuple(map(_of_few, many.talks, few.talks)))
-    if not any(_decodes_all(talk) for talk in few.talks):
+    grows = device.type == "cuda" and not _encodes_once(plan)
+    if not grows and not any(_decodes_all(talk) for talk in few.talks):
         # One answer, however many gave it.
         return _ending(many, [talk.works_s[-1] for talk in few.talks])
-    some = _rehearse(World(plan, tensors, SOME * node, _FIRST), often[:_BRIEF])
-    pairs = zip(few.talks, some.talks, strict=True)
-    return _ending(many, [_on_a_line(a, b, size / node) for a, b in pairs])
+    some = _rehearse(World(plan, tensors, SOME * node, _FIRST), steps, _BRIEF)
+    lines = [_on_a_line(*pair, size / node) for pair in zip(few.talks, some.talks, strict=True)]
+    if grows:
+        pairs = zip(lines, many.talks, strict=True)
+        return replace(many, talks=tuple(Talk(line, talk.calls) for line, talk in pairs))
+    return _ending(many, [line[-1] for line in lines])
 
 
 def _encodes_once(plan: Plan) -> bool:
@@ -83,25 +88,39 @@ def _decodes_all(talk: Talk) -> bool:
     return bool(talk.calls) and talk.calls[-1][-1].kind == "gather"
 
 
-def _on_a_line(few: Talk, some: Talk, nodes: float) -> float:
-    """The last work of a talk among so many nodes."""
-    few_s, some_s = few.works_s[-1], some.works_s[-1]
+def _on_a_line(few: Talk, some: Talk, nodes: float) -> tuple[float, ...]:
+    """The works of a talk among so many nodes."""
+    share = (nodes - FEW) / (SOME - FEW)
+    pairs = zip(few.works_s, some.works_s, strict=True)
+    works_s = [few_s + max(0.0, some_s - few_s) * share for few_s, some_s in pairs]
     if not _decodes_all(few):
         # What differs here is noise.
-        return min(few_s, some_s)
-    return few_s + max(0.0, some_s - few_s) / (SOME - FEW) * (nodes - FEW)
+        works_s[-1] = min(few.works_s[-1], some.works_s[-1])
+    return tuple(works_s)
 
 
-def _rehearse(
-    world: World, steps: Sequence[Sequence[Bucket]], ends: Sequence[int] | None = None
-) -> Rehearsed:
-    taken = [world.step(buckets, ends) for buckets in steps]
-    warm = taken[min(_WARM_UPS, len(taken) - 1) :]
-    by_bucket = zip(*(talks for talks, _ in warm), strict=True)
+def _rehearse(world: World, steps: Sequence[Sequence[Bucket]], times: int) -> Rehearsed:
+    """The middle of so many steps after a warm-up."""
+    # On a GPU a link's steps are replayed, so those are the ones to be timed.
+    warm_ups = BEFORE_REPLAYS if world.device.type == "cuda" else _WARM_UPS
+    taken = [world.step(steps[step % len(steps)]) for step in range(warm_ups + times)]
+    world.close()
+    return _summary(taken[-times:])
+
+
+def _once(world: World, buckets: Sequence[Bucket], like: Rehearsed) -> Rehearsed:
+    """One step, without a warm-up, up to the last calls of others like it."""
+    taken = world.step(buckets, [len(talk.calls) for talk in like.talks])
+    world.close()
+    return _summary([taken])
+
+
+def _summary(taken: Sequence[tuple[list[Talk], float]]) -> Rehearsed:
+    by_bucket = zip(*(talks for talks, _ in taken), strict=True)
     return Rehearsed(
         tuple(_middle(talks) for talks in by_bucket),
-        fmean(sent_bytes for _, sent_bytes in warm),
-        fmean(sum(len(call) for talk in talks for call in talk.calls) for talks, _ in warm),
+        fmean(sent_bytes for _, sent_bytes in taken),
+        fmean(sum(len(call) for talk in talks for call in talk.calls) for talks, _ in taken),
     )
 
 

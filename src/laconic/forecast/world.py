@@ -49,9 +49,10 @@ class World:
         self._lanes = [Lanes(plan, tensors, rank, size, seed=0) for rank in ranks]
         for lane in (lane for lanes in self._lanes for lane in lanes.lanes.values()):
             lane.turn = lane.turn._replace(step=first_step)
-        self._device = next(iter(tensors.values())).device
+        self.device = next(iter(tensors.values())).device
         self._clock = clock
-        on_cpu = self._device.type == "cpu"
+        on_cpu, self._lies_still = self.device.type == "cpu", self.device.type == "cuda"
+        self._rooms: dict[tuple[int, int], Bucket] = {}
         self._cold = torch.zeros(CACHE_BYTES, dtype=torch.uint8) if on_cpu else None
 
     def step(
@@ -65,13 +66,31 @@ class World:
         talks = []
         for number, bucket in enumerate(buckets):
             self._cool()
-            clock = self._clock or clock_of(self._device)
-            held = [lanes.talk(*bucket.copy()) for lanes in self._lanes]
+            clock = self._clock or clock_of(self.device)
+            copies = [self._copy(rank, number, bucket) for rank in range(len(self._lanes))]
+            held = [own.talk(*copy) for own, copy in zip(self._lanes, copies, strict=True)]
             talks.append(self._hold(held, clock, ends[number] if ends else None))
         for lanes in self._lanes:
             lanes.finish()
             lanes.settle()
         return talks, self.ghosts[0].meter.sent_bytes - before
+
+    def close(self) -> None:
+        """Lets go of what a GPU was to replay."""
+        for lanes in self._lanes:
+            lanes.close()
+
+    def _copy(self, rank: int, number: int, bucket: Bucket) -> Bucket:
+        """What a rank may overwrite; on a GPU in the same place at every step, so it is recorded.
+
+        A link's buckets lie still, too, and what is replayed takes a fraction of the time.
+        """
+        if not self._lies_still:
+            return bucket.copy()
+        room = self._rooms.get((rank, number)) or bucket.copy()
+        self._rooms[rank, number] = room
+        torch._foreach_copy_(room.gradients, bucket.gradients)
+        return room
 
     def _cool(self) -> None:
         """Takes from a processor's caches what they have of residuals, as a training step would."""

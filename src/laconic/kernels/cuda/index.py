@@ -57,10 +57,9 @@ def _ones_at(packed_ptr, stretch, before, bits, STRETCH: tl.constexpr):
 
 @triton.jit
 def _walk_kernel(
-    packed_ptr, sums_ptr, low_ptr, out_ptr, bits, count, numel,
-    LOW: tl.constexpr, CHECK: tl.constexpr, STRETCH: tl.constexpr,
+    packed_ptr, sums_ptr, low_ptr, out_ptr, bits, count, LOW: tl.constexpr, STRETCH: tl.constexpr
 ):  # fmt: skip
-    """Writes every position, or with CHECK only counts the ones and those that are out of range."""
+    """Writes every position."""
     program = tl.program_id(0)
     before = tl.load(sums_ptr + program - 1, mask=program > 0, other=0)
     bit, one, rank = _ones_at(packed_ptr, program, before, bits, STRETCH)
@@ -69,11 +68,45 @@ def _walk_kernel(
     place = (bit - rank) << LOW
     if LOW > 0:
         place |= unpacked(low_ptr, rank, here, LOW)
-    if CHECK:
-        tl.atomic_add(out_ptr, tl.sum(one.to(tl.int64)))
-        tl.atomic_add(out_ptr + 1, tl.sum((here & (place >= numel)).to(tl.int64)))
-    else:
-        tl.store(out_ptr + rank, place, mask=here)
+    tl.store(out_ptr + rank, place, mask=here)
+
+
+@triton.jit
+def _fits_kernel(
+    packed_ptr, low_ptr, out_ptr, bits, count, limit, LOW: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """One program for all: whether the map has `count` ones, and none of them is out of range.
+
+    A map with that many ones has as many zeros as there are blocks, and a one's block is the number
+    of zeros before it. So only ones after the last zero lie beyond the last block; and only those
+    right before it, which are in the last block, may have low bits that reach `limit`.
+    """
+    lane = tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.int64)
+    start = tl.full((), 0, tl.int64)
+    while start * 8 < bits:
+        byte = start + lane
+        held = tl.load(packed_ptr + byte, mask=byte * 8 < bits, other=0)
+        total += ones(held.to(tl.uint32)).to(tl.int64)
+        start += BLOCK
+    last = bits - 1
+    end = tl.load(packed_ptr + last // 8).to(tl.int32)
+    # The last bit of the map, and what follows it in its byte.
+    wrong = ((end >> (last % 8).to(tl.int32)) != 0).to(tl.int32)
+    rank = tl.full((), 0, tl.int64) + count - 1
+    more = rank >= 0
+    while more:
+        bit = last - 1 - (count - 1 - rank) - lane
+        byte = tl.load(packed_ptr + bit // 8, mask=bit >= 0, other=0).to(tl.int32)
+        one = (byte >> (bit % 8).to(tl.int32)) & (bit >= 0).to(tl.int32)
+        here = (tl.cumsum(one, 0) == lane + 1) & (rank - lane >= 0)
+        place = (
+            unpacked(low_ptr, rank - lane, here, LOW) if LOW > 0 else tl.zeros((BLOCK,), tl.int64)
+        )
+        wrong += tl.sum((here & (place >= limit)).to(tl.int32))
+        more = (tl.sum(here.to(tl.int32)) == BLOCK) & (rank >= BLOCK)
+        rank -= BLOCK
+    tl.store(out_ptr, ((tl.sum(total) == count) & (wrong == 0)).to(tl.uint8))
 
 
 def _counted(packed: Tensor, rows: int, row_bytes: int, bits: int) -> tuple[Tensor, int]:
@@ -87,16 +120,6 @@ def _counted(packed: Tensor, rows: int, row_bytes: int, bits: int) -> tuple[Tens
         packed, counts, row_bytes, bits, stretches, STRETCH=stretch, TOGETHER=together
     )
     return counts.cumsum(1), stretch
-
-
-def _walk(
-    packed: Tensor, low: int, bits: int, count: int, out: Tensor, numel: int, check: bool
-) -> None:
-    sums, stretch = _counted(packed, 1, 0, bits)
-    _walk_kernel[(sums.shape[1],)](
-        packed, sums, packed[-(-bits // 8) :], out, bits, count, numel, LOW=low, CHECK=check,
-        STRETCH=stretch,
-    )  # fmt: skip
 
 
 def pack_index(index: Tensor, low: int, bitmap_bits: int) -> Tensor:
@@ -120,12 +143,16 @@ def pack_index(index: Tensor, low: int, bitmap_bits: int) -> Tensor:
 
 def unpack_index(packed: Tensor, low: int, bitmap_bits: int, count: int) -> Tensor:
     out = torch.empty(count, dtype=torch.int64, device=packed.device)
-    _walk(packed, low, bitmap_bits, count, out, 0, check=False)
+    sums, stretch = _counted(packed, 1, 0, bitmap_bits)
+    lows = packed[-(-bitmap_bits // 8) :]
+    _walk_kernel[(sums.shape[1],)](
+        packed, sums, lows, out, bitmap_bits, count, LOW=low, STRETCH=stretch
+    )
     return out
 
 
 def index_fits(packed: Tensor, low: int, bitmap_bits: int, count: int, numel: int) -> Tensor:
-    found = torch.zeros(2, dtype=torch.int64, device=packed.device)
-    # Spare bits of the last byte are looked at too: a position that they tell is out of range.
-    _walk(packed, low, -(-bitmap_bits // 8) * 8, count, found, numel, check=True)
-    return (found[0] == count) & (found[1] == 0)
+    fits = torch.empty((), dtype=torch.uint8, device=packed.device)
+    lows, limit = packed[-(-bitmap_bits // 8) :], numel - (bitmap_bits - count - 1 << low)
+    _fits_kernel[(1,)](packed, lows, fits, bitmap_bits, count, limit, LOW=low, BLOCK=BLOCK)
+    return fits.view(torch.bool)
