@@ -102,8 +102,10 @@ def test_the_first_step_may_be_bad() -> None:
     assert all(torch.equal(means[n], expected[n]) for n in SHAPES)
 
 
-def test_raise_tells_and_goes_on() -> None:
-    sim, twin = (simulation("topk:ratio=0.1", nan_policy="raise") for _ in range(2))
+@pytest.mark.parametrize("spec", ["topk:ratio=0.1", "none"])
+def test_raise_tells_and_goes_on(spec: str) -> None:
+    sim, twin = (simulation(spec, nan_policy="raise") for _ in range(2))
+    assert not sim.workers[0].is_straight()
     with pytest.raises(NonFiniteError, match="step 0 is not finite"):
         sim.step(spoilt(0, float("nan"), 1, "b"))
     means, expected = sim.step(gradients(1)), twin.step(gradients(1))

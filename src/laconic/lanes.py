@@ -85,7 +85,7 @@ class Lanes:
 
         They need no words beside them: a sum shows by itself what is not finite.
         """
-        return self.plan.is_dense() and self.helm is None
+        return self.plan.is_dense() and self.helm is None and not self._has_alarm()
 
     def pass_by(self, names: Sequence[str], nbytes: int) -> None:
         """A step of some parameters whose gradients (so many bytes) become their mean elsewhere."""
@@ -131,10 +131,19 @@ class Lanes:
     ) -> Conversation[Tensor | None]:
         """The same; returns whether it was in vain, where that is looked for."""
         talks = [exchange(g, self.lanes[name]) for name, g in zip(names, grads, strict=True)]
-        if self.nan_policy != "ignore" and not self.plan.is_dense():
+        if self._has_alarm():
             return (yield from self._guarded(names, talks, grads, census))
         yield from together(talks, census=census)
         return None
+
+    def _has_alarm(self) -> bool:
+        """Whether ranks look for what is not finite.
+
+        A dense sum shows it by itself, so there it is looked for only to raise.
+        """
+        return self.nan_policy == "raise" or (
+            self.nan_policy == "propagate" and not self.plan.is_dense()
+        )
 
     def _guarded(
         self,
