@@ -137,8 +137,8 @@ def test_long_messages_of_many_ranks_are_sharded() -> None:
     tensors = [torch.zeros(1000, 1000)] * 6
     assert make_plan("efsign", None, "auto", tensors, size=2).exchange == "gather"
     assert make_plan("efsign", None, "auto", tensors, size=16).exchange == "sharded"
-    assert make_plan("topk:ratio=0.01", None, "auto", tensors, size=16).exchange == "gather"
-    assert make_plan("topk:ratio=0.01", None, "auto", tensors, size=64).exchange == "sharded"
+    assert make_plan("topk:ratio=0.1", None, "auto", tensors, size=16).exchange == "gather"
+    assert make_plan("topk:ratio=0.1", None, "auto", tensors, size=64).exchange == "sharded"
 
 
 @pytest.mark.parametrize(("sparse", "clearly"), [(False, 2), (True, 9)])

@@ -117,8 +117,8 @@ def test_an_honest_message_is_read(spec: str) -> None:
 def test_a_decoder_that_does_not_check_is_found_out() -> None:
     """Without its check a message can point anywhere: the process dies, or it is an error."""
     code = """
-import laconic.sparse
-laconic.sparse.check_index = lambda *_: None
+import laconic.chosen
+laconic.chosen.check_index = lambda *_: None
 from rich.console import Console
 from laconic.bench.fuzz.run import Fuzz
 raise SystemExit(0 if Fuzz(3000, 0, ["topk:ratio=0.1"], None, "").run(Console()) else 1)
