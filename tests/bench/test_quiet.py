@@ -46,9 +46,9 @@ def test_shared_work_may_stop_to_measure(tmp_path: Path) -> None:
 
     def work(number: int) -> None:
         room = Room(tmp_path, "cpu")
-        for _ in range(3):
-            with room.shared():
-                both.wait(10)
+        with room.shared():
+            both.wait(10)
+            for _ in range(3):
                 with room.alone():
                     measured.append(number)
                     measured.append(number)
