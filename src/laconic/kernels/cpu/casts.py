@@ -17,12 +17,7 @@ def cast_pack(x: Tensor, dtype: torch.dtype) -> Tensor:
 def cast_pack_sum(
     x: Tensor, residual: Tensor, decay: float, left: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    total = torch.add(x, residual, alpha=decay, out=left)
-    values = cast_pack(total, dtype)
-    if values is total:
-        values = total.clone()
-    left.sub_(values.to(left.dtype))
-    return values
+    return casts.sum_packed(cast_pack, x, residual, decay, left, dtype)
 
 
 def _in_range(x: Tensor) -> bool:

@@ -32,18 +32,16 @@ def _pack_kernel(
 
 @triton.jit
 def _count_kernel(
-    packed_ptr, counts_ptr, row_bytes, bits, stretches, STRETCH: tl.constexpr,
-    TOGETHER: tl.constexpr,
+    packed_ptr, counts_ptr, bits, stretches, STRETCH: tl.constexpr, TOGETHER: tl.constexpr
 ):  # fmt: skip
-    """The ones of every stretch of every row's map."""
-    row = tl.program_id(1).to(tl.int64)
+    """The ones of every stretch of the map."""
     stretch = tl.program_id(0).to(tl.int64) * TOGETHER + tl.arange(0, TOGETHER)
     byte = stretch[:, None] * (STRETCH // 8) + tl.arange(0, STRETCH // 8)[None, :]
-    held = tl.load(packed_ptr + row * row_bytes + byte, mask=byte * 8 < bits, other=0)
+    held = tl.load(packed_ptr + byte, mask=byte * 8 < bits, other=0)
     # What follows the map in its last byte is no part of it.
     spare = tl.minimum(tl.maximum(byte * 8 + 8 - bits, 0), 8).to(tl.uint32)
     many = ones(held.to(tl.uint32) & (tl.full((), 255, tl.uint32) >> spare)).to(tl.int32)
-    tl.store(counts_ptr + row * stretches + stretch, tl.sum(many, axis=1), mask=stretch < stretches)
+    tl.store(counts_ptr + stretch, tl.sum(many, axis=1), mask=stretch < stretches)
 
 
 @triton.jit
@@ -109,17 +107,17 @@ def _fits_kernel(
     tl.store(out_ptr, ((tl.sum(total) == count) & (wrong == 0)).to(tl.uint8))
 
 
-def _counted(packed: Tensor, rows: int, row_bytes: int, bits: int) -> tuple[Tensor, int]:
-    """How many ones each row's map has up to the end of each stretch, and a stretch's length."""
+def _counted(packed: Tensor, bits: int) -> tuple[Tensor, int]:
+    """How many ones the map has up to the end of each stretch, and a stretch's length."""
     # Few enough stretches for one program to look at all of them.
     stretch = max(1024, triton.next_power_of_2(-(-bits // 4096)))
     stretches = -(-bits // stretch)
-    counts = torch.empty(rows, stretches, dtype=torch.int32, device=packed.device)
+    counts = torch.empty(stretches, dtype=torch.int32, device=packed.device)
     together = max(1, 16384 // stretch)
-    _count_kernel[(-(-stretches // together), rows)](
-        packed, counts, row_bytes, bits, stretches, STRETCH=stretch, TOGETHER=together
+    _count_kernel[(-(-stretches // together),)](
+        packed, counts, bits, stretches, STRETCH=stretch, TOGETHER=together
     )
-    return counts.cumsum(1), stretch
+    return counts.cumsum(0), stretch
 
 
 def pack_index(index: Tensor, low: int, bitmap_bits: int) -> Tensor:
@@ -143,9 +141,9 @@ def pack_index(index: Tensor, low: int, bitmap_bits: int) -> Tensor:
 
 def unpack_index(packed: Tensor, low: int, bitmap_bits: int, count: int) -> Tensor:
     out = torch.empty(count, dtype=torch.int64, device=packed.device)
-    sums, stretch = _counted(packed, 1, 0, bitmap_bits)
+    sums, stretch = _counted(packed, bitmap_bits)
     lows = packed[-(-bitmap_bits // 8) :]
-    _walk_kernel[(sums.shape[1],)](
+    _walk_kernel[(sums.numel(),)](
         packed, sums, lows, out, bitmap_bits, count, LOW=low, STRETCH=stretch
     )
     return out

@@ -1,6 +1,6 @@
 """Tensors in a number format of their own: rounded into it, and added up."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -17,8 +17,20 @@ def cast_pack_sum(
     x: Tensor, residual: Tensor, decay: float, left: Tensor, dtype: torch.dtype
 ) -> Tensor:
     """The same of x + decay * residual; `left` then holds what the rounding lost."""
+    return sum_packed(cast_pack, x, residual, decay, left, dtype)
+
+
+def sum_packed(
+    pack: Callable[[Tensor, torch.dtype], Tensor],
+    x: Tensor,
+    residual: Tensor,
+    decay: float,
+    left: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    """`cast_pack_sum` by any way to round."""
     total = torch.add(x, residual, alpha=decay, out=left)
-    values = rounded(total, dtype)
+    values = pack(total, dtype)
     if values is total:
         values = total.clone()
     left.sub_(values.to(left.dtype))
