@@ -95,20 +95,27 @@ def test_a_sampled_step_is_not_replayed() -> None:
 
 
 @pytest.mark.parametrize(
-    "controller",
+    ("spec", "controller", "recordings"),
     [
-        "autopilot",
-        "accordion:low=0.1,high=0.01,epoch_steps=10,interval=1",
-        "schedule:first=0.1,last=0.01,stages=2,length=20",
-        "gravac:low=10,high=1000,window=5",
+        ("topk:ratio=0.1", "autopilot", 1),
+        ("topk:ratio=0.1", "accordion:low=0.1,high=0.01,epoch_steps=10,interval=1", 1),
+        ("topk:ratio=0.1", "schedule:first=0.1,last=0.01,stages=2,length=20", 1),
+        ("topk:ratio=0.1", "gravac:low=10,high=1000,window=5", 1),
+        ("topk:ratio=0.1", "gravac:low=10,high=1000,window=5,epsilon=0.2", 1),
+        ("topk:ratio=0.1 | qsgd:bits=4", "gravac:low=10,high=40,window=5,epsilon=0.2", 1),
+        ("randomk:ratio=0.5", "gravac:low=2,high=10,window=5,epsilon=0.5,gain_ref=raw", 1),
+        # What passes a threshold is counted by the host, dense as the step may be.
+        ("redsync:ratio=0.1", "gravac:low=10,high=1000,window=5", 0),
     ],
 )
-def test_steered_lanes_are_replayed_between_changes(controller: str) -> None:
-    ours = opened("topk:ratio=0.1", True, controller=controller)
-    plain = opened("topk:ratio=0.1", False, controller=controller)
+def test_steered_lanes_are_replayed_between_changes(
+    spec: str, controller: str, recordings: int
+) -> None:
+    ours = opened(spec, True, controller=controller)
+    plain = opened(spec, False, controller=controller)
     compare(ours, plain, range(8, 72))
     assert ours.stats()["controller"] == plain.stats()["controller"]
-    assert ours.stats()["recordings"] == (0 if controller.startswith("gravac") else 1)
+    assert ours.stats()["recordings"] == recordings
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")

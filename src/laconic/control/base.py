@@ -90,7 +90,7 @@ class Pilot(ABC):
     @property
     @abstractmethod
     def measures(self) -> bool:
-        """Whether these are more than laps, so that the next step is not like all others."""
+        """Whether the next step takes more for them than others do, and cannot be replayed."""
 
     @abstractmethod
     def order(self, name: str) -> Order:

@@ -113,7 +113,11 @@ class DenseBeside(Fused):
     family: ClassVar = "dense"
 
     def traits(self) -> Traits:
-        return DENSE.traits()
+        measured = self.levels.traits()
+        # How many pass a threshold is asked for, though it is not how long the message is.
+        return DENSE.traits()._replace(
+            waits=measured.varies or measured.waits, by_step=measured.by_step
+        )
 
     def layout(self, numel: int) -> Layout:
         return DENSE.layout(numel)
