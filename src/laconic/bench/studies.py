@@ -13,8 +13,11 @@ _EPOCH = 97
 _NARROW = f"{_RESNET},flat=true,width=32,batch_size=32,learning_rate=0.2"
 """Small enough for runs of 5,000 steps, half as many images a step, one vector of weights."""
 
-_GRAVAC = "controller=(gravac:low=10,high=1000,window=500,epsilon=0.7,omega=0.01)"
-_SHORT_GRAVAC = "controller=(gravac:low=10,high=1000,window=100,epsilon=0.7,omega=0.01)"
+_GRAVAC = "gravac:low=10,high=1000,window=500,epsilon=0.7,omega=0.01"
+_RAW = "gain_ref=raw"
+"""Gains as GraVAC's code has them, which is what its thresholds are meant for."""
+
+_SHORT_GRAVAC = f"controller=(gravac:low=10,high=1000,window=100,epsilon=0.7,{_RAW})"
 _ACCORDION = "controller=(accordion:low=0.1,high=0.001,interval=1)"
 
 
@@ -75,10 +78,10 @@ def _cser(updates: int, errors: int, gap: int, qsparse: int) -> tuple[str, ...]:
     )
 
 
-def _gravac(method: str) -> tuple[str, ...]:
+def _gravac(method: str, *options: str) -> tuple[str, ...]:
     """A method that GraVAC sets, and the ends of its range."""
     ends = f"{method}:ratio=0.1", f"{method}:ratio=0.001"
-    return f"{ends[0]} @ {_GRAVAC}", *ends
+    return f"{ends[0]} @ controller=({','.join([_GRAVAC, *options])})", *ends
 
 
 STUDIES: Mapping[str, Study] = {
@@ -143,7 +146,12 @@ STUDIES: Mapping[str, Study] = {
         "GraVAC against the ends of its range, long enough for windows of 500 steps",
         _NARROW,
         5200,
-        (BASELINE, *_gravac("topk"), *_gravac("randomk")),
+        (
+            BASELINE,
+            *_gravac("topk", _RAW),
+            *_gravac("topk")[:1],
+            *_gravac("randomk"),
+        ),
         target="accuracy=0.9",
         rates=("1gbit",),
     ),
@@ -151,7 +159,7 @@ STUDIES: Mapping[str, Study] = {
         "the same for methods that estimate a threshold",
         _NARROW,
         5200,
-        (BASELINE, *_gravac("redsync"), *_gravac("dgc")),
+        (BASELINE, *_gravac("redsync", _RAW), *_gravac("dgc", _RAW)),
         target="accuracy=0.9",
         rates=("1gbit",),
     ),
@@ -161,7 +169,8 @@ STUDIES: Mapping[str, Study] = {
         5200,
         (
             BASELINE,
-            "randomk:ratio=0.5 @ controller=(gravac:low=1.5,high=1000,window=500,epsilon=0.7)",
+            "randomk:ratio=0.5 @ controller=(gravac:low=1.5,high=1000,window=500,epsilon=0.7,"
+            f"policy=geometric,{_RAW})",
             "randomk:ratio=0.5 @ controller=(accordion:low=0.6667,high=0.001,interval=2)",
         ),
         target="accuracy=0.9",
@@ -221,7 +230,7 @@ STUDIES: Mapping[str, Study] = {
         5200,
         (
             BASELINE,
-            *_gravac("topk"),
+            *_gravac("topk", _RAW),
             "topk:ratio=0.01",
             "topk:ratio=0.01 @ controller=autopilot",
         ),
