@@ -18,7 +18,7 @@ LEVELS = (
     ("spec",),
     ("alarm", "carry", "census"),
     ("step",),
-    ("keys",),
+    ("keys", "capture"),
     ("recorded",),
     ("plan",),
     ("catalogue", "control"),

@@ -7,13 +7,13 @@ lanes takes longer than the GPU's, falls away. Random numbers stay those of thei
 lie on the GPU too, and are renewed before each replay.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from laconic.capture import capture
 from laconic.comm.base import Call, Conversation
 from laconic.keys import Keys, LaneKeys
 from laconic.step import Ended, Lane
@@ -127,29 +127,12 @@ class Recording:
         told: list[Tensor] | None,
     ) -> Call | None:
         """Captures the work up to the next call, which is returned; None where it was the last."""
-        with self._capture(graph):
+        with capture(graph, self._pool, self._device):
             try:
                 return next(conversation) if told is None else conversation.send(told)
             except StopIteration as end:
                 self._result = end.value
                 return None
-
-    @contextmanager
-    def _capture(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
-        """Work inside is not done but noted; others may use the GPU meanwhile."""
-        outside, inside = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)
-        inside.wait_stream(outside)
-        with torch.cuda.stream(inside):
-            graph.capture_begin(self._pool, capture_error_mode="thread_local")
-            try:
-                yield
-            except BaseException:
-                # Ends the capture, too; but what went wrong is what was raised inside.
-                with suppress(RuntimeError):
-                    graph.capture_end()
-                raise
-            graph.capture_end()
-        outside.wait_stream(inside)
 
     def _recall(self) -> None:
         """Sees to it that what lanes remember lies where the recorded step reads it."""

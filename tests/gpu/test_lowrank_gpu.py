@@ -69,6 +69,7 @@ def test_columns_that_say_nothing_new_become_zero() -> None:
     torch.testing.assert_close(unit.T @ unit, torch.diag(kept), rtol=0, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_step_has_the_same_bits_always_and_never_waits(spec: str) -> None:
     turn = Turn((700, 900))
