@@ -44,19 +44,19 @@ ALONE = {
 GUESTS = {
     "triton": ("kernels/cuda/",),
     "numba": ("kernels/cpu/",),
-    "matplotlib": ("bench/figures.py",),
+    "matplotlib": ("bench/report/figures.py",),
     "pyroute2": ("network/",),
-    "keras": ("mount/keras", "bench/keras_bench.py"),
-    "tensorflow": ("mount/tensorflow.py", "bench/keras_bench.py"),
+    "keras": ("mount/keras", "bench/costs/keras_steps.py"),
+    "tensorflow": ("mount/tensorflow.py", "bench/costs/keras_steps.py"),
     "typer": ("cli/",),
     "rich": ("cli/", "bench/"),
-    "lightning": ("mount/lightning.py", "bench/framework_bench.py"),
-    "accelerate": ("mount/accelerate.py", "bench/framework_bench.py"),
-    "transformers": ("mount/transformers.py", "bench/framework_bench.py"),
+    "lightning": ("mount/lightning.py", "bench/costs/trainers.py"),
+    "accelerate": ("mount/accelerate.py", "bench/costs/trainers.py"),
+    "transformers": ("mount/transformers.py", "bench/costs/trainers.py"),
 }
 """Optional packages, and where they may come in."""
 
-ENVIRONMENT = ("cli/", "network/", "bench/worker.py")
+ENVIRONMENT = ("cli/", "network/", "bench/hosts/worker.py")
 """Who may read environment variables: the command line, and what begins a process or is one."""
 
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -150,3 +150,50 @@ def test_methods_do_not_know_each_other() -> None:
         for file in (SOURCE / folder).glob("*.py"):
             siblings = [n for n in imports(file) if n.startswith(f"laconic.{folder}.")]
             assert not siblings, f"{place(file)} imports {siblings}"
+
+
+BENCH = (
+    ("case", "device", "human", "machine"),
+    ("data",),
+    ("records",),
+    ("work",),
+    ("cases",),
+    ("hosts",),
+    ("report",),
+    ("races",),
+    ("forecast",),
+    ("lockstep",),
+    ("study",),
+    ("costs", "follow", "fuzz"),
+)
+"""Parts of the bench; imports point to a line above, and never to a neighbour on the same line."""
+
+INSIDE = SOURCE / "bench"
+BENCH_FILES = [file for file in FILES if INSIDE in file.parents and file != INSIDE / "__init__.py"]
+
+
+def room(file: Path) -> str:
+    """The module or folder inside the bench that a file belongs to."""
+    return file.relative_to(INSIDE).parts[0].removesuffix(".py")
+
+
+def rooms(file: Path) -> set[str]:
+    """The parts of the bench that a file imports."""
+    names = (name.split(".") for name in imports(file))
+    return {parts[2] for parts in names if parts[:2] == ["laconic", "bench"] and len(parts) > 2}
+
+
+@pytest.mark.parametrize("here", sorted({room(file) for file in BENCH_FILES}))
+def test_parts_of_the_bench_import_one_way(here: str) -> None:
+    above = [number for number, row in enumerate(BENCH) if here in row]
+    assert len(above) == 1, f"bench/{here} has no place among the levels: give it one"
+    allowed = {here}.union(*BENCH[: above[0]])
+    for file in BENCH_FILES:
+        wrong = sorted(rooms(file) - allowed) if room(file) == here else []
+        assert not wrong, f"{place(file)} imports {wrong}, which are not above bench/{here}"
+
+
+def test_every_folder_of_the_bench_says_what_lives_there() -> None:
+    for folder in {file.parent for file in BENCH_FILES}:
+        told = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+        assert told, f"{place(folder)}/__init__.py has no docstring"

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from laconic import cli
-from laconic.bench import records
+from laconic.bench.records import kinds as records
 
 
 def laconic(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from laconic import cli
-from laconic.bench.forecast_records import read_forecasts
-from laconic.bench.records import TrainRecord, read
+from laconic.bench.forecast.records import read_forecasts
+from laconic.bench.records.kinds import TrainRecord, read
 
 
 def laconic(monkeypatch: pytest.MonkeyPatch, words: str) -> object:

@@ -3,7 +3,7 @@
 import pytest
 
 from laconic.bench.follow import Changing, follow
-from laconic.bench.messages import Failed, Started, Tick
+from laconic.bench.hosts.messages import Failed, Started, Tick
 from laconic.errors import ConfigError, PeerError
 from laconic.network.testbed import Testbed
 

@@ -10,8 +10,8 @@ pytest.importorskip("rich", reason="the bench needs the extra 'bench'")
 
 from rich.console import Console
 
-from laconic.bench.records import TrainRecord, read
-from laconic.bench.train_bench import TrainBench
+from laconic.bench.races.train import TrainBench
+from laconic.bench.records.kinds import TrainRecord, read
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
 

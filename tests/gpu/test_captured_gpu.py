@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from laconic.bench.captured import Captured
-from laconic.bench.cases import parse_case
-from laconic.bench.local_case import LocalCase
-from laconic.bench.local_crew import local_crew
-from laconic.bench.lockstep import crew_of
-from laconic.bench.passes import Eager, Passed
-from laconic.bench.workload import Workload, parse_workload
+from laconic.bench.cases.local import LocalCase
+from laconic.bench.cases.parse import parse_case
+from laconic.bench.lockstep.captured import Captured
+from laconic.bench.lockstep.crew import crew_of
+from laconic.bench.lockstep.local_crew import local_crew
+from laconic.bench.lockstep.passes import Eager, Passed
+from laconic.bench.work.workload import Workload, parse_workload
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
 

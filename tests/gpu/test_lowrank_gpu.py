@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.bench.ef_step import ef_step, replay_of
+from laconic.bench.costs.ef_step import ef_step, replay_of
 from laconic.contract import ManyRounds
 from laconic.spec import parse
 from laconic.types import Given, Turn

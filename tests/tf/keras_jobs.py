@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import laconic
-from laconic.bench.keras_bench import race
+from laconic.bench.costs.keras_steps import race
 from laconic.mount.tensorflow import _given, _lent
 
 SIZES = (31, 67, 33, 10)

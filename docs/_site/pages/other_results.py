@@ -5,8 +5,8 @@ from statistics import median
 from typing import Any, TypeAlias
 
 from laconic.bench import human
-from laconic.bench.forecast_records import ForecastRecord
-from laconic.bench.setting import group
+from laconic.bench.forecast.records import ForecastRecord
+from laconic.bench.records.setting import group
 from pages.markdown import code, listed, table
 
 Row: TypeAlias = dict[str, Any]

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from laconic.bench.forecast_records import read_forecasts
-from laconic.bench.grid import Grid, kernel_grid, step_grid, train_grid
-from laconic.bench.records import KINDS, KernelRecord, Record, StepRecord, TrainRecord, read
-from laconic.bench.setting import group, kernel_setting, step_setting, train_setting
-from laconic.bench.summary import kernel_summary, step_summary, train_summary
+from laconic.bench.forecast.records import read_forecasts
+from laconic.bench.records.kinds import KINDS, KernelRecord, Record, StepRecord, TrainRecord, read
+from laconic.bench.records.setting import group, kernel_setting, step_setting, train_setting
+from laconic.bench.report.grid import Grid, kernel_grid, step_grid, train_grid
+from laconic.bench.report.summary import kernel_summary, step_summary, train_summary
 from laconic.errors import ConfigError
 from pages import other_results
 from pages.markdown import code, table

@@ -14,12 +14,12 @@ from statistics import median
 from typing import Literal
 
 from laconic.bench.case import Change
-from laconic.bench.cases import split_cases
-from laconic.bench.job import Job
+from laconic.bench.cases.parse import split_cases
+from laconic.bench.hosts.job import Job
+from laconic.bench.hosts.messages import Failed, Finished, Message, Started, Tick
+from laconic.bench.hosts.turns import run_turns
 from laconic.bench.machine import machine_facts
-from laconic.bench.messages import Failed, Finished, Message, Started, Tick
-from laconic.bench.record_files import append
-from laconic.bench.turns import run_turns
+from laconic.bench.records.files import append
 from laconic.errors import ConfigError, PeerError
 from laconic.network.cluster import TestbedCluster
 from laconic.network.testbed import Testbed

@@ -23,8 +23,8 @@ def kernels(
     commit: Commit = None,
 ) -> None:
     """Measures encoding, decoding and a step with error feedback, beside the floor of a copy."""
-    from laconic.bench.cases import split_cases
-    from laconic.bench.kernel_bench import KernelBench, usual_specs
+    from laconic.bench.cases.parse import split_cases
+    from laconic.bench.costs.kernels import KernelBench, usual_specs
 
     specs = split_cases(case) if case else tuple(usual_specs())
     measure = KernelBench(
@@ -37,14 +37,14 @@ def workloads(
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Prints what can be trained: the model, its parameters, its data and its metric."""
-    from laconic.bench import workloads_table
+    from laconic.bench.work import table
 
-    rows = workloads_table.rows()
+    rows = table.rows()
     if json:
         for row in rows:
             print(dumps(row._asdict()))
     else:
-        open_console().print(workloads_table.table(rows))
+        open_console().print(table.table(rows))
 
 
 def fuzz(
@@ -54,7 +54,7 @@ def fuzz(
     json: Json = None,
 ) -> None:
     """Sends hostile and broken messages to every decoder; fails unless each is read or refused."""
-    from laconic.bench.cases import split_cases
+    from laconic.bench.cases.parse import split_cases
     from laconic.bench.fuzz.run import Fuzz
 
     hostile = Fuzz(messages, seed, split_cases(case) if case else (), json, command_line())

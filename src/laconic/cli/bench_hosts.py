@@ -38,11 +38,11 @@ def step(
     commit: Commit = None,
 ) -> None:
     """Measures step times and bytes of methods, by default on an MLP of 5.8 million parameters."""
-    from laconic.bench import step_bench
-    from laconic.bench.cases import split_cases
+    from laconic.bench.cases.parse import split_cases
+    from laconic.bench.races.step import CASES, StepBench
 
-    cases = split_cases(case or step_bench.CASES)
-    measure = step_bench.StepBench(
+    cases = split_cases(case or CASES)
+    measure = StepBench(
         cases,
         workers,
         named_rate(rate),
@@ -85,16 +85,16 @@ def train(
     commit: Commit = None,
 ) -> None:
     """Trains a workload with every case and seed; goes on where an earlier call was interrupted."""
-    from laconic.bench import train_bench
-    from laconic.bench.cases import split_cases
+    from laconic.bench.cases.parse import split_cases
+    from laconic.bench.races.train import CASES, TrainBench
 
-    measure = train_bench.TrainBench(
+    measure = TrainBench(
         workload=workload,
         data=data,
         device=device,
         workers=workers,
         rate=named_rate(rate),
-        cases=split_cases(case or train_bench.CASES),
+        cases=split_cases(case or CASES),
         steps=steps,
         epochs=epochs,
         seeds=parse_seeds(seeds),
@@ -122,8 +122,8 @@ def guards(
     json: Json = None,
 ) -> None:
     """Measures what guards cost: steps with and without each of them, in turns, and their ratio."""
-    from laconic.bench.cases import split_cases
-    from laconic.bench.guards import CASES, GuardBench
+    from laconic.bench.cases.parse import split_cases
+    from laconic.bench.races.guards import CASES, GuardBench
 
     cases, command = split_cases(case or CASES), command_line()
     measure = GuardBench(
@@ -142,8 +142,8 @@ def validate(
     json: Json = None,
 ) -> None:
     """Compares predicted step times with measured ones on emulated hosts (minutes; Linux, root)."""
-    from laconic.bench import validation
-    from laconic.bench.cases import split_cases
+    from laconic.bench.cases.parse import split_cases
+    from laconic.bench.forecast import validation
 
     validation.Validation(
         split_cases(case or validation.CASES),

@@ -24,6 +24,6 @@ def methods(
         for row in catalogue.rows():
             print(dumps(catalogue.as_dict(row)))
     else:
-        from laconic.bench.methods_table import methods_table
+        from laconic.bench.cases.methods_table import methods_table
 
         open_console().print(methods_table(catalogue.rows()))

@@ -44,7 +44,7 @@ def demo(
 
     Without root, or where there are no network namespaces, the links are not shaped.
     """
-    from laconic.bench.demo import Demo
+    from laconic.bench.races.demo import Demo
 
     race = Demo(workers, named_rate(rate), steps, output, json, command_line())
     leave(finished=race.run(open_console()))

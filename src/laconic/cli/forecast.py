@@ -27,11 +27,11 @@ def simulate(
 
     With --steps the workers train in this process; bytes are exact and times are predicted.
     """
-    from laconic.bench.cases import split_cases
+    from laconic.bench.cases.parse import split_cases
     from laconic.bench.device import check_device
-    from laconic.bench.simulate_bench import CASES, SimulateBench
-    from laconic.bench.simulated_train import SimulatedTrain
-    from laconic.bench.workload import parse_workload
+    from laconic.bench.forecast.simulate import CASES, SimulateBench
+    from laconic.bench.lockstep.train import SimulatedTrain
+    from laconic.bench.work.workload import parse_workload
 
     check_device(device)
     bench = SimulateBench(
@@ -65,12 +65,12 @@ def advise(
     json: Json = None,
 ) -> None:
     """Says whether compression pays for a model on a network, and which method."""
-    from laconic.bench.advise_bench import advise_on, write_advice
-    from laconic.bench.cases import split_cases
+    from laconic.bench.cases.parse import split_cases
     from laconic.bench.device import check_device
-    from laconic.bench.forecasts import measure_workload
-    from laconic.bench.named_model import measure_named
-    from laconic.bench.workload import parse_workload
+    from laconic.bench.forecast.advise import advise_on, write_advice
+    from laconic.bench.forecast.named_model import measure_named
+    from laconic.bench.forecast.subject import measure_workload
+    from laconic.bench.work.workload import parse_workload
     from laconic.forecast.advice import SPECS
 
     if rate is None:

@@ -10,7 +10,7 @@ import typer
 from laconic.errors import ConfigError
 
 if TYPE_CHECKING:
-    from laconic.bench.simulate_bench import Links
+    from laconic.bench.forecast.simulate import Links
 
 Workers = Annotated[int, typer.Option(help="Emulated hosts, one worker on each.")]
 Rate = Annotated[str, typer.Option(help="Rate of every link, such as 100mbit; none: unshaped.")]
@@ -55,7 +55,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def parse_links(rate: str, latency: str, inside: str | None) -> Links:
-    from laconic.bench.simulate_bench import Links
+    from laconic.bench.forecast.simulate import Links
     from laconic.network.latency import parse_latency
     from laconic.network.rate import parse_rate
 

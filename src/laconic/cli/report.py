@@ -14,14 +14,14 @@ def report(
     ] = None,
 ) -> None:
     """Writes one self-contained page about any number of runs."""
-    from laconic.bench.records import read
-    from laconic.bench.report import write_report
+    from laconic.bench.records.kinds import read
+    from laconic.bench.report.write import write_report
 
     records = read(runs)
     write_report(records, output)
     print(output)
     if plots is not None:
-        from laconic.bench.figures import write_figures
+        from laconic.bench.report.figures import write_figures
 
         for path in write_figures(records, plots):
             print(path)

@@ -27,7 +27,7 @@ def study(
     commit: Commit = None,
 ) -> None:
     """Runs convergence studies of simulated workers; goes on where an earlier call stopped."""
-    from laconic.bench.studies import STUDIES, find_study
+    from laconic.bench.study.studies import STUDIES, find_study
 
     if not names:
         for key, one in STUDIES.items():
@@ -35,8 +35,8 @@ def study(
         return
     if json is None:
         raise ConfigError("study: give a file for the records with --json")
-    from laconic.bench.study_bench import StudyBench
-    from laconic.bench.study_run import Setting
+    from laconic.bench.study.bench import StudyBench
+    from laconic.bench.study.run import Setting
 
     numbers = None if seeds is None else parse_seeds(seeds)
     chosen = tuple(find_study(name).changed(workload, steps, numbers, case) for name in names)

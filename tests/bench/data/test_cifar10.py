@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from laconic.bench.data.cifar10 import read_cifar10
-from laconic.bench.pictures import Epoch, _scaled, _varied
+from laconic.bench.work.pictures import Epoch, _scaled, _varied
 from laconic.errors import ConfigError
 
 NAMES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")

@@ -8,7 +8,7 @@ import torch
 
 from laconic.bench.data.dagm import read_dagm
 from laconic.bench.data.png import read_gray
-from laconic.bench.workload import parse_workload
+from laconic.bench.work.workload import parse_workload
 from laconic.errors import ConfigError
 
 DICE = np.random.default_rng(0)

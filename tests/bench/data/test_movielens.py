@@ -12,8 +12,8 @@ from laconic.bench.data.movielens import (
     read_movielens,
     synthetic_movielens,
 )
-from laconic.bench.workload import parse_workload
-from laconic.bench.workloads.neumf import NeuMf, _unrated
+from laconic.bench.work.workload import parse_workload
+from laconic.bench.work.workloads.neumf import NeuMf, _unrated
 from laconic.errors import ConfigError
 
 # Two users with 3 and 2 films out of 105; the last of each by time is held out.

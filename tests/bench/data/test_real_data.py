@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from laconic.bench.workload import parse_workload, workload_classes
+from laconic.bench.work.workload import parse_workload, workload_classes
 
 READERS = sorted(workload_classes().keys() - {"mlp", "resnet18", "resnet20", "vgg16"})
 

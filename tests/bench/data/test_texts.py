@@ -6,7 +6,7 @@ import pytest
 
 from laconic.bench.data.characters import ALPHABET, read_library, read_shakespeare
 from laconic.bench.data.words import PTB, WIKITEXT2, Corpus, read_words
-from laconic.bench.workload import parse_workload
+from laconic.bench.work.workload import parse_workload
 from laconic.errors import ConfigError
 
 TRAINING = " the cat sat \n the dog sat \n"

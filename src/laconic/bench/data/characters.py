@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from laconic.bench.data.draw import numbers_below
 from laconic.bench.data.source import Source
-from laconic.bench.draw import numbers_below
 from laconic.errors import ConfigError
 
 SHAKESPEARE = Source(

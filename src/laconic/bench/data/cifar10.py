@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from laconic.bench.data.draw import noise, numbers_below
 from laconic.bench.data.source import Source
-from laconic.bench.draw import noise, numbers_below
 
 CIFAR10 = Source(
     "CIFAR-10",

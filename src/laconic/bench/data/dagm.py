@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from laconic.bench.data.draw import noise, numbers_below
 from laconic.bench.data.png import read_gray
 from laconic.bench.data.source import Source
-from laconic.bench.draw import noise, numbers_below
 
 DAGM = Source(
     "DAGM 2007 class 1",

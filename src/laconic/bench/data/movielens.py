@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from laconic.bench.data.draw import numbers_below
 from laconic.bench.data.source import Source
-from laconic.bench.draw import numbers_below
 from laconic.kernels.reference.random import random_bits
 from laconic.types import mix
 

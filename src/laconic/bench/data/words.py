@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from laconic.bench.data.draw import numbers_below
 from laconic.bench.data.source import Source
-from laconic.bench.draw import numbers_below
 
 _END = "<eos>"
 _SYNTHETIC = 6000

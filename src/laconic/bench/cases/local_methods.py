@@ -1,0 +1,153 @@
+"""Methods that talk rarely, as settings in text: "qsparse:sync_every=8"."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import NamedTuple
+
+from torch import nn
+from torch.optim import Optimizer
+
+from laconic.bench.cases.options import read_options
+from laconic.errors import ConfigError
+from laconic.local import CSER, BlockCSER, DiLoCo, LocalSGD, QsparseLocalSGD, SparseLoCo
+from laconic.local.peers import Group
+from laconic.local.steps import LocalSteps
+from laconic.spec import from_settings
+
+
+class Around(NamedTuple):
+    """What a local method goes around: one worker's model and optimiser, and who it talks to."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    group: Group
+    seed: int
+
+
+@dataclass(frozen=True)
+class Local(ABC):
+    """A local method's settings; with a compressor's spec and an exchange it can be built."""
+
+    sync_every: int
+
+    @abstractmethod
+    def build(self, spec: str, exchange: str, around: Around) -> LocalSteps: ...
+
+
+@dataclass(frozen=True)
+class _Plain(Local):
+    def build(self, spec: str, exchange: str, around: Around) -> LocalSteps:
+        if (spec, exchange) != ("none", "auto"):
+            raise ConfigError(f"local_sgd: tells all there is, so the method is none, got {spec}")
+        model, optimizer, group, seed = around
+        return LocalSGD(
+            model, optimizer, sync_every=self.sync_every, process_group=group, seed=seed
+        )
+
+
+@dataclass(frozen=True)
+class _Qsparse(Local):
+    memory: str = "residual"
+
+    def build(self, spec: str, exchange: str, around: Around) -> LocalSteps:
+        model, optimizer, group, seed = around
+        return QsparseLocalSGD(
+            model,
+            optimizer,
+            spec,
+            sync_every=self.sync_every,
+            memory=self.memory,
+            exchange=exchange,
+            process_group=group,
+            seed=seed,
+        )
+
+
+@dataclass(frozen=True)
+class _Cser(Local):
+    """The case's own method is for updates, this one for errors."""
+
+    errors: str
+
+    def build(self, spec: str, exchange: str, around: Around) -> LocalSteps:
+        model, optimizer, group, seed = around
+        return CSER(
+            model,
+            optimizer,
+            spec,
+            self.errors,
+            sync_every=self.sync_every,
+            exchange=exchange,
+            process_group=group,
+            seed=seed,
+        )
+
+
+@dataclass(frozen=True)
+class _BlockCser(Local):
+    errors: str
+
+    def build(self, spec: str, exchange: str, around: Around) -> LocalSteps:
+        if exchange != "auto":
+            raise ConfigError(f"block_cser: takes a mean, so exchange is auto, got {exchange!r}")
+        model, optimizer, group, seed = around
+        every = self.sync_every
+        return BlockCSER(
+            model, optimizer, spec, self.errors, sync_every=every, process_group=group, seed=seed
+        )
+
+
+@dataclass(frozen=True)
+class _Outward(Local):
+    """What methods with an outer step and a division of the model share."""
+
+    fragments: int = 1
+    delay: int = 0
+
+
+@dataclass(frozen=True)
+class _DiLoCo(_Outward):
+    outer_lr: float = 0.7
+    outer_momentum: float = 0.9
+
+    def build(self, spec: str, exchange: str, around: Around) -> LocalSteps:
+        model, optimizer, group, seed = around
+        return DiLoCo(
+            model, optimizer, spec, exchange=exchange, process_group=group, seed=seed, **vars(self)
+        )
+
+
+@dataclass(frozen=True)
+class _SparseLoCo(_Outward):
+    outer_lr: float = 1.0
+    decay: float = 0.95
+
+    def build(self, spec: str, exchange: str, around: Around) -> LocalSteps:
+        model, optimizer, group, seed = around
+        # Its own default is not to choose: all workers hear what each has said.
+        way = "gather" if exchange == "auto" else exchange
+        return SparseLoCo(
+            model, optimizer, spec, exchange=way, process_group=group, seed=seed, **vars(self)
+        )
+
+
+LOCAL: Mapping[str, type[Local]] = {
+    "local_sgd": _Plain,
+    "qsparse": _Qsparse,
+    "cser": _Cser,
+    "block_cser": _BlockCser,
+    "diloco": _DiLoCo,
+    "sparseloco": _SparseLoCo,
+}
+
+
+def parse_local(text: str) -> Local:
+    """The settings that "name:sync_every=8,errors=(grbs:ratio=0.25,block=64)" and so on names."""
+    name, _, options = (part.strip() for part in text.partition(":"))
+    if name not in LOCAL:
+        close = get_close_matches(name, LOCAL, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(LOCAL)}"
+        raise ConfigError(f"no local method named {name!r}; {hint}")
+    return from_settings(name, LOCAL[name], read_options(options))

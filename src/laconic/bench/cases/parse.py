@@ -1,0 +1,131 @@
+"""What takes part in a benchmark: a method of ours by its spec, or a baseline by its name."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim import Optimizer
+
+from laconic.bench.case import Case, Change, Mounted, Traffic
+from laconic.bench.cases.baselines import BASELINES
+from laconic.bench.cases.local import LocalCase
+from laconic.bench.cases.options import pieces, read_options
+from laconic.control.base import Controller
+from laconic.control.find import find_controller
+from laconic.errors import ConfigError
+from laconic.lanes import NanPolicy
+from laconic.mount.ddp import Link, attach
+from laconic.plan import make_plan
+from laconic.spec import find_layers, from_settings, read_settings
+
+
+@dataclass(frozen=True)
+class Laconic(Case):
+    """A method of ours, and what `attach` is told beside it."""
+
+    spec: str
+    memory: str = "auto"
+    exchange: str = "auto"
+    nan_policy: NanPolicy = "propagate"
+    checksum: bool = False
+    controller: str = "none"
+
+    def __post_init__(self) -> None:
+        layers = None if self.exchange == "auto" else find_layers(self.exchange)
+        size = 2 if layers is None else 2 * layers.node
+        plan = make_plan(self.spec, self._memory(), self.exchange, (), size)
+        if (rule := self.rule()) is not None:
+            rule.pilot(plan.compressor, [], size)
+
+    def mount(self, ddp: DDP, optimizer: Optimizer, seed: int) -> Mounted:
+        link = attach(
+            ddp,
+            self.spec,
+            memory=self._memory(),
+            exchange=self.exchange,
+            nan_policy=self.nan_policy,
+            checksum=self.checksum,
+            controller=self.rule(),
+            seed=seed,
+        )
+        return _LaconicAtWork(optimizer, link)
+
+    def rule(self) -> Controller | None:
+        """Who changes settings on the way."""
+        return None if self.controller == "none" else find_controller(self.controller)
+
+    def _memory(self) -> str | None:
+        return None if self.memory == "auto" else self.memory
+
+
+@dataclass(frozen=True)
+class _LaconicAtWork(Mounted):
+    link: Link
+
+    def traffic(self, steps: int) -> Traffic:
+        stats = self.link.stats()
+        return Traffic(
+            sent_bytes=_number(stats["sent_bytes"]),
+            encode_s=_number(stats["encode_s"]),
+            wire_s=_number(stats["wire_s"]),
+            decode_s=_number(stats["decode_s"]),
+            backend=str(stats["backend"]),
+            timeline=timeline_of(stats),
+        )
+
+    def epoch_ended(self, learning_rate: float) -> None:
+        self.link.epoch_ended(learning_rate)
+
+    def close(self) -> None:
+        self.link.detach()
+
+
+def parse_case(text: str) -> Case:
+    """The case that `text` names; raises before anything is started."""
+    name = text.partition(":")[0].strip()
+    if name in BASELINES:
+        return from_settings(name, BASELINES[name], read_settings(text)[1])
+    if name.startswith(("ddp-", "torch-")):
+        raise ConfigError(f"no baseline named {name!r}; there are {', '.join(BASELINES)}")
+    spec, _, options = text.partition("@")
+    if "local" in (given := read_options(options)):
+        return from_settings(text, LocalCase, given, spec=spec.strip())
+    return _laconic(text)
+
+
+def _laconic(text: str) -> Laconic:
+    """`topk:ratio=0.01 @ memory=none, controller=(gravac:low=10,high=1000)` and the like."""
+    spec, _, options = text.partition("@")
+    return from_settings(text, Laconic, read_options(options), spec=spec.strip())
+
+
+def split_cases(texts: Iterable[str]) -> tuple[str, ...]:
+    """The cases in "a,b:x=1,y=2,c" and the like, checked; `y=2` still belongs to `b`.
+
+    Commas in brackets separate nothing.
+    """
+    cases: list[str] = []
+    for text in texts:
+        for index, piece in enumerate(pieces(text)):
+            goes_on = index > 0 and "=" in piece.partition(":")[0].partition("@")[0]
+            cases[-1:] = [f"{cases[-1]},{piece}"] if goes_on else [*cases[-1:], piece]
+    cases = [case.strip() for case in cases]
+    for case in cases:
+        parse_case(case)
+    if twice := sorted({case for case in cases if cases.count(case) > 1}):
+        raise ConfigError(f"cases: {twice} given more than once")
+    if not cases:
+        raise ConfigError("cases: expected at least one")
+    return tuple(cases)
+
+
+def timeline_of(stats: Mapping[str, object]) -> tuple[Change, ...]:
+    """What a controller has decided, as statistics tell it; nothing where there is none."""
+    told = stats.get("controller")
+    rows = told["decisions"] if isinstance(told, Mapping) else []
+    return tuple(Change(**row) for row in rows)
+
+
+def _number(value: object) -> float:
+    assert isinstance(value, int | float)
+    return float(value)

@@ -1,0 +1,1 @@
+"""What single pieces cost on one machine: kernels, steps with error feedback, and mounts."""

@@ -1,0 +1,136 @@
+"""What one method costs at one size, and what memory allows there.
+
+The floor of a step with error feedback is reading gradient and residual and writing the residual,
+12 bytes an element, and writing the message, at the speed of a copy measured in the same run. That
+of adding up messages is reading them all, and reading and writing the sum once.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from laconic.bench.costs.ef_step import Call, ef_step, replay_of, replayed_step
+from laconic.bench.costs.stopwatch import Stopwatch
+from laconic.bench.records.kinds import KernelRecord
+from laconic.contract import Compressor, OneRound
+from laconic.sparse import Passing
+from laconic.types import Payload, Turn
+
+MESSAGES = 8
+"""How many gathered messages are decoded and added at once."""
+
+
+WAITS = "its host must wait for the card"
+
+
+class Ground(NamedTuple):
+    """What memory does at one size: the measure of all that follows there."""
+
+    copy_bytes_per_us: float
+    add_us: float | None
+    """`torch.add(g, r, out=r)`: on a CPU, error feedback without compression."""
+
+
+class Cost(NamedTuple):
+    """As a graph where the card can do without the host, and by calls."""
+
+    graph_us: float | None
+    eager_us: float
+    graph_error: str | None
+
+    @property
+    def us(self) -> float:
+        return self.eager_us if self.graph_us is None else self.graph_us
+
+
+def measure(
+    compressor: Compressor, x: Tensor, watch: Stopwatch, ground: Ground, blank: KernelRecord
+) -> KernelRecord:
+    """The record with all that is measured filled in."""
+    turn = Turn(tuple(x.shape), size=MESSAGES)
+    payload = compressor.encode(x, turn)
+    decode8 = _decode8(compressor, payload, turn, watch)
+    step = _cost(
+        ef_step(compressor, x, turn),
+        lambda: replayed_step(compressor, x, turn),
+        compressor,
+        watch,
+        x.device,
+    )
+    floor_us = (12 * x.numel() + payload.nbytes) / ground.copy_bytes_per_us
+    read_and_write = 8 * x.numel() + MESSAGES * payload.nbytes
+    return replace(
+        blank,
+        encode_us=watch.median_us(lambda: compressor.encode(x, turn)),
+        decode_us=watch.median_us(lambda: compressor.decode(payload)),
+        decode8_us=decode8 and decode8.us,
+        decode8_eager_us=decode8 and decode8.eager_us,
+        decode8_floor_us=decode8 and read_and_write / ground.copy_bytes_per_us,
+        ef_step_us=step.us,
+        ef_step_eager_us=step.eager_us,
+        ef_step_by="eager" if step.graph_us is None else "graph",
+        graph_error=step.graph_error,
+        payload_bytes=payload.nbytes,
+        bits_per_element=8 * payload.nbytes / x.numel(),
+        floor_us=floor_us,
+        ratio_to_floor=step.us / floor_us,
+        add_us=ground.add_us,
+        ratio_to_add=ground.add_us and step.us / ground.add_us,
+    )
+
+
+def ground_at(numel: int, device: torch.device, watch: Stopwatch) -> Ground:
+    """A copy of so many float32, read and written; on a CPU also the sum of two into one."""
+    # Not zeros: memory that was never written is not there yet, and costs nothing to read.
+    source = torch.ones(numel, device=device)
+    target = torch.empty_like(source)
+    copy_us = watch.median_us(lambda: target.copy_(source))
+    add_us = None
+    if device.type == "cuda":
+        # Calls are slow where the tensor is small, and graphs copy slowly where it is large: a
+        # kernel that reads and writes as much is neither, and the fastest is the floor.
+        negate = replay_of(lambda: torch.neg(source, out=target))
+        copy_us = min(copy_us, watch.median_us(negate))
+    else:
+        add_us = watch.median_us(lambda: torch.add(source, target, out=target))
+    return Ground(2 * source.nbytes / copy_us, add_us)
+
+
+def _decode8(compressor: Compressor, payload: Payload, turn: Turn, watch: Stopwatch) -> Cost | None:
+    """Eight messages added up, for methods whose messages are."""
+    if not isinstance(compressor, OneRound):
+        return None
+    device = payload.parts[0].device
+    # In memory of their own, as they are gathered: one that is read eight times stays in the cache.
+    rows = [torch.stack([part] * MESSAGES) for part in payload.parts]
+    said = [tuple(row[i] for row in rows) for i in range(MESSAGES)]
+    out = torch.zeros(turn.numel, device=device)
+
+    def add() -> None:
+        compressor.add_to(out, said, 0.125, turn)
+
+    return _cost(add, lambda: replay_of(add), compressor, watch, device)
+
+
+def _cost(
+    call: Call,
+    replayed: Callable[[], Call],
+    compressor: Compressor,
+    watch: Stopwatch,
+    device: torch.device,
+) -> Cost:
+    """By calls, and as the graph that `replayed` makes where the card can do without the host."""
+    eager_us = watch.median_us(call)
+    if device.type != "cuda":
+        return Cost(None, eager_us, None)
+    varies = compressor.traits().varies and not isinstance(compressor, Passing)
+    if varies or compressor.traits().waits:
+        return Cost(None, eager_us, WAITS)
+    try:
+        replay = replayed()
+    except RuntimeError as error:
+        return Cost(None, eager_us, str(error).splitlines()[0])
+    return Cost(watch.median_us(replay), eager_us, None)

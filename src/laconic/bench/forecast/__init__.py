@@ -1,0 +1,1 @@
+"""Steps that nobody has taken yet: predictions, advice, and how near they are to measurements."""

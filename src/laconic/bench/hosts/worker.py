@@ -1,0 +1,70 @@
+"""What runs on every host of a benchmark: `python -m laconic.bench.hosts.worker --config FILE`.
+
+All cases run in the same process, since starting torch takes longer than most of them. After a
+failure the ranks may be out of step, so the worker ends and the launcher starts new ones.
+"""
+
+import argparse
+import os
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from laconic.bench.hosts.job import Job, read_job
+from laconic.bench.hosts.messages import Failed, Message, Started, say
+from laconic.bench.hosts.session import Session
+from laconic.bench.hosts.turn import Tell, block, train
+from laconic.network.counters import sent_bytes
+
+# A rank that waits longer than this for another one waits in vain.
+_PATIENCE = timedelta(minutes=5)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="laconic.bench.hosts.worker")
+    parser.add_argument("--config", type=Path, required=True)
+    job = read_job(parser.parse_args().config)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=_PATIENCE)
+    tell = say if dist.get_rank() == 0 else _say_nothing
+    sessions: dict[str, Session] = {}
+    for case in job.turns:
+        tell(Started(case=case))
+        try:
+            _take_turn(job, case, sessions, tell)
+        except Exception as error:
+            traceback.print_exc()
+            say(Failed(case=case, error=f"{type(error).__name__}: {error}"))
+            # A normal exit would wait for threads and groups that no longer answer.
+            os._exit(1)
+    for session in sessions.values():
+        session.close()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _take_turn(job: Job, case: str, sessions: dict[str, Session], tell: Tell) -> None:
+    dist.barrier()
+    if job.evaluate_every is not None:
+        train(job, case, tell, _counted)
+        return
+    if case not in sessions:
+        sessions[case] = Session(job, case)
+    block(job, sessions[case], case, tell, _counted)
+
+
+def _counted() -> int | None:
+    """What has left this host; the loopback, which all workers share, is nobody's in particular."""
+    interface = os.environ["GLOO_SOCKET_IFNAME"]
+    return None if interface == "lo" else sent_bytes(interface)
+
+
+def _say_nothing(message: Message) -> None:
+    return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Training with simulated workers in one process, with exact bytes and a predicted clock."""

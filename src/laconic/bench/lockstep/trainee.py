@@ -1,0 +1,80 @@
+"""Workers that train in this process, and what is seen of them on the way."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from laconic.bench.case import Change
+from laconic.bench.work.workload import Evaluation, Workload
+from laconic.comm.meter import Meter
+
+
+class Trainee(ABC):
+    """All workers of a run."""
+
+    workload: Workload
+    model: nn.Module
+    """Worker 0's."""
+
+    @property
+    @abstractmethod
+    def workers(self) -> int: ...
+
+    @abstractmethod
+    def step(self, step: int, steps: int) -> Tensor:
+        """Takes step number `step` of `steps`; all losses, which the next one may write over."""
+
+    @abstractmethod
+    def evaluate(self) -> Evaluation:
+        """How good the model is that all workers have together."""
+
+    @abstractmethod
+    def meter(self) -> Meter:
+        """What worker 0 has said."""
+
+    @abstractmethod
+    def timeline(self) -> tuple[Change, ...]:
+        """What a controller has decided, if there is one."""
+
+
+class Seen(NamedTuple):
+    """Where a run stands after so many steps; bytes and calls are worker 0's since the start."""
+
+    step: int
+    evaluation: Evaluation
+    sent_bytes: int
+    calls: int
+    losses: tuple[float, ...]
+    """Of worker 0's batches since the last look."""
+
+
+def train(
+    trainee: Trainee,
+    steps: int,
+    every: int,
+    at_work: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Iterator[Seen]:
+    """Trains, with a look at the start, every so many steps, and at the end.
+
+    Only looks wait for the device. Each step and each look is taken in an `at_work` of its own.
+    """
+    losses: list[Tensor] = []
+    for step in range(steps + 1):
+        if step:
+            with at_work():
+                losses.append(trainee.step(step - 1, steps)[0].clone())
+        if step % every == 0 or step == steps:
+            with at_work():
+                seen = _look(trainee, step, losses)
+            losses.clear()
+            yield seen
+
+
+def _look(trainee: Trainee, step: int, losses: list[Tensor]) -> Seen:
+    own = torch.stack(losses).tolist() if losses else []
+    evaluation, meter = trainee.evaluate(), trainee.meter()
+    return Seen(step, evaluation, meter.sent_bytes, meter.calls, tuple(own))

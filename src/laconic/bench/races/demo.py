@@ -1,0 +1,65 @@
+"""The main job: dense training against compressed training on emulated hosts with slow links."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from laconic.bench.cases.parse import split_cases
+from laconic.bench.hosts.job import Job
+from laconic.bench.races.race import Race
+from laconic.bench.races.train_records import TrainCollector
+from laconic.bench.records.kinds import BASELINE, TrainRecord
+from laconic.bench.records.target import LOSS, Target
+from laconic.bench.report.summary import train_summary
+from laconic.bench.report.tables import train_tables
+from laconic.bench.report.write import write_report
+from laconic.bench.work.workloads.charlm import CharLm
+
+CASES = (BASELINE, "torch-fp16", "qsgd:bits=4", "topk:ratio=0.01", "powersgd:rank=4", "efsign")
+# Dense training is there in less than half of the steps, sparse training in time.
+TARGET = Target(LOSS, 2.45, "lower")
+_WARMUP = 3
+_EVALUATE_EVERY = 5
+CLOCK = (
+    "The loss is that of held-out text, and times are those of training alone: "
+    "the clock stands still while a model is evaluated."
+)
+
+
+@dataclass(frozen=True)
+class Demo:
+    workers: int
+    rate: str | None
+    steps: int
+    output: Path
+    json_path: Path | None
+    command: str
+    seed: int = 0
+
+    def run(self, console: Console) -> bool:
+        """Races, shows the table and writes the page; False if it was interrupted."""
+        job = Job(
+            workload="charlm",
+            turns=split_cases(CASES),
+            steps=self.steps,
+            warmup=_WARMUP,
+            evaluate_every=_EVALUATE_EVERY,
+            seed=self.seed,
+        )
+        race = Race(job, self.workers, self.rate, self.command, self.json_path)
+        collect = partial(TrainCollector, job=job, workload=CharLm(), target=TARGET)
+        results = race.run(collect, console)
+        records = [record for record in results.records if isinstance(record, TrainRecord)]
+        if records:
+            self._show(records, console)
+        return not results.interrupted
+
+    def _show(self, records: list[TrainRecord], console: Console) -> None:
+        for table in train_tables(records):
+            console.print(table)
+        for line in (train_summary(records), CLOCK):
+            console.print(line, markup=False, highlight=False)
+        write_report(records, self.output)
+        console.print(f"Report: {self.output}", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,101 @@
+"""A benchmark as its launcher sees it: opens a cluster, shows what happens, keeps the records."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+
+from laconic.bench.device import device_facts
+from laconic.bench.hosts.job import Job
+from laconic.bench.hosts.messages import Message
+from laconic.bench.hosts.turns import run_turns
+from laconic.bench.machine import machine_facts
+from laconic.bench.races.live import Live
+from laconic.bench.records.files import append
+from laconic.bench.records.kinds import Record
+from laconic.network.cluster import open_cluster
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and how the records came to be; the same in all of one benchmark."""
+
+    workers: int
+    rate: str | None
+    shaped: bool
+    command: str
+    machine: dict[str, str]
+
+
+class Collector(ABC):
+    """Makes records of what the workers say."""
+
+    @abstractmethod
+    def hear(self, message: Message) -> Record | None:
+        """The record of a case that is over with this message."""
+
+    @abstractmethod
+    def unfinished(self) -> list[Record]:
+        """Records of what was begun, when there will be no more messages."""
+
+
+class Results(NamedTuple):
+    records: list[Record]
+    interrupted: bool
+
+
+@dataclass(frozen=True)
+class Race:
+    """A job on `workers` hosts with links of `rate`; records go to `json_path` one by one.
+
+    `commit` is that of the records where there is no checkout to ask; `watch` hears every message.
+    """
+
+    job: Job
+    workers: int
+    rate: str | None
+    command: str
+    json_path: Path | None
+    commit: str | None = None
+    watch: Callable[[Message], None] | None = None
+
+    def run(self, collect: Callable[[Place], Collector], console: Console) -> Results:
+        """All records; when interrupted, those there are, the last of them unfinished."""
+        records: list[Record] = []
+        with open_cluster(self.workers, self.rate) as cluster:
+            if cluster.note is not None:
+                console.print(f"Note: {cluster.note}", markup=False, highlight=False)
+            facts = self._facts()
+            place = Place(self.workers, self.rate, cluster.shaped, self.command, facts)
+            collector = collect(place)
+            cases = list(dict.fromkeys(self.job.turns))
+            rounds = len(self.job.turns) // len(cases)
+            try:
+                with Live(console, cases, self.job.steps, rounds) as live:
+
+                    def listen(message: Message) -> None:
+                        live.show(message)
+                        if self.watch is not None:
+                            self.watch(message)
+                        record = collector.hear(message)
+                        if record is not None:
+                            self._keep(records, record)
+
+                    run_turns(cluster, self.job, listen)
+            except KeyboardInterrupt:
+                for record in collector.unfinished():
+                    self._keep(records, record)
+                return Results(records, interrupted=True)
+        return Results(records, interrupted=False)
+
+    def _facts(self) -> dict[str, str]:
+        facts = {**machine_facts(), **device_facts(self.job.device)}
+        return facts if self.commit is None else {**facts, "commit": self.commit}
+
+    def _keep(self, records: list[Record], record: Record) -> None:
+        records.append(record)
+        if self.json_path is not None:
+            append(self.json_path, record)

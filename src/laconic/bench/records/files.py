@@ -1,0 +1,111 @@
+"""Files of records, a line of JSON each: how lines are added, and read or refused."""
+
+import json
+import logging
+import os
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, TypeVar, cast
+
+from laconic.bench.records.jsonl import RowError, from_row, to_row
+from laconic.errors import ConfigError
+
+R = TypeVar("R")
+
+VERSION = 1
+"""Of the format of records; those of another are refused."""
+
+log = logging.getLogger("laconic")
+
+
+def append(path: Path, record: object) -> None:
+    """Adds one line to `path` and waits until it is on disk; earlier lines stay as they are."""
+    line = json.dumps(to_row(record), allow_nan=False) + "\n"
+    with _open(path) as file:
+        size = file.tell()
+        # A killed run may have left half a line; without a newline this record is lost too.
+        torn = size > 0 and file.seek(-1, os.SEEK_END) >= 0 and file.read() != b"\n"
+        try:
+            _write(file.fileno(), ("\n" * torn + line).encode())
+        except OSError as error:
+            # Half a record is of no use to anybody.
+            with suppress(OSError):
+                os.ftruncate(file.fileno(), size)
+            raise _unwritable(path, error) from error
+
+
+def check_writable(path: Path) -> None:
+    """Raises before hours of work whose records could not be kept."""
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"cannot write records to {path}: not a regular file")
+    _open(path).close()
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return cast(BinaryIO, path.open("ab+", buffering=0))
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    """All of it, to the disk itself; what a disk has room for may be less than was asked."""
+    while content:
+        content = content[os.write(descriptor, content) :]
+    os.fsync(descriptor)
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"cannot write records to {path}: {error.strerror}")
+
+
+def read_kinds(path: Path, kinds: Mapping[str, type[R]], others: Collection[str] = ()) -> list[R]:
+    """The records of some kinds, where others may be among them."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"no such file of records: {path}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not JSON lines, but a binary file") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read records from {path}: {error.strerror}") from error
+    # Not splitlines(): a JSON string may hold the line breaks that only Unicode knows.
+    lines = enumerate(text.split("\n"), start=1)
+    rows = [
+        (_row(line, f"{path} line {n}"), f"{path} line {n}") for n, line in lines if line.strip()
+    ]
+    return [
+        _record(row, where, kinds)
+        for row, where in rows
+        if row is not None and row.get("kind") not in others
+    ]
+
+
+def _row(line: str, where: str) -> dict[str, object] | None:
+    """The row of a line; None, with a warning, for the half of one that a killed run left."""
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        if line.startswith('{"kind": "'):
+            log.warning("%s: left out, since it is cut off: %s", where, error.msg)
+            return None
+        raise ConfigError(f"{where}: not JSON: {error.msg} at column {error.colno}") from None
+    if not isinstance(row, dict):
+        raise ConfigError(f"{where}: not a record, expected a JSON object, got {line[:40]!r}")
+    return row
+
+
+def _record(row: Mapping[str, object], where: str, kinds: Mapping[str, type[R]]) -> R:
+    kind = row.get("kind")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise ConfigError(f"{where}: unknown kind {kind!r}, expected {list(kinds)}")
+    if row.get("version") != VERSION:
+        raise ConfigError(
+            f"{where}: record format version {row.get('version')}, this laconic reads {VERSION}"
+        )
+    try:
+        return from_row(kinds[kind], row)
+    except RowError as error:
+        raise ConfigError(f"{where}: {kind} record {error}") from None

@@ -1,0 +1,1 @@
+"""Records for people: tables, plots, files of them, and one HTML page."""

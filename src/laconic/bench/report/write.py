@@ -1,0 +1,104 @@
+"""The report: one HTML page that carries its data, script and style, and loads nothing."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+
+from laconic.bench.records.kinds import KernelRecord, Record, StepRecord, TrainRecord
+from laconic.bench.records.setting import group, kernel_setting, step_setting, train_setting
+from laconic.bench.report import markup
+from laconic.bench.report.grid import Grid, kernel_grid, step_grid, train_grid
+from laconic.bench.report.plotdata import Plot
+from laconic.bench.report.plots import plots
+from laconic.bench.report.scaling import scalings
+from laconic.bench.report.summary import kernel_summary, step_summary, train_summary
+from laconic.errors import ConfigError
+
+SCRIPTS = ("format.js", "scale.js", "draw.js", "curves.js", "bars.js", "dots.js", "main.js")
+
+
+@dataclass(frozen=True)
+class Section:
+    """What the page says about the runs of one setting."""
+
+    heading: str
+    summary: str
+    grid: Grid
+    plots: tuple[Plot, ...]
+    runs: tuple[TrainRecord, ...] = ()
+    """Those whose controllers' decisions are told."""
+
+
+def write_report(records: Sequence[Record], path: Path) -> None:
+    """Writes the page to `path`, over what was there."""
+    page = render(records)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write the report to {path}: {error.strerror}") from error
+
+
+def render(records: Sequence[Record]) -> str:
+    if not records:
+        raise ConfigError("nothing to report: the files hold no records")
+    sections = sections_of(records)
+    values = {
+        "title": escape(f"Laconic report: {sections[0].heading}"),
+        "heading": markup.prose(sections[0].heading if len(sections) == 1 else "Benchmark report"),
+        "lead": markup.lead([(part.heading, part.summary) for part in sections]),
+        "style": _asset("style.css"),
+        "script": "{\n" + "".join(map(_asset, SCRIPTS)) + "}",
+        "sections": _body(sections),
+        "runs": markup.runs(records),
+        "data": markup.data(records, [plot for part in sections for plot in part.plots]),
+    }
+    # One pass: a record that contains "{{data}}" stays text.
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], _asset("page.html"))
+
+
+def sections_of(records: Sequence[Record]) -> list[Section]:
+    """One for each setting, and one for what was done with several numbers of workers."""
+    train = group((r for r in records if isinstance(r, TrainRecord)), train_setting)
+    step = group((r for r in records if isinstance(r, StepRecord)), step_setting)
+    kernel = group((r for r in records if isinstance(r, KernelRecord)), kernel_setting)
+    return (
+        [
+            Section(
+                setting.words(),
+                train_summary(runs),
+                train_grid(runs),
+                tuple(plots(runs)),
+                tuple(runs),
+            )
+            for setting, runs in train.items()
+        ]
+        + [
+            Section(setting.words(), step_summary(runs), step_grid(runs), tuple(plots(runs)))
+            for setting, runs in step.items()
+        ]
+        + [
+            Section(setting.words(), kernel_summary(rows), kernel_grid(rows), tuple(plots(rows)))
+            for setting, rows in kernel.items()
+        ]
+        + [Section(*scaling) for scaling in scalings([r for rs in train.values() for r in rs])]
+    )
+
+
+def _body(sections: Sequence[Section]) -> str:
+    """Every section; charts are numbered through the page as in its data."""
+    parts, first = [], 0
+    for index, section in enumerate(sections):
+        heading = markup.heading(section.heading) if len(sections) > 1 else ""
+        figures = markup.figures(section.plots, first)
+        table, told = markup.table(section.grid), markup.timelines(section.runs)
+        parts.append(f'<section id="s{index}">{heading}{table}{figures}{told}</section>')
+        first += len(section.plots)
+    return "\n".join(parts)
+
+
+def _asset(name: str) -> str:
+    return (files("laconic.bench.report") / "page" / name).read_text(encoding="utf-8")

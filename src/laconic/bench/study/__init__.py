@@ -1,0 +1,1 @@
+"""The convergence studies: what they train, and all their runs until time is up."""

@@ -1,0 +1,1 @@
+"""What a benchmark trains: workloads, one a file in `workloads`, and what they share."""

@@ -1,0 +1,113 @@
+import pytest
+
+import laconic
+from laconic.bench.cases.baselines import DdpFp32, TorchPowerSgd
+from laconic.bench.cases.parse import Laconic, parse_case, split_cases
+from laconic.bench.races import demo, step, train
+from laconic.errors import ConfigError
+
+
+def test_a_case_is_a_baseline_or_a_spec() -> None:
+    assert parse_case("ddp-fp32") == DdpFp32()
+    assert parse_case("torch-powersgd:rank=2") == TorchPowerSgd(rank=2)
+    assert parse_case("topk:ratio=0.01") == Laconic("topk:ratio=0.01")
+
+
+def test_only_torchs_powersgd_needs_one_bucket() -> None:
+    names = ("ddp-fp32", "torch-fp16", "torch-powersgd:rank=1", "powersgd:rank=1")
+    assert [parse_case(name).one_bucket for name in names] == [False, False, True, False]
+
+
+def test_all_but_those_who_do_not_talk_learn() -> None:
+    names = ("compute-only", "ddp-fp32", "torch-bf16", "efsign")
+    assert [parse_case(name).learns for name in names] == [False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("texts", "cases"),
+    [
+        (["none,efsign"], ("none", "efsign")),
+        (["none", "efsign, fp16"], ("none", "efsign", "fp16")),
+        (["topk:ratio=0.01 | qsgd:bits=4,none"], ("topk:ratio=0.01 | qsgd:bits=4", "none")),
+        (
+            ["none,efsign @ exchange=gather, memory=none"],
+            ("none", "efsign @ exchange=gather,memory=none"),
+        ),
+        (["none,powersgd:rank=1,seed=2"], None),
+    ],
+)
+def test_commas_separate_cases_but_not_settings(
+    texts: list[str], cases: tuple[str, ...] | None
+) -> None:
+    if cases is None:
+        with pytest.raises(ConfigError, match=r"^powersgd: unknown parameter \['seed'\]"):
+            split_cases(texts)
+    else:
+        assert split_cases(texts) == cases
+
+
+def test_what_the_commands_run_by_themselves_exists() -> None:
+    assert split_cases(demo.CASES) == demo.CASES
+    assert split_cases(step.CASES) == step.CASES
+    assert split_cases(train.CASES) == train.CASES
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["top_k:ratio=0.01"], "no compressor named 'top_k'; did you mean 'topk'?"),
+        (["torch-int8"], "no baseline named 'torch-int8'; there are ddp-fp32, torch-fp16, "),
+        (["torch-powersgd"], "torch-powersgd: missing parameter ['rank']"),
+        (["torch-powersgd:rank=0"], "torch-powersgd: rank must be at least 1, got 0"),
+        (["none,none"], "cases: ['none'] given more than once"),
+        ([""], "no compressor named ''"),
+        ([], "cases: expected at least one"),
+    ],
+)
+def test_a_mistake_is_named(texts: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        split_cases(texts)
+    assert str(caught.value).startswith(message)
+
+
+def test_what_attach_is_told_stands_behind_an_at_sign() -> None:
+    text = "topk:ratio=0.01 @ memory=residual:decay=0.9, exchange=sharded, nan_policy=ignore"
+    [case] = split_cases([text])
+    expected = Laconic("topk:ratio=0.01", "residual:decay=0.9", "sharded", "ignore")
+    assert parse_case(case) == expected
+    assert parse_case("topk:ratio=0.01 @ memory=none").memory == "none"
+
+
+def test_brackets_hold_settings_of_settings_together() -> None:
+    one = "topk:ratio=0.1 @ controller=(gravac:low=10,high=1000), memory=residual"
+    two = "efsign @ exchange=(hierarchical:node=2,between=gather)"
+    assert split_cases([f"{one}, {two},none"]) == (one.replace(", ", ","), two, "none")
+    assert parse_case(one) == Laconic(
+        "topk:ratio=0.1", "residual", controller="gravac:low=10,high=1000"
+    )
+    assert parse_case(two) == Laconic("efsign", exchange="hierarchical:node=2,between=gather")
+    assert parse_case(one).rule() == laconic.GraVAC(low=10, high=1000)
+    assert parse_case("topk:ratio=0.1 @ controller=autopilot").rule() == laconic.Autopilot()
+    assert parse_case("topk:ratio=0.1").rule() is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("efsign @ exchange=mean", "efsign does not go with exchange 'mean'"),
+        ("efsign @ color=red", "efsign @ color=red: unknown parameter ['color']"),
+        ("efsign @ nan_policy=hope", "efsign @ nan_policy=hope: nan_policy must be one of"),
+        ("efsign @ controller=autopilot", "autopilot: efsign has no factor"),
+        ("efsign @ controller=otto", "no controller named 'otto'"),
+        ("topk:ratio=0.1 @ controller=(gravac:low=9,high=2)", "gravac: factors must be"),
+        ("topk:ratio=0.1 @ controller=(gravac:low=9", "brackets do not match in"),
+        ("topk:ratio=0.1 @ memory", "expected key=value, got 'memory' in"),
+        ("topk:ratio=0.1 @ memory=none, memory=none", "memory is set twice in"),
+    ],
+)
+def test_what_attach_would_refuse_is_refused_before_anything_starts(
+    text: str, message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        split_cases([text])
+    assert str(caught.value).startswith(message)

@@ -1,0 +1,39 @@
+from pathlib import Path
+
+import pytest
+
+from laconic.bench.report import figures
+from laconic.bench.report.figures import write_figures
+from laconic.errors import ConfigError, MissingExtra
+from synthetic_runs import race, scaled, steps
+
+
+def test_without_the_package_the_install_line_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r"--plots needs matplotlib: pip install 'laconic\[plo"):
+        write_figures(race(), tmp_path)
+
+
+def test_every_plot_becomes_a_picture_and_a_drawing(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra 'plots' is not installed")
+    paths = write_figures([*scaled()[:3], *steps()[:3]], tmp_path / "new")
+    names = {path.name for path in paths}
+    assert {
+        "1-where-runs-end-accuracy-and-time.png",
+        "1-loss-against-bytes-sent.svg",
+        "1-accuracy-against-time.svg",
+        "2-step-time.png",
+    } <= names
+    for path in paths:
+        head = path.read_bytes()[:300]
+        assert head.startswith(b"\x89PNG") if path.suffix == ".png" else b"<?xml" in head
+        assert path.stat().st_size > 3000
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra 'plots' is not installed")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot write plots to"):
+        write_figures(race(), tmp_path / "file")

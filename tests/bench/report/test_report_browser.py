@@ -1,0 +1,88 @@
+"""The page in a real browser: the script runs, the charts are drawn, and clicks do their work."""
+
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from laconic.bench.records.kinds import Record
+from laconic.bench.report.write import write_report
+from synthetic_runs import race, scaled, steps, train
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+
+
+MARK = "the driver is done"
+DRIVER = f"<script>{Path(__file__).with_name('drive_report.js').read_text()}</script></body>"
+
+
+def dom(records: list[Record], folder: Path, driver: str = "", *flags: str) -> str:
+    """The page after its script, and after ours; nothing else may be said on the console."""
+    assert CHROMIUM is not None
+    path = folder / "report.html"
+    write_report(records, path)
+    path.write_text(path.read_text().replace("</body>", driver or "</body>"))
+    place = [f"--user-data-dir={folder}/profile", "--enable-logging=stderr", *flags]
+    command = [CHROMIUM, *FLAGS, *place, "--dump-dom", path.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
+    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    assert [MARK in line for line in said] == [True] * bool(driver), said
+    return done.stdout
+
+
+def facts(page: str) -> dict[str, dict[str, object]]:
+    match = re.search(r'<output id="facts">(.*?)</output>', page)
+    assert match is not None
+    found: dict[str, dict[str, object]] = json.loads(match[1])
+    return found
+
+
+def assert_no_bad_numbers(page: str) -> None:
+    drawn = page.partition('<script type="application/json"')[0]
+    assert "NaN" not in drawn
+    assert "Infinity" not in drawn
+
+
+def test_charts_are_drawn(tmp_path: Path) -> None:
+    page = dom([*race(), *steps()], tmp_path)
+    assert "<title>Laconic report: mlp on synthetic digits" in page
+    # Two charts of seven curves each; every curve is a path with a line in it.
+    assert len(re.findall(r'<path d="M[^"]*L[^"]*"[^>]*class="curve"', page)) == 14
+    assert page.count('class="name halo"') == 7 + 5 + 5
+    assert page.count('<g class="dot') == 7 + 7
+    assert page.count('class="frontier"') == 2
+    assert page.count('class="key"') == 7
+    assert_no_bad_numbers(page)
+
+
+def test_odd_records_draw_without_a_fault(tmp_path: Path) -> None:
+    run = train("sign", 356, 32)
+    lone = replace(run, points=run.points[:1])
+    flat = replace(run, spec="flat", points=tuple(replace(p, loss=0.0) for p in run.points))
+    none = replace(run, spec="none", points=())
+    page = dom([lone, flat, none], tmp_path)
+    assert page.count("<figure") == 5
+    assert page.count('role="img"') == 5
+    assert_no_bad_numbers(page)
+
+
+def test_a_click_sorts_the_table_and_another_filters_a_method(tmp_path: Path) -> None:
+    """On the screen of a phone, where nothing may stand out to the side."""
+    page = dom([*scaled(), *steps()], tmp_path, DRIVER, "--window-size=390,800")
+    found = facts(page)
+    assert found["before"] == {"rows": 7, "dots": 14, "curves": 21}
+    assert found["filtered"] == {"rows": 6, "dots": 12, "curves": 18, "pressed": "false"}
+    assert found["after"] == found["before"]
+    shortest = ["408 ms", "462 ms", "482 ms", "572 ms", "712 ms", "3.23 s", "6.23 s"]
+    assert found["up"] == shortest
+    assert found["down"] == shortest[::-1]
+    assert found["fits"] is True
+    assert page.count("<h3>Scaling efficiency</h3>") == 1
+    assert_no_bad_numbers(page)

@@ -1,0 +1,63 @@
+"""A room: many work in it at once, and who wants to be alone gets to be."""
+
+import threading
+from pathlib import Path
+
+from laconic.bench.study.quiet import Room
+
+
+def test_many_are_inside_at_once(tmp_path: Path) -> None:
+    first, second = Room(tmp_path, "cpu"), Room(tmp_path, "cpu")
+    with first.shared(), second.shared():
+        pass
+
+
+def test_who_is_alone_is_alone(tmp_path: Path) -> None:
+    done: list[str] = []
+    inside, wanted = threading.Event(), threading.Event()
+
+    def trainer() -> None:
+        room = Room(tmp_path, "cpu")
+        with room.shared():
+            inside.set()
+            wanted.wait(10)
+            done.append("step")
+        with room.shared():
+            done.append("next step")
+
+    thread = threading.Thread(target=trainer)
+    thread.start()
+    inside.wait(10)
+    room = Room(tmp_path, "cpu")
+    wanted.set()
+    with room.alone():
+        done.append("measured")
+        thread.join(0.2)
+        assert thread.is_alive() == ("next step" not in done)
+        assert done in (["step", "measured"], ["step", "next step", "measured"])
+    thread.join(10)
+    assert sorted(done) == ["measured", "next step", "step"]
+
+
+def test_shared_work_may_stop_to_measure(tmp_path: Path) -> None:
+    """Two do so at the same time, which must not be a deadlock."""
+    measured: list[int] = []
+    both = threading.Barrier(2)
+
+    def work(number: int) -> None:
+        room = Room(tmp_path, "cpu")
+        with room.shared():
+            both.wait(10)
+            for _ in range(3):
+                with room.alone():
+                    measured.append(number)
+                    measured.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len(measured) == 12
+    # Nobody was there while another measured.
+    assert all(a == b for a, b in zip(measured[::2], measured[1::2], strict=True))
