@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import laconic
-from laconic.alarm import Alarm
+from laconic.alarm import LARGE, Alarm, _unasked
 from laconic.errors import ConfigError, NonFiniteError
 from laconic.simulate import Simulation, simulate
 from laconic.spec import compressor_classes, format_spec
@@ -183,6 +183,18 @@ def test_it_sees_any_entry_of_any_gradient(dtype: torch.dtype, bad: float) -> No
         grads[place // 3 if place < 3 else 1].view(-1)[place % 3 if place < 3 else place - 3] = bad
         assert Alarm(grads).raised
     assert not Alarm([torch.zeros(0)]).raised
+
+
+@pytest.mark.parametrize("bad", [0.0, float("nan"), float("inf"), float("-inf")])
+def test_a_gpu_would_find_the_same_unasked(bad: float) -> None:
+    """Small ones put together, large ones where they are, and neighbours as one."""
+    room = torch.full((12,), torch.finfo(torch.float32).max)
+    apart = [torch.zeros(3, dtype=torch.bfloat16), torch.zeros(LARGE), torch.zeros(2, 2)]
+    for tensors in ([room[:5], room[5:]], apart):
+        for tensor in tensors:
+            tensor.view(-1)[-1] += bad
+            assert _unasked(tensors).tolist() == Alarm(tensors).raised.tolist() == [bad != 0]
+            tensor.view(-1)[-1] = 0
 
 
 def test_the_largest_numbers_are_finite() -> None:

@@ -406,3 +406,42 @@ def test_a_residual_is_not_shared_between_lanes() -> None:
     run(lanes, [normal(100, seed=rank) for rank in range(2)])
     assert isinstance(lanes[0].memory, Residual)
     assert not torch.equal(lanes[0].kept["residual"], lanes[1].kept["residual"])
+
+
+ASIDE = [
+    (spec, way) for spec in ("efsign", "onebit") for way in ("gather", "sharded", "hierarchical")
+]
+
+
+@pytest.mark.parametrize(("spec", "way"), ASIDE)
+def test_what_is_kept_is_put_aside_or_stays(spec: str, way: str) -> None:
+    """Steps that count and one that does not are the same with the new residual beside the old."""
+    exchange_of = way + (":node=2,between=gather" if way == "hierarchical" else "")
+    ours, theirs = (lanes_for(spec, exchange_of, 2, 100) for _ in range(2))
+    for lane in theirs:
+        # Nobody asks it but for its traits, and it puts nothing aside.
+        lane.compressor = Loud()
+    places = {lane.kept["residual"].data_ptr() for lane in ours}
+    for step in range(3):
+        grads = [normal(100, seed=9 * step + rank) for rank in range(2)]
+        assert_same(run(ours, grads)[0], run(theirs, grads)[0])
+        assert {lane.kept["residual"].data_ptr() for lane in ours} == places
+        before = remembered(ours[0])
+        talk = together([exchange(normal(100, seed=7), ours[0])])
+        next(talk)
+        assert_same(remembered(ours[0]), before)
+        assert not torch.equal(ours[0].drafted()[0]["residual"], before[0])
+        ours[0].forget()
+        assert_same(remembered(ours[0]), remembered(theirs[0]))
+        places = {lane.kept["residual"].data_ptr() for lane in ours}
+
+
+@pytest.mark.parametrize(
+    ("spec", "way"), [("topk:ratio=0.1", "gather"), ("fp16", "mean"), ("powersgd", "mean")]
+)
+def test_others_write_the_new_beside_the_old(spec: str, way: str) -> None:
+    grad, [lane] = normal(100, seed=1), lanes_for(spec, way, 1, 100)
+    old = lane.kept["residual"]
+    next(together([exchange(grad, lane)]))
+    assert lane.kept["residual"] is old
+    assert lane.drafted()[0]["residual"] is not old

@@ -7,6 +7,7 @@ are formed on the way (a mean) cannot carry one.
 from dataclasses import replace
 from zlib import crc32
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,11 +29,15 @@ def sealed(call: Call) -> Call:
     )
 
 
-def opened(call: Call, answers: list[Tensor]) -> list[Tensor]:
-    """The messages without their CRC; raises WireError where one does not fit."""
+def opened(call: Call, answers: list[Tensor], own: int) -> list[Tensor]:
+    """The messages without their CRC; raises WireError where one does not fit.
+
+    `own` is this rank's number: what it told all ranks has come back to it, too.
+    """
     if call.kind == "mean":
         return answers
-    return [_open(answer, rank) for rank, answer in enumerate(answers)]
+    told = {own: call.buffers[0]} if call.kind == "gather" else {}
+    return [_open(answer, rank, told.get(rank)) for rank, answer in enumerate(answers)]
 
 
 def _longer(sizes: list[int] | None) -> list[int] | None:
@@ -45,8 +50,11 @@ def _seal(buffer: Tensor) -> Tensor:
     return torch.cat([data, torch.frombuffer(bytearray(crc), dtype=torch.uint8)])
 
 
-def _open(sealed: Tensor, rank: int) -> Tensor:
+def _open(sealed: Tensor, rank: int, told: Tensor | None) -> Tensor:
     data, crc = sealed[:-CRC_BYTES], sealed[-CRC_BYTES:]
+    # A quarter of the time of a CRC.
+    if told is not None and np.array_equal(sealed.numpy(), told.numpy()):
+        return data
     if _crc(data) != int.from_bytes(crc.numpy().tobytes(), "little"):
         raise WireError(f"the message of rank {rank} was changed on the way: its CRC does not fit")
     return data

@@ -81,7 +81,7 @@ class TorchComm(Comm):
         with self._peers(call.kind, monotonic()):
             answers = self._carry(call)
         if self.checksum:
-            answers = opened(call, answers)
+            answers = opened(call, answers, self.rank)
         return [a.to(device, non_blocking=True) for a in answers] if staged else answers
 
     def is_direct(self, device: torch.device) -> bool:

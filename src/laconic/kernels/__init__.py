@@ -85,12 +85,23 @@ class Kernels(Protocol):
     ) -> Tensor: ...
     def sign_pack(self, x: Tensor) -> tuple[Tensor, Tensor]: ...
     def sign_pack_sum(
-        self, x: Tensor, residual: Tensor, decay: float, left: Tensor
+        self,
+        x: Tensor,
+        residual: Tensor,
+        decay: float,
+        left: Tensor,
+        aside: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]: ...
     def sign_add(self, out: Tensor, bits: Tensor, scales: Tensor, weight: float) -> None: ...
     def sides_pack(self, x: Tensor, bucket: int) -> tuple[Tensor, Tensor, Tensor]: ...
     def sides_pack_sum(
-        self, x: Tensor, residual: Tensor, decay: float, left: Tensor, bucket: int
+        self,
+        x: Tensor,
+        residual: Tensor,
+        decay: float,
+        left: Tensor,
+        bucket: int,
+        aside: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]: ...
     def sides_add(
         self, out: Tensor, bits: Tensor, low: Tensor, high: Tensor, weight: float, bucket: int
