@@ -23,7 +23,7 @@ class Cast(Fused):
         return (kernels.at(x).cast_pack(x, self.dtype),)
 
     def take(self, given: Given, turn: Turn) -> Parts:
-        x, residual, left, decay = given[:4]
+        x, residual, left, decay = given
         assert residual is not None
         assert left is not None
         return (kernels.at(x).cast_pack_sum(x, residual, decay, left, self.dtype),)

@@ -32,7 +32,7 @@ class Rounded(Fused):
         return codes, scales.to(_wire_type(rule))
 
     def take(self, given: Given, turn: Turn) -> Parts:
-        x, residual, left, decay = given[:4]
+        x, residual, left, decay = given
         assert residual is not None and left is not None  # noqa: PT018
         rule, key = self.rule(), turn.own_key()
         codes, scales = kernels.at(x).round_pack_sum(x, residual, decay, left, rule, key)

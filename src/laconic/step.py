@@ -75,21 +75,6 @@ class Lane:
         self._draft = dict(self.talk)
         return self._then, self._draft
 
-    def renewed(self, given: Given) -> Given:
-        """The same, but the residual is renewed where it lies, and what is kept put aside.
-
-        So on a CPU, where the method's kernels can: they copy past the cache what they have at
-        hand anyway. A new residual beside the old one is more memory that goes through it.
-        """
-        old, new = given.residual, given.left
-        fits = old is not None and old.numel() == given.x.numel() and old.device.type == "cpu"
-        if fits and self.compressor.traits().puts_aside:
-            for key, tensor in self.kept.items():
-                if tensor is old and self._then[key] is new and new is not old:
-                    self.kept[key], self._then[key] = new, old
-                    return given._replace(left=old, aside=new)
-        return given
-
     def keep(self) -> None:
         """The step counts: what it drafted is what is remembered from now on."""
         if self._draft is not None:
@@ -142,7 +127,6 @@ def exchange(grad: Tensor, lane: Lane) -> Rounds:
     norm = None
     if lane.turn.step % lane.sample_every == 0:
         given, norm = _sampled(given)
-    given = lane.renewed(given)
     mean = yield from lane.talker.rounds(given, talk, lane.turn)
     mean = lane.memory.after(given, mean, lane.kept, then)
     if mean.data_ptr() != grad.data_ptr():

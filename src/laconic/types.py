@@ -94,21 +94,18 @@ def mix(*words: int, start: int = 0) -> int:
 class Given(NamedTuple):
     """What a lane has to say: `x + decay * residual`; `left` receives what remains unsaid.
 
-    `left` may be `residual` itself. It is None when nobody asks for what was lost. Where there is
-    an `aside`, `left` is the residual, and the old one is put aside before it is overwritten.
+    `left` may be `residual` itself. It is None when nobody asks for what was lost.
     """
 
     x: Tensor
     residual: Tensor | None = None
     left: Tensor | None = None
     decay: float = 1.0
-    aside: Tensor | None = None
 
     def slice(self, start: int, stop: int) -> "Given":
         residual = None if self.residual is None else self.residual[start:stop]
         left = None if self.left is None else self.left[start:stop]
-        aside = None if self.aside is None else self.aside[start:stop]
-        return Given(self.x[start:stop], residual, left, self.decay, aside)
+        return Given(self.x[start:stop], residual, left, self.decay)
 
     def total(self) -> Tensor:
         """What has to be said as one tensor: inside `left` where there is one."""
@@ -116,8 +113,6 @@ class Given(NamedTuple):
             return self.x
         if self.residual is None:
             return self.left.copy_(self.x)
-        if self.aside is not None:
-            self.aside.copy_(self.residual)
         return torch.add(self.x, self.residual, alpha=self.decay, out=self.left)
 
 

@@ -1,6 +1,5 @@
 """The dense quantisers on the CPU against their meaning in torch."""
 
-from functools import partial
 from types import ModuleType
 
 import numpy as np
@@ -162,24 +161,6 @@ class TestSigns:
         cpu.sign_pack_sum(x, residual, 0.5, left)
         cpu.sign_pack_sum(x, residual, 0.5, residual)
         assert torch.equal(left, residual)
-
-    @pytest.mark.parametrize("backend", [cpu, reference], ids=lambda module: module.__name__[16:])
-    @pytest.mark.parametrize("start", [0, 1, 15])
-    @pytest.mark.parametrize("numel", [*SIZES, 31, 32, 33, 47, 2049])
-    def test_the_old_residual_is_put_aside(
-        self, backend: ModuleType, numel: int, start: int
-    ) -> None:
-        """To the bit, wherever in a line of memory it begins, and nothing around it is touched."""
-        x, old = normal(numel), normal(numel, 1)
-        packs = [backend.sign_pack_sum, partial(backend.sides_pack_sum, bucket=100)]
-        for pack in packs:
-            in_place, residual = old.clone(), old.clone()
-            room = torch.full((numel + 64,), torch.nan)
-            expected = pack(x, in_place, 0.5, in_place)
-            ours = pack(x, residual, 0.5, residual, aside=room[start : start + numel])
-            assert all(map(torch.equal, (*ours, residual), (*expected, in_place)))
-            assert torch.equal(room[start : start + numel], old)
-            assert int(room.isnan().sum()) == 64
 
     @pytest.mark.parametrize("numel", [*SIZES, 31, 32, 33, MANY])
     def test_votes_alike_at_every_size(self, numel: int) -> None:

@@ -28,7 +28,7 @@ class EFSign(Fused):
     paper: ClassVar = "Karimireddy et al. 2019, arXiv:1901.09847"
 
     def traits(self) -> Traits:
-        return Traits(contraction=True, shows=True, puts_aside=True)
+        return Traits(contraction=True, shows=True)
 
     def layout(self, numel: int) -> Layout:
         return Layout((Field(torch.uint8, packed_numel(numel, 1)), Field(torch.float32, 1)))
@@ -37,9 +37,9 @@ class EFSign(Fused):
         return kernels.at(x).sign_pack(x)
 
     def take(self, given: Given, turn: Turn) -> Parts:
-        x, residual, left, decay, aside = given
+        x, residual, left, decay = given
         assert residual is not None and left is not None  # noqa: PT018
-        return kernels.at(x).sign_pack_sum(x, residual, decay, left, aside)
+        return kernels.at(x).sign_pack_sum(x, residual, decay, left)
 
     def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
         bits, scales = (as_rows(parts) for parts in zip(*messages, strict=True))

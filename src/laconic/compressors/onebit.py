@@ -37,7 +37,7 @@ class OneBit(Fused):
         check_whole("onebit", "bucket", self.bucket, 0)
 
     def traits(self) -> Traits:
-        return Traits(contraction=True, shows=True, puts_aside=True)
+        return Traits(contraction=True, shows=True)
 
     def _bucket(self, numel: int) -> int:
         return self.bucket or max(1, numel)
@@ -50,10 +50,10 @@ class OneBit(Fused):
         return kernels.at(x).sides_pack(x, self._bucket(x.numel()))
 
     def take(self, given: Given, turn: Turn) -> Parts:
-        x, residual, left, decay, aside = given
+        x, residual, left, decay = given
         assert residual is not None and left is not None  # noqa: PT018
         bucket = self._bucket(x.numel())
-        return kernels.at(x).sides_pack_sum(x, residual, decay, left, bucket, aside)
+        return kernels.at(x).sides_pack_sum(x, residual, decay, left, bucket)
 
     def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
         bits, low, high = (as_rows(parts) for parts in zip(*messages, strict=True))

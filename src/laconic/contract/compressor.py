@@ -43,9 +43,6 @@ class Traits(NamedTuple):
     shows: bool = False
     """Where any entry is not finite, a number of the first message is not: who looks at that need
     not look at the gradient."""
-    puts_aside: bool = False
-    """On a CPU its kernel puts the old residual aside on the way, where the memory has room for
-    that: cheaper than a new residual beside the old one."""
 
 
 class Compressor(ABC):
@@ -108,8 +105,7 @@ class Fused(OneRound):
     def take(self, given: Given, turn: Turn) -> Parts:
         """The message about `given.total()`; `given.left` then holds what it does not say.
 
-        Both `given.residual` and `given.left` are there, and may be the same. `given.aside` is
-        there only where the method's traits say that it `puts_aside`.
+        Both `given.residual` and `given.left` are there, and may be the same.
         """
 
 
@@ -152,7 +148,6 @@ def take(codec: OneRound, given: Given, turn: Turn) -> Parts:
     if given.left is None:
         return codec.compress(given.x, turn)
     if isinstance(codec, Fused) and given.residual is not None:
-        assert given.aside is None or codec.traits().puts_aside, f"{codec} puts nothing aside"
         return codec.take(given, turn)
     x = given.total()
     parts = codec.compress(x, turn)

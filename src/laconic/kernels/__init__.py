@@ -85,23 +85,12 @@ class Kernels(Protocol):
     ) -> Tensor: ...
     def sign_pack(self, x: Tensor) -> tuple[Tensor, Tensor]: ...
     def sign_pack_sum(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        decay: float,
-        left: Tensor,
-        aside: Tensor | None = None,
+        self, x: Tensor, residual: Tensor, decay: float, left: Tensor
     ) -> tuple[Tensor, Tensor]: ...
     def sign_add(self, out: Tensor, bits: Tensor, scales: Tensor, weight: float) -> None: ...
     def sides_pack(self, x: Tensor, bucket: int) -> tuple[Tensor, Tensor, Tensor]: ...
     def sides_pack_sum(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        decay: float,
-        left: Tensor,
-        bucket: int,
-        aside: Tensor | None = None,
+        self, x: Tensor, residual: Tensor, decay: float, left: Tensor, bucket: int
     ) -> tuple[Tensor, Tensor, Tensor]: ...
     def sides_add(
         self, out: Tensor, bits: Tensor, low: Tensor, high: Tensor, weight: float, bucket: int

@@ -20,22 +20,12 @@ def check_given(given: Given) -> None:
     if left is None:
         return
     _check("left", left, x)
-    if given.aside is not None:
-        _check_aside(given.aside, given)
     if _overlap(left, x):
         raise ConfigError("kernels: left must not share memory with x, which is still to be read")
-    if residual is None or _same(left, residual):
+    if residual is None or left.data_ptr() == residual.data_ptr():
         return
     if _overlap(left, residual):
         raise ConfigError("kernels: left must be the residual itself or share no memory with it")
-
-
-def _check_aside(aside: Tensor, given: Given) -> None:
-    _check("aside", aside, given.x)
-    if given.residual is None or not _same(given.left, given.residual):
-        raise ConfigError("kernels: where the residual is put aside, left must be the residual")
-    if _overlap(aside, given.residual) or _overlap(aside, given.x):
-        raise ConfigError("kernels: aside must share no memory with x or the residual")
 
 
 def check_floating(x: Tensor) -> None:
@@ -56,10 +46,6 @@ def _check(name: str, tensor: Tensor, x: Tensor) -> None:
         raise ConfigError(
             f"kernels: {name} must have {x.numel()} elements as x has, got {tensor.numel()}"
         )
-
-
-def _same(one: Tensor | None, two: Tensor) -> bool:
-    return one is not None and one.data_ptr() == two.data_ptr()
 
 
 def _overlap(one: Tensor, two: Tensor) -> bool:

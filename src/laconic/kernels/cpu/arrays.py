@@ -29,8 +29,3 @@ def memory_of(given: Given) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     if given.left.data_ptr() == given.residual.data_ptr():
         return left, left
     return given.residual.numpy(), left
-
-
-def aside_of(given: Given) -> NDArray[np.float32]:
-    """Where the old residual is put; empty where nobody wants it."""
-    return np.empty(0, dtype=np.float32) if given.aside is None else given.aside.numpy()

@@ -117,7 +117,7 @@ def _find(x: NDArray[np.float32], border: np.float32, out: NDArray[np.int64]) ->
 
 def _reached(given: Given, border: np.float32) -> NDArray[np.int64]:
     """Positions of the magnitudes of the sum that reach the border, which is above 0."""
-    x, residual, left, decay = given[:4]
+    x, residual, left, decay = given
     out = np.empty(x.numel() + 1, dtype=np.int64)
     if residual is None or left is None:
         found = _find(given.total().numpy(), border, out)
@@ -129,7 +129,7 @@ def _reached(given: Given, border: np.float32) -> NDArray[np.int64]:
 
 
 def largest(given: Given, count: int) -> Tensor:
-    x, residual, left, decay = given[:4]
+    x, residual, left, decay = given
     expected = count // STRIDE
     if residual is None or left is None or expected < 50 or count >= x.numel():
         return _counted(given.total(), count)

@@ -65,14 +65,9 @@ def sides_pack(x: Tensor, bucket: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def sides_pack_sum(
-    x: Tensor,
-    residual: Tensor,
-    decay: float,
-    left: Tensor,
-    bucket: int,
-    aside: Tensor | None = None,
+    x: Tensor, residual: Tensor, decay: float, left: Tensor, bucket: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    bits, sums = measure(Given(x, residual, left, decay, aside), bucket)
+    bits, sums = measure(Given(x, residual, left, decay), bucket)
     low, high = _means(sums, x.numel(), bucket)
     settle(left.numpy(), low.numpy(), high.numpy(), bucket)
     return bits, low, high

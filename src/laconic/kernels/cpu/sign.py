@@ -20,11 +20,9 @@ def sign_pack(x: Tensor) -> tuple[Tensor, Tensor]:
     return bits, _scale(sums, x.numel())
 
 
-def sign_pack_sum(
-    x: Tensor, residual: Tensor, decay: float, left: Tensor, aside: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def sign_pack_sum(x: Tensor, residual: Tensor, decay: float, left: Tensor) -> tuple[Tensor, Tensor]:
     bucket = max(1, x.numel())
-    bits, sums = measure(Given(x, residual, left, decay, aside), bucket, even=True)
+    bits, sums = measure(Given(x, residual, left, decay), bucket, even=True)
     scale = _scale(sums, x.numel())
     settle(left.numpy(), (-scale).numpy()[: len(sums)], scale.numpy(), bucket)
     return bits, scale

@@ -8,10 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from laconic.kernels.cpu.arrays import aside_of, memory_of
-from laconic.kernels.cpu.aside import put_aside
+from laconic.kernels.cpu.arrays import memory_of
 from laconic.kernels.cpu.jit import called, compiled, summing
-from laconic.kernels.cpu.vector import LANES, negatives, sum_of, written
+from laconic.kernels.cpu.vector import LANES, negatives, sum_of
 from laconic.types import Given
 
 BLOCK = 2048
@@ -88,7 +87,6 @@ def _measure(
     residual: Floats,
     left: Floats,
     apart: bool,
-    aside: Floats,
     words: NDArray[np.uint32],
     sums: NDArray[np.float64],
     bucket: int,
@@ -96,7 +94,7 @@ def _measure(
 ) -> None:
     """Packs x, or x + decay * residual where there is a `left`, and sums it up bucket by bucket.
 
-    The residual is in `left`, unless that is `apart`, and is put `aside` if there is room.
+    The residual is in `left`, unless that is `apart`.
     """
     feedback = left.size > 0
     for start in range(0, x.size, BLOCK):
@@ -105,8 +103,6 @@ def _measure(
         if apart:
             _add_beside(x[start:stop], decay, residual[start:stop], block)
         elif feedback:
-            if aside.size:
-                put_aside(block, aside[start:stop])
             _add_up(x[start:stop], decay, block)
         _pack(block, words[start // LANES : start // LANES + BLOCK // LANES])
         for b in range(start // bucket, (stop - 1) // bucket + 1):
@@ -115,7 +111,6 @@ def _measure(
                 _sum_sizes(block[first - start : last - start], sums[b])
             else:
                 _sum_up(block[first - start : last - start], sums[b])
-    written()
 
 
 @called
@@ -143,6 +138,5 @@ def measure(given: Given, bucket: int, even: bool = False) -> tuple[Tensor, NDAr
     packed = words.numpy().view(np.uint32)
     kept, rest = memory_of(given)
     apart = kept is not rest
-    memory = np.float32(given.decay), kept, rest, apart, aside_of(given)
-    _measure(x.numpy(), *memory, packed, sums, bucket, even)
+    _measure(x.numpy(), np.float32(given.decay), kept, rest, apart, packed, sums, bucket, even)
     return bits, sums

@@ -15,9 +15,6 @@ _array_at: Any = make_array
 LANES = 32
 """Entries of one mask; the compiler cuts them into what the CPU has."""
 
-LINE_BYTES = 64
-"""Where an address that is written past the cache must be a multiple of."""
-
 _FLOATS = ir.VectorType(ir.FloatType(), LANES)
 _MASK = ir.VectorType(ir.IntType(1), LANES)
 
@@ -101,32 +98,6 @@ def add_either(typing: Any, out: Any, start: Any, bits: Any, low: Any, high: Any
 
     number = types.float32
     return types.void(out, types.intp, types.uint32, number, number), write
-
-
-@intrinsic
-def stream(typing: Any, out: Any, start: Any, x: Any, first: Any) -> Any:
-    """out[start : start + LANES] becomes x[first : first + LANES], past the cache."""
-
-    def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        source = signature.replace(args=signature.args[2:])
-        values = builder.load(_at(context, builder, source, args[2:], _FLOATS), align=4)
-        place = _at(context, builder, signature, args, _FLOATS)
-        store = builder.store(values, place, align=LINE_BYTES)
-        store.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
-        return context.get_dummy_value()
-
-    return types.void(out, types.intp, x, types.intp), write
-
-
-@intrinsic
-def written(typing: Any) -> Any:
-    """From here on all threads see what was written past the cache."""
-
-    def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.fence("seq_cst")
-        return context.get_dummy_value()
-
-    return types.void(), write
 
 
 def _compare(how: str) -> Any:

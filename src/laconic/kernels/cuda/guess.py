@@ -103,7 +103,7 @@ def _guess_kernel(
 
 def begun(given: Given, search: Search) -> Tensor:
     """A state with brackets that begin at a guess."""
-    x, residual, left, decay = given[:4]
+    x, residual, left, decay = given
     feedback = residual is not None and left is not None
     blocks = BLOCKS if x.numel() >= LARGE else 1
     tried = min(x.numel(), BLOCK * blocks)

@@ -89,7 +89,7 @@ def spread(numel: int) -> tuple[int, int]:
 
 def sources(given: Given) -> tuple[Tensor, Tensor, Tensor, float, bool]:
     """x, residual, left, decay, and whether a pass has to add them up."""
-    x, residual, left, decay = given[:4]
+    x, residual, left, decay = given
     if residual is None or left is None:
         total = given.total()
         return total, total, total, 1.0, False

@@ -52,7 +52,7 @@ def _guess_kernel(
 
 def guessed(given: Given, count: int) -> Tensor:
     """Two magnitudes (bits) that the count-th largest should be between."""
-    x, residual, left, decay = given[:4]
+    x, residual, left, decay = given
     feedback = residual is not None and left is not None
     tried = min(x.numel(), GUESS)
     aim = count * tried / x.numel()

@@ -92,15 +92,8 @@ def sides_pack(x: Tensor, bucket: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def sides_pack_sum(
-    x: Tensor,
-    residual: Tensor,
-    decay: float,
-    left: Tensor,
-    bucket: int,
-    aside: Tensor | None = None,
+    x: Tensor, residual: Tensor, decay: float, left: Tensor, bucket: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if aside is not None:
-        aside.copy_(residual)
     return _sides(x, residual, decay, left, bucket, feedback=True)
 
 

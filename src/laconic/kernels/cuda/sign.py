@@ -14,11 +14,7 @@ def sign_pack(x: Tensor) -> tuple[Tensor, Tensor]:
     return bits, settle(x, sums, feedback=False, even=True)[1]
 
 
-def sign_pack_sum(
-    x: Tensor, residual: Tensor, decay: float, left: Tensor, aside: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    if aside is not None:
-        aside.copy_(residual)
+def sign_pack_sum(x: Tensor, residual: Tensor, decay: float, left: Tensor) -> tuple[Tensor, Tensor]:
     bits, sums = measure(x, residual, decay, left, feedback=True)
     if not x.numel():
         return bits, torch.zeros(1, device=x.device)

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from laconic.kernels.reference.bits import pack_bits, unpack_bits
-from laconic.types import Given
 
 
 def sides_pack(x: Tensor, bucket: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -28,15 +27,10 @@ def _mean(total: Tensor, count: Tensor) -> Tensor:
 
 
 def sides_pack_sum(
-    x: Tensor,
-    residual: Tensor,
-    decay: float,
-    left: Tensor,
-    bucket: int,
-    aside: Tensor | None = None,
+    x: Tensor, residual: Tensor, decay: float, left: Tensor, bucket: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`sides_pack` of x + decay * residual; `left` (maybe the residual) holds what is unsaid."""
-    total = Given(x, residual, left, decay, aside).total()
+    total = torch.add(x, residual, alpha=decay, out=left)
     bits, low, high = sides_pack(total, bucket)
     sides_add(left, bits.unsqueeze(0), low.unsqueeze(0), high.unsqueeze(0), -1.0, bucket)
     return bits, low, high

@@ -1,10 +1,10 @@
 """Signs, one bit each, with the mean magnitude."""
 
+import torch
 from torch import Tensor
 
 from laconic.kernels.reference.bits import pack_bits
 from laconic.kernels.reference.sides import sides_add
-from laconic.types import Given
 
 
 def sign_pack(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -13,11 +13,9 @@ def sign_pack(x: Tensor) -> tuple[Tensor, Tensor]:
     return pack_bits(x < 0, 1), scale
 
 
-def sign_pack_sum(
-    x: Tensor, residual: Tensor, decay: float, left: Tensor, aside: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def sign_pack_sum(x: Tensor, residual: Tensor, decay: float, left: Tensor) -> tuple[Tensor, Tensor]:
     """`sign_pack` of x + decay * residual; `left` (maybe the residual) holds what is unsaid."""
-    total = Given(x, residual, left, decay, aside).total()
+    total = torch.add(x, residual, alpha=decay, out=left)
     bits, scale = sign_pack(total)
     sign_add(left, bits.unsqueeze(0), scale.unsqueeze(0), -1.0)
     return bits, scale
