@@ -200,7 +200,7 @@ def from_settings(name: str, cls: type[T], texts: Mapping[str, str], **given: ob
     missing = [k for k, f in known.items() if f.default is MISSING and k not in texts]
     if missing:
         raise ConfigError(f"{name}: missing parameter {missing}")
-    types = _types_of(cls)
+    types = _types_of(cls)  # type: ignore[arg-type]
     return cls(**given, **{key: _read(name, key, types[key], t) for key, t in texts.items()})
 
 
