@@ -3,6 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
+# Hundreds of processes of the tests import the package: all but the first find it compiled, even
+# where the shell asks for the opposite.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test test-gpu test-tf check audit audit-online clean docs table
 
 demo: $(READY)  ## four emulated hosts race dense training against compressed

@@ -1,10 +1,14 @@
 """Real ranks for tests: processes that run the functions they are sent."""
 
+import ctypes
 import os
+import signal
 import socket
 import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
+from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -13,6 +17,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 TIMEOUT_S = 58
+PR_SET_PDEATHSIG = 1
 
 
 class RankFailed(AssertionError):
@@ -26,6 +31,8 @@ def free_port() -> int:
 
 
 def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
+    # Who is stopped does not see that the tests are gone, if they end at once.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -47,8 +54,24 @@ def as_torchrun() -> None:
     os.environ.update(GROUP_RANK="0", TORCHELASTIC_RUN_ID="tests", OMP_NUM_THREADS="1")
 
 
+def _call(module: str, name: str, *args: object) -> Any:
+    return getattr(import_module(module), name)(*args)
+
+
+class Jobs:
+    """The functions of a module that only ranks import, since its packages take seconds."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return partial(_call, self._module, name)
+
+
 class Ranks:
     """N processes in one gloo group. A failure ends them all; the next job starts new ones.
+
+    They are stopped between jobs, or gloo would wake them a hundred times a second.
 
     Modules that take seconds to import may be preloaded: once, for all of them.
     """
@@ -63,6 +86,7 @@ class Ranks:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._signal(signal.SIGCONT)
         for pipe in self._pipes:
             pipe.send(None)
         for process in self._processes:
@@ -75,6 +99,7 @@ class Ranks:
         """The results of `function(*args)`, called on every rank, by rank."""
         if not self._processes:
             self._start()
+        self._signal(signal.SIGCONT)
         try:
             for pipe in self._pipes:
                 pipe.send((function, args))
@@ -88,6 +113,7 @@ class Ranks:
             self._kill()
             texts = [f"rank {r}: {'no answer' if a is None else a[1]}" for r, a in wrong.items()]
             raise RankFailed("\n".join(texts))
+        self._signal(signal.SIGSTOP)
         return [answer[1] for answer in answers if answer is not None]
 
     def _start(self) -> None:
@@ -103,6 +129,10 @@ class Ranks:
             process.start()
             self._processes.append(process)
             self._pipes.append(here)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self._processes:
+            os.kill(process.pid, number)
 
     def _kill(self) -> None:
         for process in self._processes:

@@ -1,7 +1,7 @@
 """The arrows of the design: who may import whom, and who may know of what is outside."""
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -72,14 +72,31 @@ def house(file: Path) -> str:
     return "laconic" if first == "__init__" else first
 
 
-def imports(file: Path) -> Iterator[str]:
+HOUSES = sorted({house(file) for file in FILES})
+
+
+def of_house(name: str) -> list[Path]:
+    files = [file for file in FILES if house(file) == name]
+    assert files, f"there are no files of {name}"
+    return files
+
+
+@cache
+def nodes(file: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(file.read_text())))
+
+
+@cache
+def imports(file: Path) -> list[str]:
     """All that a file imports, wherever it does, as absolute names down to the imported thing."""
-    for node in ast.walk(ast.parse(file.read_text())):
+    found: list[str] = []
+    for node in nodes(file):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{place(file)}: relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return found
 
 
 def neighbours(file: Path) -> set[str]:
@@ -108,40 +125,42 @@ def test_the_source_was_found() -> None:
     assert len(FILES) > 40
 
 
-@pytest.mark.parametrize("name", sorted({house(file) for file in FILES}))
+@pytest.mark.parametrize("name", HOUSES)
 def test_every_part_has_its_level(name: str) -> None:
     level(name)
 
 
-@pytest.mark.parametrize("file", FILES, ids=place)
-def test_imports_point_down(file: Path) -> None:
-    here = house(file)
-    up = sorted(name for name in neighbours(file) if level(name) > level(here))
-    assert not up, f"{place(file)} (in {here}) imports {up}, which are above it"
+@pytest.mark.parametrize("here", HOUSES)
+def test_imports_point_down(here: str) -> None:
+    for file in of_house(here):
+        up = sorted(name for name in neighbours(file) if level(name) > level(here))
+        assert not up, f"{place(file)} (in {here}) imports {up}, which are above it"
 
 
-@pytest.mark.parametrize("file", [f for f in FILES if house(f) in ALONE], ids=place)
-def test_some_know_nothing_else(file: Path) -> None:
-    others = neighbours(file) - ALONE[house(file)]
-    assert not others, f"{place(file)} knows of {sorted(others)}"
+@pytest.mark.parametrize("here", ALONE)
+def test_some_know_nothing_else(here: str) -> None:
+    for file in of_house(here):
+        others = neighbours(file) - ALONE[here]
+        assert not others, f"{place(file)} knows of {sorted(others)}"
 
 
-@pytest.mark.parametrize("file", FILES, ids=place)
-def test_optional_packages_come_in_by_their_own_door(file: Path) -> None:
-    for name in imports(file):
-        package = name.partition(".")[0]
-        if package in GUESTS:
-            assert within(file, GUESTS[package]), f"{place(file)} imports {package}"
+@pytest.mark.parametrize("here", HOUSES)
+def test_optional_packages_come_in_by_their_own_door(here: str) -> None:
+    for file in of_house(here):
+        guests = {name.partition(".")[0] for name in imports(file)} & GUESTS.keys()
+        wrong = sorted(guest for guest in guests if not within(file, GUESTS[guest]))
+        assert not wrong, f"{place(file)} imports {wrong}"
 
 
-@pytest.mark.parametrize("file", FILES, ids=place)
-def test_the_environment_is_read_at_the_edge_only(file: Path) -> None:
-    if within(file, ENVIRONMENT):
-        return
+@pytest.mark.parametrize("here", HOUSES)
+def test_the_environment_is_read_at_the_edge_only(here: str) -> None:
     names = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
-    for node in ast.walk(ast.parse(file.read_text())):
-        assert not (isinstance(node, ast.Attribute) and node.attr in names), place(file)
-        assert not (isinstance(node, ast.alias) and node.name in names), place(file)
+    for file in of_house(here):
+        if within(file, ENVIRONMENT):
+            continue
+        for node in nodes(file):
+            assert not (isinstance(node, ast.Attribute) and node.attr in names), place(file)
+            assert not (isinstance(node, ast.alias) and node.name in names), place(file)
 
 
 def test_methods_do_not_know_each_other() -> None:

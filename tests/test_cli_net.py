@@ -5,9 +5,15 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
+
+from laconic import cli
+
+Here: TypeAlias = Callable[..., tuple[int, str, str]]
 
 LACONIC = [sys.executable, "-m", "laconic"]
 SHOW_NAMESPACE = "echo $RANK/$WORLD_SIZE; readlink /proc/self/ns/net"
@@ -26,6 +32,20 @@ def laconic(*words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [*LACONIC, *words], capture_output=True, text=True, timeout=30, check=False
     )
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
+    """Exit code, output and complaints of a command, in this process, which has imported all."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["laconic", *words])
+        with pytest.raises(SystemExit) as end:
+            cli.run()
+        assert isinstance(end.value.code, int)
+        return end.value.code, *capsys.readouterr()
+
+    return run
 
 
 def processes_with(token: str) -> set[int]:
@@ -112,24 +132,24 @@ def test_a_signal_leaves_nothing(
         (["--workers", "0", "true"], "laconic: testbed: workers must be in [1, 254], got 0"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(words: list[str], message: str) -> None:
-    done = laconic("net", *words)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith(message)
-    assert done.stderr.count("\n") == 1
+def test_a_mistake_is_one_line_and_exit_code_2(here: Here, words: list[str], message: str) -> None:
+    code, out, err = here("net", *words)
+    assert code == 2
+    assert out == ""
+    assert err.startswith(message)
+    assert err.count("\n") == 1
 
 
-def test_a_program_that_is_not_there(emulated: None) -> None:
-    done = laconic("net", "--", "no-such-program")
-    assert done.returncode == 2
-    assert done.stderr.startswith("laconic: command: cannot run 'no-such-program'")
+def test_a_program_that_is_not_there(emulated: None, here: Here) -> None:
+    code, _, err = here("net", "--", "no-such-program")
+    assert code == 2
+    assert err.startswith("laconic: command: cannot run 'no-such-program'")
 
 
-def test_an_unknown_command_is_named() -> None:
-    done = laconic("nett")
-    assert done.returncode == 2
-    assert "No such command 'nett'" in done.stderr
+def test_an_unknown_command_is_named(here: Here) -> None:
+    code, _, err = here("nett")
+    assert code == 2
+    assert "No such command 'nett'" in err
 
 
 def test_without_the_rights_it_says_so(emulated: None) -> None:

@@ -5,8 +5,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from audit import PERMISSIVE, normal, packages, pins, project, reached
 
 SOURCE = Path(__file__).parents[1] / "src" / "laconic"
@@ -68,6 +66,5 @@ def test_ranges_admit_the_pins() -> None:
     assert not [str(r) for r in tried if held[normal(r.name)] not in r.specifier]
 
 
-@pytest.mark.parametrize("package", packages(), ids=lambda package: package.name)
-def test_licences_are_permissive(package: object) -> None:
-    assert PERMISSIVE.search(package.licence), package.licence  # type: ignore[attr-defined]
+def test_licences_are_permissive() -> None:
+    assert not [package for package in packages() if not PERMISSIVE.search(package.licence)]

@@ -200,8 +200,14 @@ def from_settings(name: str, cls: type[T], texts: Mapping[str, str], **given: ob
     missing = [k for k, f in known.items() if f.default is MISSING and k not in texts]
     if missing:
         raise ConfigError(f"{name}: missing parameter {missing}")
-    hints = get_type_hints(cls)
-    return cls(**given, **{key: _read(name, key, hints[key], t) for key, t in texts.items()})
+    types = _types_of(cls)  # type: ignore[arg-type]
+    return cls(**given, **{key: _read(name, key, types[key], t) for key, t in texts.items()})
+
+
+@cache
+def _types_of(cls: type) -> Mapping[str, Any]:
+    """What the annotations of a class mean, which takes longer to find out than all else here."""
+    return get_type_hints(cls)
 
 
 def _read(name: str, key: str, kind: Any, text: str) -> object:

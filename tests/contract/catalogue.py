@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 
 import pytest
@@ -77,6 +78,7 @@ def singles() -> list[str]:
     ]
 
 
+@cache
 def pipelines() -> list[str]:
     """Every sparsifier followed by every quantiser, each in its usual setting."""
     usual = [format_spec(cls(**cls.examples[0])) for cls in compressor_classes().values()]
@@ -102,6 +104,7 @@ def exchanges() -> list[str]:
     ]
 
 
+@cache
 def usual_cases() -> list[Case]:
     """Every setting of every method, and every pipeline, as `attach` would mount it."""
     cases = []
@@ -119,6 +122,7 @@ def combinations() -> Iterator[Case]:
         yield Case(spec, memory, f"{way}:aggregate=majority" if votes else way)
 
 
+@cache
 def legal_cases() -> list[Case]:
     return [case for case in combinations() if case.why_not() is None]
 

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from processes import Ranks
+
 
 @pytest.fixture
 def poisoned_memory() -> Iterator[None]:
@@ -12,3 +14,10 @@ def poisoned_memory() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="session")
+def interpreter() -> Iterator[Ranks]:
+    """A process of its own: Triton's interpreter is chosen when Triton is imported."""
+    with Ranks(1) as ranks:
+        yield ranks

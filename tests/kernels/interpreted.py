@@ -1,6 +1,5 @@
 """Compares the Triton kernels, interpreted on the CPU, with the reference."""
 
-import json
 import os
 
 os.environ["TRITON_INTERPRET"] = "1"
@@ -23,12 +22,20 @@ from quantiser_checks import (
 # The interpreter rounds a fused multiply-add twice, which does not show if the product is exact.
 DECAY = 1.0
 
+SIZES = (1, 33, 2100)
+FIRST = list({(rule.kind, rule.scale, rule.over): rule for rule in reversed(RULES)}.values())
+"""One rule of each kind: what odd numbers become has nothing to do with widths and buckets."""
 
-def main() -> None:
+
+def compare() -> dict[str, int]:
+    """How much of each was the same."""
     done: Counter[str] = Counter()
-    inputs = {size: normal(size) for size in (1, 33, 2100)} | odd_numbers(1100)
+    inputs = {f"{size}": normal(size) for size in SIZES} | odd_numbers(1100)
+    # Normal numbers are there in three sizes.
+    del inputs["normal"]
     for name, x in inputs.items():
-        for rule in (*RULES, Rule("nearest", 30, 4)):
+        rules = (*RULES, Rule("nearest", 30, 4)) if name.isdigit() else FIRST
+        for rule in rules:
             check_rounding(cuda, x, rule, DECAY)
             done["roundings"] += 1
         for bucket in (300, 5000):
@@ -42,8 +49,4 @@ def main() -> None:
             done["signs"] += 1
         check_votes(cuda, x)
         done["votes"] += 1
-    print(json.dumps(done))
-
-
-if __name__ == "__main__":
-    main()
+    return dict(done)

@@ -1,11 +1,10 @@
 """Compares the Triton kernels of sparsifiers, interpreted on the CPU, with the reference."""
 
-import json
 import math
 import os
-import sys
 from collections import Counter
 from functools import partial
+from unittest.mock import patch
 
 os.environ["TRITON_INTERPRET"] = "1"
 
@@ -149,10 +148,11 @@ def positions() -> None:
             compare_entries(numel, count, dtype)
 
 
-def selections(half: int) -> None:
-    for x in list(odd_numbers(4097).values())[half::2]:
+def selections() -> None:
+    for kind, x in odd_numbers(4097).items():
         compare_choice(x, 41)
-        compare_choice(x[:7], 3)
+        if kind in ("normal", "ties", "zeros", "nan"):
+            compare_choice(x[:7], 3)
 
 
 def borders() -> None:
@@ -169,10 +169,10 @@ def messages(kinds: tuple[str, str]) -> None:
 
 def large() -> None:
     """As if tensors were large: more programs sample them, and each has many tiles."""
-    guess.LARGE, passes.PROGRAMS = 0, 1
     x = odd_numbers(20_481)["normal"]
     x[5], x[-5] = torch.nan, 1e30
-    compare_told(x, 900, "sampled normal")
+    with patch.object(guess, "LARGE", 0), patch.object(passes, "PROGRAMS", 1):
+        compare_told(x, 900, "sampled normal")
 
 
 def casts() -> None:
@@ -193,16 +193,17 @@ def casts() -> None:
         assert same_bits(out, other)
 
 
-if __name__ == "__main__":
+def compare(part: str) -> dict[str, int]:
+    """How much of each was the same."""
     parts = {
         "positions": positions,
-        "selections": partial(selections, 0),
-        "more selections": partial(selections, 1),
+        "selections": selections,
         "borders": borders,
         "messages": partial(messages, ("normal", "ties")),
         "more messages": partial(messages, ("nan", "mostly zeros")),
         "large": large,
         "casts": casts,
     }
-    parts[sys.argv[1]]()
-    print(json.dumps(done))
+    done.clear()
+    parts[part]()
+    return dict(done)

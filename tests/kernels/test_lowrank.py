@@ -1,9 +1,5 @@
 """Thin factors of a matrix against their meaning, in float64."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -83,13 +79,3 @@ def test_nothing(backend: ModuleType, shape: tuple[int, int], rank: int) -> None
     backend.lessen(m, p, q)
     backend.outer(m, p, q)
     assert backend.orthonormal(p).shape == p.shape
-
-
-def test_kernels_of_the_card_mean_what_the_reference_says() -> None:
-    """In a process of its own: Triton's interpreter is chosen when Triton is imported."""
-    worker = Path(__file__).with_name("interpreted_lowrank.py")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(worker)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout) == {"factors": 16, "orthonormal": 7}

@@ -1,24 +1,37 @@
-"""The Triton kernels in Triton's own interpreter, which needs no GPU."""
+"""The Triton kernels in Triton's own interpreter, which needs no GPU: as the reference has them."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+import pytest
 
-WORKER = Path(__file__).with_name("interpreted.py")
+from processes import Jobs, Ranks
+
+SPARSE = {
+    "positions": {
+        "widths": 3,
+        "choices": 4,
+        "fits": 11,
+        "does not fit": 22,
+        "blocks": 4,
+        "entries": 8,
+    },
+    "selections": {"selections": 14},
+    "borders": {"borders": 16},
+    "messages": {"messages": 15},
+    "more messages": {"messages": 15},
+    "large": {"messages": 2},
+    "casts": {"casts": 20},
+}
 
 
-def test_kernels_of_the_card_mean_what_the_reference_says() -> None:
-    """In a process of its own: the interpreter is chosen when Triton is imported."""
-    paths = [str(WORKER.parents[1]), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(WORKER)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    counts = {"roundings": 156, "sides": 24, "trits": 24, "signs": 11, "votes": 12}
-    assert json.loads(done.stdout) == counts
+@pytest.mark.parametrize("part", SPARSE)
+def test_sparsifiers(interpreter: Ranks, part: str) -> None:
+    assert interpreter.run(Jobs("interpreted_sparse").compare, part) == [SPARSE[part]]
+
+
+def test_dense_quantisers(interpreter: Ranks) -> None:
+    done = {"roundings": 103, "sides": 22, "trits": 22, "signs": 10, "votes": 11}
+    assert interpreter.run(Jobs("interpreted").compare) == [done]
+
+
+def test_thin_factors(interpreter: Ranks) -> None:
+    done = {"factors": 16, "orthonormal": 7}
+    assert interpreter.run(Jobs("interpreted_lowrank").compare) == [done]

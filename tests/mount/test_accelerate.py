@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-import accelerate_jobs as jobs
 from framework_checks import assert_resumed
 
-from processes import Ranks
+from processes import Jobs, Ranks
+
+jobs = Jobs("accelerate_jobs")
 
 
 def test_a_resumed_run_is_the_same(two_ranks: Ranks, tmp_path: Path) -> None:

@@ -159,10 +159,8 @@ def test_resume_is_bitwise(four_ranks: Ranks, spec: str) -> None:
     assert all(four_ranks.run(jobs.resume_job, spec))
 
 
-# 3,000 collectives, each some milliseconds where four ranks share two cores.
-@pytest.mark.timeout(180)
 def test_many_buckets_and_rounds_keep_their_order(four_ranks: Ranks) -> None:
-    assert_equal(four_ranks.run(jobs.many_buckets_job, "powersgd:rank=2", 200, timeout_s=150))
+    assert_equal(four_ranks.run(jobs.many_buckets_job, "powersgd:rank=2", 80))
 
 
 def test_user_collectives_during_backward_do_no_harm(four_ranks: Ranks) -> None:

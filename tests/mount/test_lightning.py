@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
-import lightning_jobs as jobs
 import pytest
 import torch
 from framework_checks import assert_resumed
 
-from processes import Ranks
+from processes import Jobs, Ranks
+
+jobs = Jobs("lightning_jobs")
 
 
 @pytest.mark.parametrize("mount", ["callback", "strategy"])

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
-import transformers_jobs as jobs
 from framework_checks import assert_resumed
 
-from processes import Ranks
+from processes import Jobs, Ranks
+
+jobs = Jobs("transformers_jobs")
 
 
 def test_a_resumed_run_is_the_same(two_ranks: Ranks, tmp_path: Path) -> None:

@@ -44,7 +44,8 @@ def _compiled(function: Callable[P, R], **options: Any) -> Callable[P, R]:
     fast = _cached(function, **options)
 
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if fast.signatures:
+        # Its list of signatures would be made anew, which takes longer than many a call.
+        if fast.overloads:
             return cast(R, fast(*args, **kwargs))
         with event.install_listener("numba:compile", _Announcer()):
             return cast(R, fast(*args, **kwargs))
