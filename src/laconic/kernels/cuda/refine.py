@@ -4,7 +4,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.cuda.bits import lowest_bit
 from laconic.kernels.cuda.brackets import (
     EXACT,
     FINE,
@@ -13,6 +12,7 @@ from laconic.kernels.cuda.brackets import (
     OPEN,
     bounds,
     fine_row,
+    is_crowd,
     is_last,
     narrow,
     tally,
@@ -21,7 +21,14 @@ from laconic.kernels.cuda.brackets import (
 from laconic.kernels.cuda.decide import decide, double, settle
 from laconic.kernels.cuda.drawn import recount_drawn
 from laconic.kernels.cuda.guess import Search
-from laconic.kernels.cuda.marks import REGISTERS, marks, most_marks, store_marks, together
+from laconic.kernels.cuda.marks import (
+    REGISTERS,
+    first_marked,
+    marks,
+    most_marks,
+    store_marks,
+    together,
+)
 from laconic.kernels.cuda.passes import TILE, magnitude, spread
 from laconic.kernels.cuda.random import KEYS, halves
 
@@ -35,9 +42,18 @@ def _bracket(state_ptr, bracket, asked):
 
 
 @triton.jit
-def _count(bins_ptr, size, here, first, last, shift):
+def _crowd(size, here, first, last, shift):
+    crowd = first > last
     if first < last:
-        tally(bins_ptr, size, here & (size >= first) & (size <= last), first, shift, FINE)
+        crowd = is_crowd(size, here & (size >= first) & (size <= last), first, shift)
+    return crowd
+
+
+@triton.jit
+def _count(bins_ptr, size, here, first, last, shift, crowd):
+    if first < last:
+        inside = here & (size >= first) & (size <= last)
+        tally(bins_ptr, size, inside, first, shift, crowd, FINE)
 
 
 @triton.jit
@@ -52,13 +68,15 @@ def _recount(
     for begin in range(0, EACH, WORDS):
         word, held = marks(words_ptr, begin, EACH, WORDS)
         turns = most_marks(held)
+        size, here = first_marked(x_ptr, word, held)
+        few_crowd = _crowd(size, here, few_first, few_last, few_shift)
+        many_crowd = _crowd(size, here, many_first, many_last, many_shift)
+        most_crowd = _crowd(size, here, most_first, most_last, most_shift)
         while turns > 0:
-            here = held != 0
-            place = word * 32 + lowest_bit(held).to(tl.int64)
-            size = magnitude(tl.load(x_ptr + place, mask=here, other=0.0))
-            _count(bins_ptr, size, here, few_first, few_last, few_shift)
-            _count(bins_ptr + FINE, size, here, many_first, many_last, many_shift)
-            _count(bins_ptr + 2 * FINE, size, here, most_first, most_last, most_shift)
+            size, here = first_marked(x_ptr, word, held)
+            _count(bins_ptr, size, here, few_first, few_last, few_shift, few_crowd)
+            _count(bins_ptr + FINE, size, here, many_first, many_last, many_shift, many_crowd)
+            _count(bins_ptr + 2 * FINE, size, here, most_first, most_last, most_shift, most_crowd)
             held &= held - 1
             turns -= 1
 

@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.cuda.bits import lowest_bit
 from laconic.kernels.cuda.brackets import (
     BEYOND,
     BINS,
@@ -26,6 +25,7 @@ from laconic.kernels.cuda.brackets import (
     ROWS,
     SAMPLE,
     SIZE,
+    is_crowd,
     is_last,
     narrow,
     tally,
@@ -34,7 +34,7 @@ from laconic.kernels.cuda.decide import decide
 from laconic.kernels.cuda.drawn import count_drawn
 from laconic.kernels.cuda.excess import climb
 from laconic.kernels.cuda.guess import Search
-from laconic.kernels.cuda.marks import marks, most_marks, new_marks, store_marks
+from laconic.kernels.cuda.marks import first_marked, marks, most_marks, new_marks, store_marks
 from laconic.kernels.cuda.passes import TILE, added, clear, finite, magnitude, sources, spread
 from laconic.kernels.cuda.random import KEYS, halves
 from laconic.kernels.cuda.refine import refine
@@ -72,13 +72,13 @@ def _close_in(state_ptr, numel, tried):
 
 
 @triton.jit
-def _count_marked(state_ptr, size, here, guess):
+def _count_marked(state_ptr, size, here, guess, crowd):
     """Counts magnitudes from the guess on by the first bins; says which are apart from them.
 
     That is 1 for each that is not finite, and 2^16 for each beyond the bins.
     """
     near = here & (size - guess < NEAR)
-    tally(state_ptr + HEAD, size, near, guess, COARSE, BINS)
+    tally(state_ptr + HEAD, size, near, guess, COARSE, crowd, BINS)
     odd = here & (size >= 0x7F800000)
     return odd.to(tl.int32) + ((here & ~near).to(tl.int32) << 16)
 
@@ -99,11 +99,11 @@ def _count_tiles(
     tl.debug_barrier()
     word, held = marks(words_ptr, begin, EACH, WORDS)
     turns = most_marks(held)
+    size, here = first_marked(x_ptr, word, held)
+    crowd = is_crowd(size, here & (size - guess < NEAR), guess, COARSE)
     while turns > 0:
-        here = held != 0
-        place = word * 32 + lowest_bit(held).to(tl.int64)
-        size = magnitude(tl.load(x_ptr + place, mask=here, other=0.0))
-        apart += _count_marked(state_ptr, size, here, guess)
+        size, here = first_marked(x_ptr, word, held)
+        apart += _count_marked(state_ptr, size, here, guess, crowd)
         held &= held - 1
         turns -= 1
     return apart
@@ -145,7 +145,8 @@ def _sift_kernel(
             if TILES == 1:
                 # Nothing to wait for: this is all.
                 flat = tl.reshape(size, (TILE,))
-                _add_apart(state_ptr, _count_marked(state_ptr, flat, marked, guess))
+                crowd = tl.sum(marked.to(tl.int32)) * 8 > TILE
+                _add_apart(state_ptr, _count_marked(state_ptr, flat, marked, guess, crowd))
         if TILES > 1:
             apart = _count_tiles(
                 total_ptr, state_ptr, words_ptr, guess, first * (TILE // 32), apart,
