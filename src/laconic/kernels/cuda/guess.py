@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels.cuda.brackets import BRACKETS, GUESS, ROWS, SIZE, is_last
+from laconic.kernels.cuda.early import first, in_turn
 from laconic.kernels.cuda.passes import magnitude
 from laconic.types import Given, Key
 
@@ -75,12 +76,13 @@ def _open(state_ptr, least, few, many, most, top):
 @triton.jit(do_not_specialize=["stride", "count", "lower", "few", "many", "most", "top"])
 def _guess_kernel(
     x_ptr, residual_ptr, state_ptr, sizes_ptr, decay, stride, count, lower, few, many, most, top,
-    FEEDBACK: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    FEEDBACK: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Guesses where the brackets begin by a sample at equal distances.
 
     One program clears the state itself, but for what the next pass clears.
     """
+    in_turn(EARLY)
     if BLOCKS == 1:
         for begin in range(0, ROWS, BLOCK):
             at = begin + tl.arange(0, BLOCK)
@@ -118,6 +120,6 @@ def begun(given: Given, search: Search) -> Tensor:
     _guess_kernel[(blocks,)](
         x, x if residual is None else residual, state, sizes, decay, stride, tried, lower,
         search.few, search.many, search.most, search.top, FEEDBACK=feedback,
-        BLOCK=BLOCK, BLOCKS=blocks, num_warps=8,
+        BLOCK=BLOCK, BLOCKS=blocks, num_warps=8, **first(x),
     )  # fmt: skip
     return state

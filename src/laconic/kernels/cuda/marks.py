@@ -45,6 +45,17 @@ def first_marked(x_ptr, word, held):
     return magnitude(tl.load(x_ptr + place, mask=held != 0, other=0.0)), held != 0
 
 
+@triton.jit
+def remark(x_ptr, words_ptr, border, numel, TILES: tl.constexpr, TILE: tl.constexpr):
+    """Marks all magnitudes from the border (1 or more) on in this program's stretch."""
+    start = tl.program_id(0).to(tl.int64) * TILES * TILE
+    for tile in range(TILES):
+        place = start + tile * TILE + tl.arange(0, TILE)
+        size = magnitude(tl.load(x_ptr + place, mask=place < numel, other=0.0))
+        store_marks(words_ptr, start + tile * TILE, size >= border, TILE)
+    tl.debug_barrier()
+
+
 def new_marks(x: Tensor) -> Tensor:
     """Room for the marks of all programs."""
     programs, tiles = spread(x.numel())

@@ -20,16 +20,17 @@ from laconic.kernels.cuda.brackets import (
 )
 from laconic.kernels.cuda.decide import decide, double, settle
 from laconic.kernels.cuda.drawn import recount_drawn
+from laconic.kernels.cuda.early import early, in_turn
 from laconic.kernels.cuda.guess import Search
 from laconic.kernels.cuda.marks import (
     REGISTERS,
     first_marked,
     marks,
     most_marks,
-    store_marks,
+    remark,
     together,
 )
-from laconic.kernels.cuda.passes import TILE, magnitude, spread
+from laconic.kernels.cuda.passes import TILE, spread
 from laconic.kernels.cuda.random import KEYS, halves
 
 
@@ -85,19 +86,16 @@ def _recount(
 def _refine_kernel(
     x_ptr, state_ptr, sums_ptr, tops_ptr, words_ptr, numel, factor, level, tried, key_low, key_high,
     KIND: tl.constexpr, SPAN: tl.constexpr, ROUNDS: tl.constexpr, WORDS: tl.constexpr,
-    TILES: tl.constexpr, TILE: tl.constexpr,
+    TILES: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Counts in finer bins, where that is needed."""
+    in_turn(EARLY)
     asked = tl.load(state_ptr + OPEN)
     if asked != 0:
-        start = tl.program_id(0).to(tl.int64) * TILES * TILE
         if (level == 0) & (tl.load(state_ptr + MISSED) != 0):
-            for tile in range(TILES):
-                place = start + tile * TILE + tl.arange(0, TILE)
-                size = magnitude(tl.load(x_ptr + place, mask=place < numel, other=0.0))
-                store_marks(words_ptr, start + tile * TILE, size > 0, TILE)
-            tl.debug_barrier()
+            remark(x_ptr, words_ptr, 1, numel, TILES, TILE)
         if KIND == "sampled":
+            start = tl.program_id(0).to(tl.int64) * TILES * TILE
             end = tl.minimum(start + TILES * TILE, numel)
             recount_drawn(x_ptr, state_ptr, level, start, end, numel, tried, key_low, key_high)
         if asked & 7 != 0:
@@ -128,5 +126,5 @@ def refine(
             x, state, sums, tops, words, x.numel(), search.factor, level, search.tried,
             *halves(search.key), KIND=search.kind, ROUNDS=search.rounds,
             SPAN=triton.next_power_of_2(programs), WORDS=together(words, programs), TILES=tiles,
-            TILE=TILE, maxnreg=REGISTERS,
+            TILE=TILE, maxnreg=REGISTERS, **early(x),
         )  # fmt: skip
