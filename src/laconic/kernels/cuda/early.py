@@ -29,13 +29,13 @@ def _control(ORDER: tl.constexpr):
     tl.inline_asm_elementwise(ORDER, "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 
-def early(x: Tensor) -> dict[str, bool]:
+def follows(x: Tensor) -> dict[str, bool]:
     """Options of a kernel that follows another one of a chain, all of which call `in_turn`."""
     can = _can(x.device)
     return {"EARLY": can, "launch_pdl": can} if can else {"EARLY": can}
 
 
-def first(x: Tensor) -> dict[str, bool]:
+def leads(x: Tensor) -> dict[str, bool]:
     """Options of the first of a chain: what comes before it is not known to wait."""
     return {"EARLY": _can(x.device)}
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from laconic.kernels.cuda.brackets import BORDER, EXACT, is_last
 from laconic.kernels.cuda.decide import double, note, sum_of, top_of
-from laconic.kernels.cuda.early import early, in_turn
+from laconic.kernels.cuda.early import follows, in_turn
 from laconic.kernels.cuda.guess import Search
 from laconic.kernels.cuda.passes import TILE, finite, magnitude, spread
 
@@ -52,7 +52,7 @@ def climb(x: Tensor, search: Search, state: Tensor, tops: Tensor) -> None:
     counts = torch.empty_like(tops)
     for number, rise in enumerate(search.rises):
         _excess_kernel[(programs,)](
-            x, state, sums, counts, tops, x.numel(), rise, FIRST_LAUNCH + number % 8,
+            x, state, sums, counts, tops, x.numel(), rise, FIRST_LAUNCH + number,
             HEIGHT=HEIGHT, TILES=tiles, TILE=TILE, SPAN=triton.next_power_of_2(programs),
-            num_warps=8, **early(x),
+            num_warps=8, **follows(x),
         )  # fmt: skip

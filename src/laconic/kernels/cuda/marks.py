@@ -46,14 +46,22 @@ def first_marked(x_ptr, word, held):
 
 
 @triton.jit
-def remark(x_ptr, words_ptr, border, numel, TILES: tl.constexpr, TILE: tl.constexpr):
-    """Marks all magnitudes from the border (1 or more) on in this program's stretch."""
+def mark_from(x_ptr, words_ptr, border, numel, TILES: tl.constexpr, TILE: tl.constexpr):
+    """Marks all magnitudes from the border (1 or more) on in this program's stretch.
+
+    What comes out is how many there are, and how many of them are not finite.
+    """
     start = tl.program_id(0).to(tl.int64) * TILES * TILE
+    found = tl.full((), 0, tl.int32)
+    odd = tl.full((), 0, tl.int32)
     for tile in range(TILES):
         place = start + tile * TILE + tl.arange(0, TILE)
         size = magnitude(tl.load(x_ptr + place, mask=place < numel, other=0.0))
         store_marks(words_ptr, start + tile * TILE, size >= border, TILE)
+        found += tl.sum((size >= border).to(tl.int32))
+        odd += tl.sum((size >= 0x7F800000).to(tl.int32))
     tl.debug_barrier()
+    return found, odd
 
 
 def new_marks(x: Tensor) -> Tensor:

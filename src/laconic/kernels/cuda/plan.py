@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels.cuda.brackets import CUT
-from laconic.kernels.cuda.early import early, in_turn
+from laconic.kernels.cuda.early import follows, in_turn
 
 PLAN = tl.constexpr(4)
 """Numbers of a plan before those of each program."""
@@ -76,6 +76,6 @@ def planned(counts: Tensor, count: Tensor, numel: int) -> Tensor:
     said = new_plan(programs, counts.device)
     span = triton.next_power_of_2(programs)
     _plan_kernel[(1,)](
-        counts, said, count, numel, programs, SPAN=span, num_warps=8, **early(counts)
+        counts, said, count, numel, programs, SPAN=span, num_warps=8, **follows(counts)
     )
     return said

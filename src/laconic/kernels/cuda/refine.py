@@ -20,14 +20,14 @@ from laconic.kernels.cuda.brackets import (
 )
 from laconic.kernels.cuda.decide import decide, double, settle
 from laconic.kernels.cuda.drawn import recount_drawn
-from laconic.kernels.cuda.early import early, in_turn
+from laconic.kernels.cuda.early import follows, in_turn
 from laconic.kernels.cuda.guess import Search
 from laconic.kernels.cuda.marks import (
     REGISTERS,
     first_marked,
+    mark_from,
     marks,
     most_marks,
-    remark,
     together,
 )
 from laconic.kernels.cuda.passes import TILE, spread
@@ -93,7 +93,7 @@ def _refine_kernel(
     asked = tl.load(state_ptr + OPEN)
     if asked != 0:
         if (level == 0) & (tl.load(state_ptr + MISSED) != 0):
-            remark(x_ptr, words_ptr, 1, numel, TILES, TILE)
+            mark_from(x_ptr, words_ptr, 1, numel, TILES, TILE)
         if KIND == "sampled":
             start = tl.program_id(0).to(tl.int64) * TILES * TILE
             end = tl.minimum(start + TILES * TILE, numel)
@@ -127,5 +127,5 @@ def refine(
             x, state, sums, tops, words, x.numel(), search.factor, level, search.tried,
             *halves(search.key), KIND=search.kind, ROUNDS=search.rounds,
             SPAN=triton.next_power_of_2(programs), WORDS=together(words, programs), TILES=tiles,
-            TILE=TILE, maxnreg=REGISTERS, **early(x),
+            TILE=TILE, maxnreg=REGISTERS, **follows(x),
         )  # fmt: skip

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels.cuda.bits import lowest_bit, ones
-from laconic.kernels.cuda.early import first, in_turn
+from laconic.kernels.cuda.early import in_turn, leads
 from laconic.kernels.cuda.marks import WORDS, marks, new_marks, store_marks
 from laconic.kernels.cuda.nth import nth_largest
 from laconic.kernels.cuda.passes import (
@@ -154,7 +154,7 @@ def _mark(
     _mark_kernel[(programs,)](
         x, residual, left, border, words, counts, packed, decay, x.numel(), packed.numel(),
         FEEDBACK=feedback, LOAD=isinstance(border, Tensor), TILES=tiles, TILE=TILE, num_warps=8,
-        **first(x),
+        **leads(x),
     )  # fmt: skip
 
 

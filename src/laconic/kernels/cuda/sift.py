@@ -32,9 +32,9 @@ from laconic.kernels.cuda.brackets import (
 )
 from laconic.kernels.cuda.decide import decide
 from laconic.kernels.cuda.drawn import count_drawn
-from laconic.kernels.cuda.early import early, in_turn
+from laconic.kernels.cuda.early import follows, in_turn, leads
 from laconic.kernels.cuda.excess import climb
-from laconic.kernels.cuda.guess import Search
+from laconic.kernels.cuda.guess import Search, is_guessed
 from laconic.kernels.cuda.marks import first_marked, marks, most_marks, new_marks, store_marks
 from laconic.kernels.cuda.passes import TILE, added, clear, finite, magnitude, sources, spread
 from laconic.kernels.cuda.random import KEYS, halves
@@ -188,7 +188,8 @@ def sift(given: Given, search: Search, state: Tensor, packed: Tensor) -> Sifted:
         x, residual, left, state, sums, tops, words, packed, decay, x.numel(), packed.numel(),
         search.factor, search.tried, *halves(search.key), FEEDBACK=feedback, KIND=search.kind,
         SPAN=triton.next_power_of_2(programs), ROUNDS=search.rounds, HEIGHT=HEIGHT, RUN=RUN,
-        TILES=tiles, TILE=TILE, num_warps=8, maxnreg=REGISTERS, **early(x),
+        TILES=tiles, TILE=TILE, num_warps=8, maxnreg=REGISTERS,
+        **(follows(x) if is_guessed(search, x.numel()) else leads(x)),
     )  # fmt: skip
     total = left if feedback else x
     if search.kind == "excess":

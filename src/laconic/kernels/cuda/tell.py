@@ -14,7 +14,7 @@ from laconic.kernels.aim import Aim
 from laconic.kernels.cuda.bits import lowest_bit, ones
 from laconic.kernels.cuda.borders import found, search_of
 from laconic.kernels.cuda.brackets import MOST, bounds
-from laconic.kernels.cuda.early import early, in_turn
+from laconic.kernels.cuda.early import follows, in_turn
 from laconic.kernels.cuda.entries import said
 from laconic.kernels.cuda.marks import marks, most_marks, new_marks
 from laconic.kernels.cuda.passes import TILE, magnitude, spread
@@ -130,6 +130,6 @@ def tell(given: Given, aim: Aim, dtype: torch.dtype) -> tuple[Tensor, Tensor, Te
     _tell_kernel[(programs,)](
         total, state, words, ties, plan, packed, values, programs, CUTS=cuts,
         KEEP=given.left is not None, HALF=dtype == torch.float16, EACH=tiles * TILE // 32,
-        WORDS=WORDS, num_warps=WARPS, **early(x),
+        WORDS=WORDS, num_warps=WARPS, **follows(x),
     )  # fmt: skip
     return count, packed.view(torch.uint8)[:room], values

@@ -20,9 +20,16 @@ from laconic.kernels.cuda.brackets import (
     is_last,
 )
 from laconic.kernels.cuda.decide import rounded, top_of
-from laconic.kernels.cuda.early import early, in_turn
+from laconic.kernels.cuda.early import follows, in_turn
 from laconic.kernels.cuda.guess import Search
-from laconic.kernels.cuda.marks import REGISTERS, first_marked, marks, most_marks, remark, together
+from laconic.kernels.cuda.marks import (
+    REGISTERS,
+    first_marked,
+    mark_from,
+    marks,
+    most_marks,
+    together,
+)
 from laconic.kernels.cuda.passes import TILE, spread
 from laconic.kernels.cuda.plan import PLAN, new_plan, plan
 from laconic.kernels.cuda.refine import refine
@@ -56,6 +63,31 @@ def _cut(state_ptr, tops_ptr, count, programs, most, least, SPAN: tl.constexpr):
 
 
 @triton.jit
+def _walk(
+    x_ptr, words_ptr, border, cut, EACH: tl.constexpr, WORDS: tl.constexpr
+):  # fmt: skip
+    """Takes marks away; how many are left, on the border where it is to be cut, and not finite."""
+    above = tl.zeros((WORDS,), tl.int32)
+    ties = tl.zeros((WORDS,), tl.int32)
+    odd = tl.zeros((WORDS,), tl.int32)
+    for begin in range(0, EACH, WORDS):
+        word, held = marks(words_ptr, begin, EACH, WORDS)
+        kept = tl.zeros_like(held)
+        turns = most_marks(held)
+        while turns > 0:
+            size, here = first_marked(x_ptr, word, held)
+            kept |= tl.where(size >= border, held & (0 - held), 0)
+            ties += (here & cut & (size == border)).to(tl.int32)
+            odd += (here & (size >= 0x7F800000)).to(tl.int32)
+            held &= held - 1
+            turns -= 1
+        above += ones(kept).to(tl.int32)
+        inside = begin + tl.arange(0, WORDS) < EACH
+        tl.store(words_ptr + word, kept.to(tl.int32, bitcast=True), mask=inside)
+    return tl.sum(above), tl.sum(ties), tl.sum(odd)
+
+
+@triton.jit
 def _thin_kernel(
     x_ptr, state_ptr, tops_ptr, words_ptr, counts_ptr, ties_ptr, plan_ptr, count_ptr, numel, most,
     PART: tl.constexpr, LAUNCH: tl.constexpr, WORDS: tl.constexpr, SPAN: tl.constexpr,
@@ -66,40 +98,24 @@ def _thin_kernel(
     What is on it counts apart only where not all of it may be chosen. The last program plans.
     """
     in_turn(EARLY)
-    EACH: tl.constexpr = TILES * TILE // 32
-    programs = tl.num_programs(0)
+    program, programs = tl.program_id(0), tl.num_programs(0)
     cut = tl.load(state_ptr + CUT) != 0
     if (PART != "again") | cut:
         last, _ = bounds(state_ptr, MOST)
         border = tl.where(cut, last, tl.maximum(tl.load(state_ptr + BORDER), 1)).to(tl.int32)
-        if PART == "first":  # noqa: SIM102 - one is known when this is compiled, the other is not
-            if border < tl.load(state_ptr + GUESS):
-                remark(x_ptr, words_ptr, border, numel, TILES, TILE)
-        above = tl.zeros((WORDS,), tl.int32)
-        ties = tl.zeros((WORDS,), tl.int32)
-        odd = tl.zeros((WORDS,), tl.int32)
-        for begin in range(0, EACH, WORDS):
-            word, held = marks(words_ptr, begin, EACH, WORDS)
-            kept = tl.zeros_like(held)
-            turns = most_marks(held)
-            while turns > 0:
-                size, here = first_marked(x_ptr, word, held)
-                kept |= tl.where(size >= border, held & (0 - held), 0)
-                if PART == "first":
-                    odd += (here & (size >= 0x7F800000)).to(tl.int32)
-                else:
-                    ties += (here & cut & (size == border)).to(tl.int32)
-                held &= held - 1
-                turns -= 1
-            above += ones(kept).to(tl.int32)
-            inside = begin + tl.arange(0, WORDS) < EACH
-            tl.store(words_ptr + word, kept.to(tl.int32, bitcast=True), mask=inside)
-        tl.store(counts_ptr + tl.program_id(0), tl.sum(above) - tl.sum(ties))
-        tl.store(ties_ptr + tl.program_id(0), tl.sum(ties))
+        ties = tl.full((), 0, tl.int32)
         if PART == "first":
-            others = tl.sum(odd).to(tl.int64)
-            tl.atomic_add(state_ptr + ODD, others, mask=others > 0, sem="relaxed")
-        tl.store(plan_ptr + PLAN + programs + tl.program_id(0), 0)
+            # A guess that misses has marked too few.
+            if (TILES == 1) | (border < tl.load(state_ptr + GUESS)):
+                above, odd = mark_from(x_ptr, words_ptr, border, numel, TILES, TILE)
+            else:
+                above, ties, odd = _walk(x_ptr, words_ptr, border, cut, TILES * TILE // 32, WORDS)
+            tl.atomic_add(state_ptr + ODD, odd.to(tl.int64), mask=odd > 0, sem="relaxed")
+        else:
+            above, ties, odd = _walk(x_ptr, words_ptr, border, cut, TILES * TILE // 32, WORDS)
+        tl.store(counts_ptr + program, above - ties)
+        tl.store(ties_ptr + program, ties)
+        tl.store(plan_ptr + PLAN + programs + program, 0)
         if is_last(state_ptr, LAUNCH):
             count = plan(
                 state_ptr, counts_ptr, ties_ptr, plan_ptr, count_ptr, numel, programs, most, True,
@@ -115,8 +131,8 @@ def thin(
 ) -> Thinned:
     """What tells each program which of its marks are on the border, and where they belong.
 
-    Where no bins tell whether more reach the border than may be chosen, it is thinned first, and
-    again if they do.
+    Where no bins tell whether more reach the border than may be chosen, they are counted first,
+    and thinned again if so.
     """
     programs, tiles = spread(x.numel())
     span = triton.next_power_of_2(programs)
@@ -128,7 +144,7 @@ def thin(
         _thin_kernel[(programs,)](
             x, state, tops, words, counts, ties, said, count, x.numel(), most, PART=part,
             LAUNCH=LAUNCHES[part], WORDS=together(words, programs), SPAN=span, TILES=tiles,
-            TILE=TILE, maxnreg=REGISTERS, **early(x),
+            TILE=TILE, maxnreg=REGISTERS, **follows(x),
         )  # fmt: skip
 
     if search.kind == "excess":
