@@ -20,10 +20,10 @@ DONE = {
     },
     "selections": {"selections": 10},
     "more selections": {"selections": 10},
-    "borders": {"borders": 16},
+    "borders": {"borders": 16, "stages": 12},
     "messages": {"messages": 15},
     "more messages": {"messages": 15},
-    "large": {"messages": 2},
+    "large": {"messages": 6},
     "casts": {"casts": 20},
 }
 
