@@ -5,6 +5,7 @@ The host only launches: the last program of each pass decides what the next one 
 
 import math
 from collections.abc import Sequence
+from struct import pack
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from laconic.types import Given
 
 def double(value: float) -> int:
     """The bits of a float64: as a number, Triton would round it to float32."""
-    return int(torch.tensor(value, dtype=torch.float64).view(torch.int64))
+    return int.from_bytes(pack("<d", value), "little", signed=True)
 
 
 def search_of(aim: Aim) -> Search:

@@ -85,8 +85,8 @@ def _tell_kernel(
         if surplus:
             held, met = _first_ties(x_ptr, word, held, border, equal, wanted)
             equal += met
-        many = ones(held).to(tl.int64)
-        rank = before + tl.cumsum(many, 0) - many
+        many = ones(held).to(tl.int32)
+        rank = before + (tl.cumsum(many, 0) - many)
         before += tl.sum(many)
         turns = most_marks(held)
         while turns > 0:
