@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from laconic import recorded
 from laconic.forecast import rehearsal
 from laconic.forecast.compute import Bucket
 from laconic.forecast.rehearsal import rehearse
@@ -44,7 +45,7 @@ class CountedGraph:
 
 
 @contextmanager
-def no_capture(self: Recording, graph: CountedGraph) -> Iterator[None]:
+def no_capture(graph: CountedGraph, pool: None, device: torch.device) -> Iterator[None]:
     yield
 
 
@@ -61,7 +62,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[CountedGraph]:
     monkeypatch.setattr(CountedGraph, "made", [])
     monkeypatch.setattr(torch.cuda, "CUDAGraph", CountedGraph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(Recording, "_capture", no_capture)
+    monkeypatch.setattr(recorded, "capture", no_capture)
     monkeypatch.setattr(Lanes, "_recording", always)
     return CountedGraph.made
 

@@ -158,6 +158,10 @@ def selections() -> None:
 def borders() -> None:
     for kind in ("normal", "ties", "zeros", "nan"):
         compare_borders(odd_numbers(4097)[kind])
+    x, shares = odd_numbers(4097)["normal"], [0.7] * 12
+    found = cuda.excess_border(Given(x), shares)
+    assert apart(found, reference.excess_border(Given(x), shares)) <= 1
+    done["stages"] += len(shares)
 
 
 def messages(kinds: tuple[str, str]) -> None:
@@ -172,7 +176,15 @@ def large() -> None:
     x = odd_numbers(20_481)["normal"]
     x[5], x[-5] = torch.nan, 1e30
     with patch.object(guess, "LARGE", 0), patch.object(passes, "PROGRAMS", 1):
-        compare_told(x, 900, "sampled normal")
+        compare_told(x, 900, "sampled normal excess")
+        # More reach the border of the tails than may be chosen.
+        compare_told(x, 100, "excess")
+    # What the guess looks at is larger than the rest: too little is marked, and then all again.
+    x = normal(6000)
+    x[:2048] *= 10
+    with patch.object(guess, "LARGE", 1 << 22), patch.object(passes, "PROGRAMS", 1):
+        for most in (58, 52):
+            compare_told(x, most, "excess")
 
 
 def casts() -> None:

@@ -14,10 +14,10 @@ SPARSE = {
         "entries": 8,
     },
     "selections": {"selections": 14},
-    "borders": {"borders": 16},
+    "borders": {"borders": 16, "stages": 12},
     "messages": {"messages": 15},
     "more messages": {"messages": 15},
-    "large": {"messages": 2},
+    "large": {"messages": 6},
     "casts": {"casts": 20},
 }
 

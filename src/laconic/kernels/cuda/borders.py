@@ -5,6 +5,7 @@ The host only launches: the last program of each pass decides what the next one 
 
 import math
 from collections.abc import Sequence
+from struct import pack
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from laconic.types import Given
 
 def double(value: float) -> int:
     """The bits of a float64: as a number, Triton would round it to float32."""
-    return int(torch.tensor(value, dtype=torch.float64).view(torch.int64))
+    return int.from_bytes(pack("<d", value), "little", signed=True)
 
 
 def search_of(aim: Aim) -> Search:
@@ -37,9 +38,8 @@ def search_of(aim: Aim) -> Search:
     return Search(aim.kind, most=most, factor=rise, rises=tuple(rises))
 
 
-def found(given: Given, aim: Aim, packed: Tensor) -> Sifted:
-    """The border of an aim and marks on what reaches it, and some more; `packed` is cleared."""
-    search = search_of(aim)
+def found(given: Given, search: Search, packed: Tensor) -> Sifted:
+    """What a search comes to, and marks on what may be chosen; `packed` is cleared."""
     return sift(given, search, begun(given, search), packed)
 
 
@@ -47,7 +47,7 @@ def _border(given: Given, aim: Aim) -> Tensor:
     if not given.x.numel():
         return given.x.new_zeros(1)
     nothing = torch.empty(0, dtype=torch.int32, device=given.x.device)
-    state = found(given, aim, nothing).state
+    state = found(given, search_of(aim), nothing).state
     return state[BORDER.value : BORDER.value + 1].to(torch.int32).view(torch.float32)
 
 

@@ -80,17 +80,30 @@ def _spot(bin_, BINS: tl.constexpr):
 
 
 @triton.jit
-def tally(bins_ptr, size, inside, first, shift, BINS: tl.constexpr):
-    """Counts the magnitudes inside by bins, of which there must be enough."""
+def tally(bins_ptr, size, inside, first, shift, crowd, BINS: tl.constexpr):
+    """Counts the magnitudes inside by bins, of which there must be enough.
+
+    With `crowd`, those of the lowest bin are added all at once: atomics on one word wait in line.
+    """
     bin_ = tl.where(inside, (size - first) >> shift, BINS)
-    if tl.sum(inside.to(tl.int32)) * 8 > inside.shape[0]:
-        # Often most of them are equal: those of the first bin are added all at once.
+    if crowd:
         lowest = tl.min(bin_, 0)
         equal = tl.sum((bin_ == lowest).to(tl.int64))
         tl.atomic_add(bins_ptr + _spot(lowest, BINS), equal, mask=lowest < BINS, sem="relaxed")
         inside &= bin_ != lowest
     count = tl.full(bin_.shape, 1, tl.int64)
     tl.atomic_add(bins_ptr + _spot(bin_, BINS), count, mask=inside, sem="relaxed")
+
+
+@triton.jit
+def is_crowd(size, inside, first, shift):
+    """Whether at least one in eight of all that might be inside is, in the lowest bin.
+
+    A walk asks this of the first marked entries only: asking makes all warps wait for each other.
+    """
+    bin_ = tl.where(inside, (size - first) >> shift, 0x7FFFFFFF)
+    equal = inside & (bin_ == tl.min(bin_, 0))
+    return tl.sum(equal.to(tl.int32)) * 8 > inside.shape[0]
 
 
 @triton.jit

@@ -60,7 +60,7 @@ def _bisected(state_ptr, low, high, ROUNDS: tl.constexpr):
     done = high < 0
     unsure = high < 0
     for _ in range(ROUNDS):
-        middle = (low + high) / 2
+        middle = (low + high) * 0.5
         border = rounded(middle)
         unsure |= ~done & (
             _open(few_first, few_last, border) | _open(many_first, many_last, border)
@@ -82,7 +82,7 @@ def _rescaled(state_ptr, border, ROUNDS: tl.constexpr):
         bits = rounded(border)
         unsure |= _open(few_first, few_last, bits) | _open(many_first, many_last, bits)
         few, many = few_last < bits, many_first >= bits
-        border = tl.where(few, border / 2, tl.where(many, border * 1.5, border))
+        border = tl.where(few, border * 0.5, tl.where(many, border * 1.5, border))
     return border, unsure
 
 
@@ -112,6 +112,12 @@ def _drawn(state_ptr):
 
 
 @triton.jit
+def note(state_ptr, border):
+    tl.store(state_ptr + BORDER, rounded(border))
+    tl.store(state_ptr + EXACT, border.to(tl.int64, bitcast=True))
+
+
+@triton.jit
 def settle(state_ptr, border, ask):
     """Notes the border, whether more reach it than may be chosen, and what is open."""
     first, last = bounds(state_ptr, MOST)
@@ -120,8 +126,7 @@ def settle(state_ptr, border, ask):
     cut = first >= least
     # What is cut off must be known to the last place. If only that is open, nothing else is asked.
     more = tl.where(cut, first < last, last >= least)
-    tl.store(state_ptr + BORDER, rounded(border))
-    tl.store(state_ptr + EXACT, border.to(tl.int64, bitcast=True))
+    note(state_ptr, border)
     tl.store(state_ptr + CUT, cut.to(tl.int64))
     tl.store(state_ptr + OPEN, tl.where(ask != 0, ask, tl.where(more, 4, 0)).to(tl.int64))
 
@@ -151,4 +156,8 @@ def decide(
             border = tl.minimum(border, top)
         else:
             border, unsure = tl.minimum(mean * double(factor), top), top < 0
-        settle(state_ptr, border, tl.where(unsure, 7, 0))
+        if KIND == "excess":
+            # It goes on rising, and only then it is asked how many reach it.
+            note(state_ptr, border)
+        else:
+            settle(state_ptr, border, tl.where(unsure, 7, 0))

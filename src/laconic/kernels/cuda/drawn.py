@@ -17,6 +17,7 @@ from laconic.kernels.cuda.brackets import (
     SAMPLE,
     bounds,
     fine_row,
+    is_crowd,
     tally,
     width,
 )
@@ -52,7 +53,8 @@ def count_drawn(x_ptr, state_ptr, start, end, numel, tried, key_low, key_high):
         near = marked & (size - first < NEAR)
         above = tl.sum((marked & ~near).to(tl.int64))
         tl.atomic_add(state_ptr + BRACKETS + 4 * SAMPLE + 2, above, mask=above > 0, sem="relaxed")
-        tally(state_ptr + DRAWN, size, near, first, COARSE, BINS)
+        crowd = is_crowd(size, near, first, COARSE)
+        tally(state_ptr + DRAWN, size, near, first, COARSE, crowd, BINS)
         i += BLOCK
 
 
@@ -67,5 +69,7 @@ def recount_drawn(x_ptr, state_ptr, level, start, end, numel, tried, key_low, ke
             size, here = _some(x_ptr, i, last, start, end, numel, tried, key_low, key_high)
             inside = here & (size >= first) & (size <= last_size)
             bins_ptr = fine_row(state_ptr, level, SAMPLE)
-            tally(bins_ptr, size, inside, first.to(tl.int32), shift, FINE)
+            least = first.to(tl.int32)
+            crowd = is_crowd(size, inside, least, shift)
+            tally(bins_ptr, size, inside, least, shift, crowd, FINE)
             i += BLOCK

@@ -6,7 +6,8 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels.cuda.brackets import BORDER, EXACT, is_last
-from laconic.kernels.cuda.decide import double, settle, sum_of, top_of
+from laconic.kernels.cuda.decide import double, note, sum_of, top_of
+from laconic.kernels.cuda.early import follows, in_turn
 from laconic.kernels.cuda.guess import Search
 from laconic.kernels.cuda.passes import TILE, finite, magnitude, spread
 
@@ -17,9 +18,10 @@ FIRST_LAUNCH = 8
 @triton.jit(do_not_specialize=["rise", "launch"])
 def _excess_kernel(
     x_ptr, state_ptr, sums_ptr, counts_ptr, tops_ptr, numel, rise, launch, HEIGHT: tl.constexpr,
-    TILES: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr,
+    TILES: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The border rises by `rise` mean excesses of those that reach it."""
+    in_turn(EARLY)
     programs = tl.num_programs(0)
     # Every other pass goes backwards: it begins with what the one before has left in the cache.
     program = tl.where(launch % 2 == 0, programs - 1 - tl.program_id(0), tl.program_id(0))
@@ -40,7 +42,7 @@ def _excess_kernel(
     if is_last(state_ptr, launch):
         over = sum_of(sums_ptr, programs, SPAN) / sum_of(counts_ptr, programs, SPAN)
         exact = double(tl.load(state_ptr + EXACT)) + over * double(rise)
-        settle(state_ptr, tl.minimum(exact, top_of(tops_ptr, programs, SPAN)), 0)
+        note(state_ptr, tl.minimum(exact, top_of(tops_ptr, programs, SPAN)))
 
 
 def climb(x: Tensor, search: Search, state: Tensor, tops: Tensor) -> None:
@@ -50,7 +52,7 @@ def climb(x: Tensor, search: Search, state: Tensor, tops: Tensor) -> None:
     counts = torch.empty_like(tops)
     for number, rise in enumerate(search.rises):
         _excess_kernel[(programs,)](
-            x, state, sums, counts, tops, x.numel(), rise, FIRST_LAUNCH + number % 8,
+            x, state, sums, counts, tops, x.numel(), rise, FIRST_LAUNCH + number,
             HEIGHT=HEIGHT, TILES=tiles, TILE=TILE, SPAN=triton.next_power_of_2(programs),
-            num_warps=8,
+            num_warps=8, **follows(x),
         )  # fmt: skip

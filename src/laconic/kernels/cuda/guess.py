@@ -8,8 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.cuda.brackets import BRACKETS, GUESS, ROWS, SIZE, is_last
-from laconic.kernels.cuda.passes import magnitude
+from laconic.kernels.cuda.brackets import BRACKETS, GUESS, HEAD, ROWS, SIZE, is_last
+from laconic.kernels.cuda.early import in_turn, leads
+from laconic.kernels.cuda.passes import magnitude, spread
 from laconic.types import Given, Key
 
 BLOCK = 2048
@@ -75,12 +76,13 @@ def _open(state_ptr, least, few, many, most, top):
 @triton.jit(do_not_specialize=["stride", "count", "lower", "few", "many", "most", "top"])
 def _guess_kernel(
     x_ptr, residual_ptr, state_ptr, sizes_ptr, decay, stride, count, lower, few, many, most, top,
-    FEEDBACK: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    FEEDBACK: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Guesses where the brackets begin by a sample at equal distances.
 
     One program clears the state itself, but for what the next pass clears.
     """
+    in_turn(EARLY)
     if BLOCKS == 1:
         for begin in range(0, ROWS, BLOCK):
             at = begin + tl.arange(0, BLOCK)
@@ -101,9 +103,18 @@ def _guess_kernel(
             _open(state_ptr, _rank(sizes, lower, 8, 2), few, many, most, top)
 
 
+def is_guessed(search: Search, numel: int) -> bool:
+    """Whether a guess pays: not where a small tensor can as well be marked when all is known."""
+    return search.kind != "excess" or spread(numel)[1] > 1
+
+
 def begun(given: Given, search: Search) -> Tensor:
-    """A state with brackets that begin at a guess."""
+    """A state with brackets that begin at a guess, if there is one."""
     x, residual, left, decay = given
+    if not is_guessed(search, x.numel()):
+        state = torch.empty(SIZE.value, dtype=torch.int64, device=x.device)
+        state[: HEAD.value].zero_()
+        return state
     feedback = residual is not None and left is not None
     blocks = BLOCKS if x.numel() >= LARGE else 1
     tried = min(x.numel(), BLOCK * blocks)
@@ -118,6 +129,6 @@ def begun(given: Given, search: Search) -> Tensor:
     _guess_kernel[(blocks,)](
         x, x if residual is None else residual, state, sizes, decay, stride, tried, lower,
         search.few, search.many, search.most, search.top, FEEDBACK=feedback,
-        BLOCK=BLOCK, BLOCKS=blocks, num_warps=8,
+        BLOCK=BLOCK, BLOCKS=blocks, num_warps=8, **leads(x),
     )  # fmt: skip
     return state

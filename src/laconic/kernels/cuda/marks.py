@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.cuda.bits import ones
-from laconic.kernels.cuda.passes import TILE, spread
+from laconic.kernels.cuda.bits import lowest_bit, ones
+from laconic.kernels.cuda.passes import TILE, magnitude, spread
 
 # Words that are walked through at once.
 WORDS = 512
@@ -36,6 +36,32 @@ def marks(words_ptr, begin, EACH: tl.constexpr, WORDS: tl.constexpr):
 def most_marks(held):
     """The most marks in any of the words: how often the next of each must be looked at."""
     return tl.max(ones(held).to(tl.int32), 0)
+
+
+@triton.jit
+def first_marked(x_ptr, word, held):
+    """The magnitude of the first marked entry of each word, and whether it has one."""
+    place = word * 32 + lowest_bit(held).to(tl.int64)
+    return magnitude(tl.load(x_ptr + place, mask=held != 0, other=0.0)), held != 0
+
+
+@triton.jit
+def mark_from(x_ptr, words_ptr, border, numel, TILES: tl.constexpr, TILE: tl.constexpr):
+    """Marks all magnitudes from the border (1 or more) on in this program's stretch.
+
+    What comes out is how many there are, and how many of them are not finite.
+    """
+    start = tl.program_id(0).to(tl.int64) * TILES * TILE
+    found = tl.full((), 0, tl.int32)
+    odd = tl.full((), 0, tl.int32)
+    for tile in range(TILES):
+        place = start + tile * TILE + tl.arange(0, TILE)
+        size = magnitude(tl.load(x_ptr + place, mask=place < numel, other=0.0))
+        store_marks(words_ptr, start + tile * TILE, size >= border, TILE)
+        found += tl.sum((size >= border).to(tl.int32))
+        odd += tl.sum((size >= 0x7F800000).to(tl.int32))
+    tl.debug_barrier()
+    return found, odd
 
 
 def new_marks(x: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.cuda.bits import lowest_bit
 from laconic.kernels.cuda.brackets import (
     EXACT,
     FINE,
@@ -13,6 +12,7 @@ from laconic.kernels.cuda.brackets import (
     OPEN,
     bounds,
     fine_row,
+    is_crowd,
     is_last,
     narrow,
     tally,
@@ -20,9 +20,17 @@ from laconic.kernels.cuda.brackets import (
 )
 from laconic.kernels.cuda.decide import decide, double, settle
 from laconic.kernels.cuda.drawn import recount_drawn
+from laconic.kernels.cuda.early import follows, in_turn
 from laconic.kernels.cuda.guess import Search
-from laconic.kernels.cuda.marks import REGISTERS, marks, most_marks, store_marks, together
-from laconic.kernels.cuda.passes import TILE, magnitude, spread
+from laconic.kernels.cuda.marks import (
+    REGISTERS,
+    first_marked,
+    mark_from,
+    marks,
+    most_marks,
+    together,
+)
+from laconic.kernels.cuda.passes import TILE, spread
 from laconic.kernels.cuda.random import KEYS, halves
 
 
@@ -35,9 +43,18 @@ def _bracket(state_ptr, bracket, asked):
 
 
 @triton.jit
-def _count(bins_ptr, size, here, first, last, shift):
+def _crowd(size, here, first, last, shift):
+    crowd = first > last
     if first < last:
-        tally(bins_ptr, size, here & (size >= first) & (size <= last), first, shift, FINE)
+        crowd = is_crowd(size, here & (size >= first) & (size <= last), first, shift)
+    return crowd
+
+
+@triton.jit
+def _count(bins_ptr, size, here, first, last, shift, crowd):
+    if first < last:
+        inside = here & (size >= first) & (size <= last)
+        tally(bins_ptr, size, inside, first, shift, crowd, FINE)
 
 
 @triton.jit
@@ -52,13 +69,15 @@ def _recount(
     for begin in range(0, EACH, WORDS):
         word, held = marks(words_ptr, begin, EACH, WORDS)
         turns = most_marks(held)
+        size, here = first_marked(x_ptr, word, held)
+        few_crowd = _crowd(size, here, few_first, few_last, few_shift)
+        many_crowd = _crowd(size, here, many_first, many_last, many_shift)
+        most_crowd = _crowd(size, here, most_first, most_last, most_shift)
         while turns > 0:
-            here = held != 0
-            place = word * 32 + lowest_bit(held).to(tl.int64)
-            size = magnitude(tl.load(x_ptr + place, mask=here, other=0.0))
-            _count(bins_ptr, size, here, few_first, few_last, few_shift)
-            _count(bins_ptr + FINE, size, here, many_first, many_last, many_shift)
-            _count(bins_ptr + 2 * FINE, size, here, most_first, most_last, most_shift)
+            size, here = first_marked(x_ptr, word, held)
+            _count(bins_ptr, size, here, few_first, few_last, few_shift, few_crowd)
+            _count(bins_ptr + FINE, size, here, many_first, many_last, many_shift, many_crowd)
+            _count(bins_ptr + 2 * FINE, size, here, most_first, most_last, most_shift, most_crowd)
             held &= held - 1
             turns -= 1
 
@@ -67,19 +86,16 @@ def _recount(
 def _refine_kernel(
     x_ptr, state_ptr, sums_ptr, tops_ptr, words_ptr, numel, factor, level, tried, key_low, key_high,
     KIND: tl.constexpr, SPAN: tl.constexpr, ROUNDS: tl.constexpr, WORDS: tl.constexpr,
-    TILES: tl.constexpr, TILE: tl.constexpr,
+    TILES: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Counts in finer bins, where that is needed."""
+    in_turn(EARLY)
     asked = tl.load(state_ptr + OPEN)
     if asked != 0:
-        start = tl.program_id(0).to(tl.int64) * TILES * TILE
         if (level == 0) & (tl.load(state_ptr + MISSED) != 0):
-            for tile in range(TILES):
-                place = start + tile * TILE + tl.arange(0, TILE)
-                size = magnitude(tl.load(x_ptr + place, mask=place < numel, other=0.0))
-                store_marks(words_ptr, start + tile * TILE, size > 0, TILE)
-            tl.debug_barrier()
+            mark_from(x_ptr, words_ptr, 1, numel, TILES, TILE)
         if KIND == "sampled":
+            start = tl.program_id(0).to(tl.int64) * TILES * TILE
             end = tl.minimum(start + TILES * TILE, numel)
             recount_drawn(x_ptr, state_ptr, level, start, end, numel, tried, key_low, key_high)
         if asked & 7 != 0:
@@ -94,7 +110,8 @@ def _refine_kernel(
                     narrow(state_ptr, one, bins_ptr, width(first, last, FINE), many, FINE)
             tl.debug_barrier()
             programs = tl.num_programs(0)
-            if KIND == "excess":
+            if (KIND == "excess") | (asked == 4):
+                # The border is known: only what may not be chosen was open.
                 settle(state_ptr, double(tl.load(state_ptr + EXACT)), 0)
             else:
                 decide(state_ptr, sums_ptr, tops_ptr, numel, programs, factor, KIND, ROUNDS, SPAN)
@@ -110,5 +127,5 @@ def refine(
             x, state, sums, tops, words, x.numel(), search.factor, level, search.tried,
             *halves(search.key), KIND=search.kind, ROUNDS=search.rounds,
             SPAN=triton.next_power_of_2(programs), WORDS=together(words, programs), TILES=tiles,
-            TILE=TILE, maxnreg=REGISTERS,
+            TILE=TILE, maxnreg=REGISTERS, **follows(x),
         )  # fmt: skip

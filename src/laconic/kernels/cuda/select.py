@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels.cuda.bits import lowest_bit, ones
+from laconic.kernels.cuda.early import in_turn, leads
 from laconic.kernels.cuda.marks import WORDS, marks, new_marks, store_marks
 from laconic.kernels.cuda.nth import nth_largest
 from laconic.kernels.cuda.passes import (
@@ -33,8 +34,10 @@ from laconic.types import Given
 def _mark_kernel(
     x_ptr, residual_ptr, left_ptr, border, words_ptr, counts_ptr, packed_ptr, decay, numel, room,
     FEEDBACK: tl.constexpr, LOAD: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Marks every magnitude from the border (bits, or with LOAD where they are) on; no zeros."""
+    in_turn(EARLY)
     clear(packed_ptr, room, TILE)
     if LOAD:
         border = tl.load(border)
@@ -151,6 +154,7 @@ def _mark(
     _mark_kernel[(programs,)](
         x, residual, left, border, words, counts, packed, decay, x.numel(), packed.numel(),
         FEEDBACK=feedback, LOAD=isinstance(border, Tensor), TILES=tiles, TILE=TILE, num_warps=8,
+        **leads(x),
     )  # fmt: skip
 
 

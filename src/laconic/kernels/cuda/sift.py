@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.cuda.bits import lowest_bit
 from laconic.kernels.cuda.brackets import (
     BEYOND,
     BINS,
@@ -26,15 +25,17 @@ from laconic.kernels.cuda.brackets import (
     ROWS,
     SAMPLE,
     SIZE,
+    is_crowd,
     is_last,
     narrow,
     tally,
 )
 from laconic.kernels.cuda.decide import decide
 from laconic.kernels.cuda.drawn import count_drawn
+from laconic.kernels.cuda.early import follows, in_turn, leads
 from laconic.kernels.cuda.excess import climb
-from laconic.kernels.cuda.guess import Search
-from laconic.kernels.cuda.marks import marks, most_marks, new_marks, store_marks
+from laconic.kernels.cuda.guess import Search, is_guessed
+from laconic.kernels.cuda.marks import first_marked, marks, most_marks, new_marks, store_marks
 from laconic.kernels.cuda.passes import TILE, added, clear, finite, magnitude, sources, spread
 from laconic.kernels.cuda.random import KEYS, halves
 from laconic.kernels.cuda.refine import refine
@@ -50,7 +51,10 @@ REGISTERS: int | None = 80
 class Sifted(NamedTuple):
     state: Tensor
     words: Tensor
-    """Marks on all that may be chosen, and some more."""
+    """Marks on all that may be chosen, and some more; of "excess" only if the guess was right."""
+    sums: Tensor
+    tops: Tensor
+    """What each program has summed up, and its largest magnitude."""
 
 
 @triton.jit
@@ -72,13 +76,13 @@ def _close_in(state_ptr, numel, tried):
 
 
 @triton.jit
-def _count_marked(state_ptr, size, here, guess):
+def _count_marked(state_ptr, size, here, guess, crowd):
     """Counts magnitudes from the guess on by the first bins; says which are apart from them.
 
     That is 1 for each that is not finite, and 2^16 for each beyond the bins.
     """
     near = here & (size - guess < NEAR)
-    tally(state_ptr + HEAD, size, near, guess, COARSE, BINS)
+    tally(state_ptr + HEAD, size, near, guess, COARSE, crowd, BINS)
     odd = here & (size >= 0x7F800000)
     return odd.to(tl.int32) + ((here & ~near).to(tl.int32) << 16)
 
@@ -99,11 +103,11 @@ def _count_tiles(
     tl.debug_barrier()
     word, held = marks(words_ptr, begin, EACH, WORDS)
     turns = most_marks(held)
+    size, here = first_marked(x_ptr, word, held)
+    crowd = is_crowd(size, here & (size - guess < NEAR), guess, COARSE)
     while turns > 0:
-        here = held != 0
-        place = word * 32 + lowest_bit(held).to(tl.int64)
-        size = magnitude(tl.load(x_ptr + place, mask=here, other=0.0))
-        apart += _count_marked(state_ptr, size, here, guess)
+        size, here = first_marked(x_ptr, word, held)
+        apart += _count_marked(state_ptr, size, here, guess, crowd)
         held &= held - 1
         turns -= 1
     return apart
@@ -114,8 +118,9 @@ def _sift_kernel(
     x_ptr, residual_ptr, left_ptr, state_ptr, sums_ptr, tops_ptr, words_ptr, packed_ptr, decay,
     numel, room, factor, tried, key_low, key_high, FEEDBACK: tl.constexpr, KIND: tl.constexpr,
     SPAN: tl.constexpr, ROUNDS: tl.constexpr, HEIGHT: tl.constexpr, RUN: tl.constexpr,
-    TILES: tl.constexpr, TILE: tl.constexpr,
+    TILES: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    in_turn(EARLY)
     program, programs = tl.program_id(0), tl.num_programs(0)
     clear(packed_ptr, room, TILE)
     clear(state_ptr + ROWS, SIZE - ROWS, TILE)
@@ -142,16 +147,17 @@ def _sift_kernel(
             # What lies outside is zero, and a guess is not.
             marked = tl.reshape(size, (TILE,)) >= guess
             store_marks(words_ptr, start + tile * TILE, marked, TILE)
-            if TILES == 1:
+            if TILES == 1 and KIND != "excess":
                 # Nothing to wait for: this is all.
                 flat = tl.reshape(size, (TILE,))
-                _add_apart(state_ptr, _count_marked(state_ptr, flat, marked, guess))
-        if TILES > 1:
+                crowd = tl.sum(marked.to(tl.int32)) * 8 > TILE
+                _add_apart(state_ptr, _count_marked(state_ptr, flat, marked, guess, crowd))
+        if TILES > 1 and KIND != "excess":
             apart = _count_tiles(
                 total_ptr, state_ptr, words_ptr, guess, first * (TILE // 32), apart,
                 TILES * TILE // 32, RUN * TILE // 32,
             )  # fmt: skip
-    if TILES > 1:
+    if TILES > 1 and KIND != "excess":
         _add_apart(state_ptr, apart)
     if KIND == "sampled":
         tl.debug_barrier()
@@ -163,7 +169,8 @@ def _sift_kernel(
         tl.store(sums_ptr + programs + program, tl.sum(squares))
     tl.store(tops_ptr + program, tl.max(top, 0))
     if is_last(state_ptr, 0):
-        _close_in(state_ptr, numel, tried)
+        if KIND != "excess":
+            _close_in(state_ptr, numel, tried)
         decide(state_ptr, sums_ptr, tops_ptr, numel, programs, factor, KIND, ROUNDS, SPAN)
 
 
@@ -182,8 +189,11 @@ def sift(given: Given, search: Search, state: Tensor, packed: Tensor) -> Sifted:
         search.factor, search.tried, *halves(search.key), FEEDBACK=feedback, KIND=search.kind,
         SPAN=triton.next_power_of_2(programs), ROUNDS=search.rounds, HEIGHT=HEIGHT, RUN=RUN,
         TILES=tiles, TILE=TILE, num_warps=8, maxnreg=REGISTERS,
+        **(follows(x) if is_guessed(search, x.numel()) else leads(x)),
     )  # fmt: skip
     total = left if feedback else x
-    climb(total, search, state, tops)
-    refine(total, search, state, sums, tops, words)
-    return Sifted(state, words)
+    if search.kind == "excess":
+        climb(total, search, state, tops)
+    else:
+        refine(total, search, state, sums, tops, words)
+    return Sifted(state, words, sums, tops)

@@ -12,107 +12,21 @@ from torch import Tensor
 
 from laconic.kernels.aim import Aim
 from laconic.kernels.cuda.bits import lowest_bit, ones
-from laconic.kernels.cuda.borders import found
-from laconic.kernels.cuda.brackets import BORDER, CUT, MOST, bounds, is_last
+from laconic.kernels.cuda.borders import found, search_of
+from laconic.kernels.cuda.brackets import MOST, bounds
+from laconic.kernels.cuda.early import follows, in_turn
 from laconic.kernels.cuda.entries import said
-from laconic.kernels.cuda.marks import REGISTERS, marks, most_marks, new_marks, together
+from laconic.kernels.cuda.marks import marks, most_marks, new_marks
 from laconic.kernels.cuda.passes import TILE, magnitude, spread
+from laconic.kernels.cuda.plan import PLAN, planned
 from laconic.kernels.cuda.select import mark
+from laconic.kernels.cuda.thin import thin
 from laconic.kernels.reference.index import index_bytes
 from laconic.types import Given
 
-PLAN = tl.constexpr(4)
-"""Numbers of a plan before those of each program."""
-LAUNCH = tl.constexpr(5)
 WORDS = 128
 WARPS = 4
 """Words of marks that are told together: few, since all wait for the one with the most marks."""
-
-
-@triton.jit
-def _form(count, numel):
-    """Width of the low bits of positions, and where they begin (the format: wire/indices.py)."""
-    gap = numel // tl.maximum(count, 1)
-    low = tl.full((), 0, tl.int64)
-    while (gap >> (low + 1)) > 0:
-        low += 1
-    bits = count + ((numel - 1) >> low) + 1
-    return low, (bits + 7) // 8 * 8
-
-
-@triton.jit
-def _plan(
-    state_ptr, counts_ptr, ties_ptr, plan_ptr, count_ptr, numel, programs, most,
-    CUTS: tl.constexpr, SPAN: tl.constexpr,
-):  # fmt: skip
-    """How many are chosen before each program, and are on the border; then what all must know."""
-    other = tl.arange(0, SPAN)
-    here = other < programs
-    above = tl.load(counts_ptr + other, mask=here, other=0).to(tl.int64)
-    count = tl.sum(above)
-    before = tl.cumsum(above, 0) - above
-    wanted = tl.full((), 1 << 62, tl.int64)
-    if CUTS:
-        # Of the equal ones the first are chosen.
-        wanted = tl.where(tl.load(state_ptr + CUT) != 0, most - count, wanted)
-        ties = tl.load(ties_ptr + other, mask=here, other=0).to(tl.int64)
-        equal = tl.cumsum(ties, 0) - ties
-        before += tl.minimum(equal, wanted)
-        count += tl.minimum(tl.sum(ties), wanted)
-        tl.store(plan_ptr + PLAN + programs + other, equal, mask=here)
-    tl.store(plan_ptr + PLAN + other, before, mask=here)
-    low, base = _form(count, tl.full((), 0, tl.int64) + numel)
-    tl.store(plan_ptr, low)
-    tl.store(plan_ptr + 1, base)
-    tl.store(plan_ptr + 2, wanted)
-    tl.store(count_ptr, count.to(tl.int32))
-
-
-@triton.jit
-def _plan_kernel(
-    counts_ptr, plan_ptr, count_ptr, numel, programs, most, SPAN: tl.constexpr
-):  # fmt: skip
-    """The plan where all that is marked is told."""
-    _plan(
-        counts_ptr, counts_ptr, counts_ptr, plan_ptr, count_ptr, numel, programs, most, False, SPAN
-    )  # fmt: skip
-
-
-@triton.jit
-def _thin_kernel(
-    x_ptr, state_ptr, words_ptr, counts_ptr, ties_ptr, plan_ptr, count_ptr, numel, most,
-    EACH: tl.constexpr, WORDS: tl.constexpr, SPAN: tl.constexpr,
-):  # fmt: skip
-    """Takes the marks from what does not reach the border; counts what does, and what is on it.
-
-    What is on it counts apart only where not all of it may be chosen. The last program plans.
-    """
-    cut = tl.load(state_ptr + CUT) != 0
-    last, _ = bounds(state_ptr, MOST)
-    border = tl.where(cut, last, tl.maximum(tl.load(state_ptr + BORDER), 1)).to(tl.int32)
-    above = tl.zeros((WORDS,), tl.int32)
-    ties = tl.zeros((WORDS,), tl.int32)
-    for begin in range(0, EACH, WORDS):
-        word, held = marks(words_ptr, begin, EACH, WORDS)
-        kept = tl.zeros_like(held)
-        turns = most_marks(held)
-        while turns > 0:
-            place = word * 32 + lowest_bit(held).to(tl.int64)
-            size = magnitude(tl.load(x_ptr + place, mask=held != 0, other=0.0))
-            kept |= tl.where(size >= border, held & (0 - held), 0)
-            ties += ((held != 0) & cut & (size == border)).to(tl.int32)
-            held &= held - 1
-            turns -= 1
-        above += ones(kept).to(tl.int32)
-        inside = begin + tl.arange(0, WORDS) < EACH
-        tl.store(words_ptr + word, kept.to(tl.int32, bitcast=True), mask=inside)
-    tl.store(counts_ptr + tl.program_id(0), tl.sum(above) - tl.sum(ties))
-    tl.store(ties_ptr + tl.program_id(0), tl.sum(ties))
-    if is_last(state_ptr, LAUNCH):
-        _plan(
-            state_ptr, counts_ptr, ties_ptr, plan_ptr, count_ptr, numel, tl.num_programs(0), most,
-            True, SPAN,
-        )  # fmt: skip
 
 
 @triton.jit
@@ -150,9 +64,10 @@ def _write_bits(packed_ptr, bit, value, mask):
 def _tell_kernel(
     x_ptr, state_ptr, words_ptr, ties_ptr, plan_ptr, packed_ptr, values_ptr, programs,
     CUTS: tl.constexpr, KEEP: tl.constexpr, HALF: tl.constexpr, EACH: tl.constexpr,
-    WORDS: tl.constexpr,
+    WORDS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Writes values and positions; with KEEP, what was said is taken off `x`."""
+    in_turn(EARLY)
     mine = tl.program_id(0)
     low, base, wanted = tl.load(plan_ptr), tl.load(plan_ptr + 1), tl.load(plan_ptr + 2)
     below = (tl.full((), 1, tl.int64) << low) - 1
@@ -170,8 +85,8 @@ def _tell_kernel(
         if surplus:
             held, met = _first_ties(x_ptr, word, held, border, equal, wanted)
             equal += met
-        many = ones(held).to(tl.int64)
-        rank = before + tl.cumsum(many, 0) - many
+        many = ones(held).to(tl.int32)
+        rank = before + (tl.cumsum(many, 0) - many)
         before += tl.sum(many)
         turns = most_marks(held)
         while turns > 0:
@@ -201,23 +116,20 @@ def tell(given: Given, aim: Aim, dtype: torch.dtype) -> tuple[Tensor, Tensor, Te
         return count.zero_(), packed.zero_().view(torch.uint8)[:room], values
     total = x if given.left is None else given.left
     programs, tiles = spread(numel)
-    counts, ties = torch.empty(2, programs, dtype=torch.int32, device=x.device)
-    plan = torch.empty(PLAN.value + 2 * programs, dtype=torch.int64, device=x.device)
-    span, cuts = triton.next_power_of_2(programs), aim.kind != "fixed"
-    each = tiles * TILE // 32
+    counts = torch.empty(programs, dtype=torch.int32, device=x.device)
+    cuts = aim.kind != "fixed"
     if cuts:
-        state, words = found(given, aim, packed)
-        _thin_kernel[(programs,)](
-            total, state, words, counts, ties, plan, count, numel, most, EACH=each,
-            WORDS=together(words, programs), SPAN=span, maxnreg=REGISTERS,
-        )  # fmt: skip
+        search = search_of(aim)
+        sifted = found(given, search, packed)
+        state, words = sifted.state, sifted.words
+        ties, plan = thin(total, sifted, search, most, counts, count)
     else:
-        state, words = counts, new_marks(x)
+        state, ties, words = counts, counts, new_marks(x)
         mark(given, aim.border, words, counts, packed)
-        _plan_kernel[(1,)](counts, plan, count, numel, programs, most, SPAN=span, num_warps=8)
+        plan = planned(counts, count, numel)
     _tell_kernel[(programs,)](
         total, state, words, ties, plan, packed, values, programs, CUTS=cuts,
-        KEEP=given.left is not None, HALF=dtype == torch.float16, EACH=each, WORDS=WORDS,
-        num_warps=WARPS,
+        KEEP=given.left is not None, HALF=dtype == torch.float16, EACH=tiles * TILE // 32,
+        WORDS=WORDS, num_warps=WARPS, **follows(x),
     )  # fmt: skip
     return count, packed.view(torch.uint8)[:room], values
