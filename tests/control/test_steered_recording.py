@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 import laconic
+from laconic.control.levels import Gauge, levels
 from laconic.lanes import Lanes
 from laconic.recorded import is_sampled
 from laconic.simulate import Simulation
@@ -49,6 +50,14 @@ def test_accordion_is_steady_but_for_its_checks() -> None:
 
 def test_gravac_measures_in_every_step_alike() -> None:
     assert told_apart("gravac:low=10,high=1000,window=5", 12) == [False] + 11 * [True]
+
+
+@pytest.mark.parametrize(
+    ("spec", "waits"), [("topk:ratio=0.1", False), ("redsync:ratio=0.1", True)]
+)
+def test_a_dense_step_waits_if_what_it_measures_does(spec: str, waits: bool) -> None:
+    beside = levels(laconic.parse(spec), 10, 20, "dense", False, Gauge(raw=False))
+    assert beside.traits().waits == waits
 
 
 @pytest.mark.parametrize("change", [True, False])
