@@ -9,8 +9,13 @@ from laconic.capture import _nothing_freed
 
 def test_the_garbage_collector_rests_meanwhile() -> None:
     assert gc.isenabled()
-    with pytest.raises(KeyError), _nothing_freed():
+    with _nothing_freed():
         assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_the_garbage_collector_comes_back_after_an_error() -> None:
+    with pytest.raises(KeyError), _nothing_freed():
         raise KeyError
     assert gc.isenabled()
 
