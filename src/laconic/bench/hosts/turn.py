@@ -38,6 +38,8 @@ def train(job: Job, case: str, tell: Tell, count: Count) -> None:
         steps_ms.append(session.step() * 1e3)
         tick(step, steps_ms[-1])
         if step % job.evaluate_every == 0 or step == job.steps:
+            # What others still wait for has not left this host yet.
+            dist.barrier()
             looking = count()
             _look(session, case, sum(steps_ms) / 1e3, tell)
             counted = _later(counted, looking, count())
@@ -62,6 +64,7 @@ def block(job: Job, session: Session, case: str, tell: Tell, count: Count) -> No
     for step in range(1, steps + 1):
         steps_ms.append(session.step() * 1e3)
         tick(step, steps_ms[-1])
+    dist.barrier()
     tell(_finished(session, case, before, steps_ms, _since(counted, count(), steps)))
     session.take_losses()
 
