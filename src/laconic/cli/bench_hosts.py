@@ -27,7 +27,9 @@ def step(
     rate: Rate = "1gbit",
     case: Cases = None,
     steps: Annotated[int, typer.Option(help="Timed steps of each case, in three blocks.")] = 30,
-    warmup: Annotated[int, typer.Option(help="Untimed steps before each block.")] = 3,
+    warmup: Annotated[
+        int, typer.Option(help="Untimed steps before each block; of local methods, syncs.")
+    ] = 3,
     batch: Annotated[
         int | None, typer.Option(help="Examples per worker; else the workload's own number.")
     ] = None,

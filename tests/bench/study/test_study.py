@@ -46,7 +46,7 @@ def test_a_study_goes_on_where_it_stopped(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "study.jsonl"
-    setting = f"qsparse --workload mlp-tiny --steps 4 --json {path} --seeds"
+    setting = f"exchanges --workload mlp-tiny --steps 4 --json {path} --seeds"
     some = "--case none --case topk:ratio=0.1"
     assert run(monkeypatch, f"{setting} 0 {some}") == 0
     first = path.read_text()
@@ -66,7 +66,7 @@ def test_records_say_what_a_slow_network_would_take(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = tmp_path / "study.jsonl"
-    words = ["laconic", "study", "qsparse", "--workload", "mlp-tiny", "--steps", "8"]
+    words = ["laconic", "study", "exchanges", "--workload", "mlp-tiny", "--steps", "8"]
     words += ["--seeds", "0", "--json", str(path), "--case", QTOPK, "--case", "none"]
     monkeypatch.setattr("sys.argv", words)
     with pytest.raises(SystemExit):
@@ -85,7 +85,7 @@ def test_records_say_what_a_slow_network_would_take(
 def test_runs_side_by_side_are_the_same_runs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = "qsparse --workload mlp-tiny --steps 4 --seeds 0 --case topk:ratio=0.1"
+    words = "exchanges --workload mlp-tiny --steps 4 --seeds 0 --case topk:ratio=0.1"
     assert run(monkeypatch, f"{words} --json {tmp_path / 'one'}") == 0
     # One that fails does not stop the other.
     words += " --case torch-powersgd:rank=1"
@@ -113,7 +113,7 @@ def test_a_run_that_fails_does_not_stop_the_others(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "study.jsonl"
-    words = f"qsparse --workload mlp-tiny --steps 2 --seeds 0 --json {path}"
+    words = f"exchanges --workload mlp-tiny --steps 2 --seeds 0 --json {path}"
     # Torch's own hook needs processes, which is found out when its turn comes.
     assert run(monkeypatch, f"{words} --case torch-powersgd:rank=1 --case none") != 0
     assert "torch-powersgd:rank=1, seed 0: ConfigError" in capsys.readouterr().out
@@ -125,7 +125,7 @@ def test_a_controller_runs_once_for_every_rate(
 ) -> None:
     path = tmp_path / "study.jsonl"
     ramp = "topk:ratio=0.1@controller=(schedule:first=1,last=0.1,after=2)"
-    words = f"qsparse --workload mlp-tiny --steps 6 --seeds 0 --json {path} --case {ramp}"
+    words = f"exchanges --workload mlp-tiny --steps 6 --seeds 0 --json {path} --case {ramp}"
     assert run(monkeypatch, words) == 0
     fast, _, slow = records(path)
     assert (fast.rate, slow.rate) == ("10gbit", "100mbit")
@@ -148,7 +148,7 @@ def test_an_exchange_is_rehearsed_once_for_all_rates_and_seeds(
 
     monkeypatch.setattr(subject, "rehearse", noted)
     ramp = "topk:ratio=0.1@controller=(schedule:first=1,last=0.1,after=2)"
-    words = f"qsparse --workload mlp-tiny --steps 4 --seeds 0,1 --json {tmp_path / 's.jsonl'}"
+    words = f"exchanges --workload mlp-tiny --steps 4 --seeds 0,1 --json {tmp_path / 's.jsonl'}"
     assert run(monkeypatch, f"{words} --case none --case efsign --case {ramp}") == 0
     assert len(records(tmp_path / "s.jsonl")) == 3 * 2 * len(RATES)
     assert len(met) >= 3

@@ -50,10 +50,11 @@ def train(job: Job, case: str, tell: Tell, count: Count) -> None:
 def block(job: Job, session: Session, case: str, tell: Tell, count: Count) -> None:
     """Takes some steps more; the first few, which find cold caches, are not counted.
 
-    Where steps are not alike there are as many more as make whole periods of them.
+    Where steps are not alike, as many periods of them warm up, since workers who talk now and then
+    have only talked as often after these; and there are as many steps as make whole periods.
     """
     period = session.mounted.period
-    for _ in range(_to_whole(session.steps + job.warmup, period) - session.steps):
+    for _ in range(job.warmup * period):
         session.step()
     steps = _to_whole(job.steps, period)
     before = session.traffic()

@@ -16,6 +16,9 @@ _NARROW = f"{_RESNET},flat=true,width=32,batch_size=32,learning_rate=0.2"
 _RAW = "gain_ref=raw"
 """Gains as GraVAC's code has them, which is what its thresholds are meant for."""
 
+_EPOCHS_OF_FOUR = 195, 332
+"""Steps in which 4 workers take all of CIFAR-10, and all of Penn Treebank."""
+
 _SHORT_GRAVAC = f"controller=(gravac:low=10,high=1000,window=100,epsilon=0.25,{_RAW})"
 _ACCORDION = "controller=(accordion:low=0.1,high=0.001,interval=1)"
 
@@ -52,15 +55,8 @@ class Study:
         )
 
 
-def _qsparse(ratio: float) -> tuple[str, ...]:
-    """Top-k at every step, and Qsparse with as many entries at every eighth."""
-    local = "local=(qsparse:sync_every=8)"
-    chosen = f"topk:ratio={ratio}"
-    return (
-        f"{chosen},values=fp32",
-        f"{chosen} | qsgd:bits=4 @ {local}",
-        f"{chosen} | sign @ {local}",
-    )
+def _qsparse(ratio: float, gap: int, code: str = "qsgd:bits=4") -> str:
+    return f"topk:ratio={ratio} | {code} @ local=(qsparse:sync_every={gap})"
 
 
 def _cser(updates: int, errors: int, gap: int, qsparse: int) -> tuple[str, ...]:
@@ -101,7 +97,6 @@ STUDIES: Mapping[str, Study] = {
             BASELINE,
             "torch-fp16",
             "topk:ratio=0.01",
-            "topk:ratio=0.01 @ exchange=sharded",
             "topk:ratio=0.001",
             "powersgd:rank=4",
             "powersgd:rank=1",
@@ -130,12 +125,43 @@ STUDIES: Mapping[str, Study] = {
         ),
         target="accuracy=0.9",
     ),
-    "qsparse": Study(
-        "bytes to accuracy of Qsparse-local-SGD against top-k SGD with the same k",
+    "exchanges": Study(
+        "what choosing a second time, shard by shard, costs top-k",
         _RESNET,
         12 * _EPOCH,
-        (BASELINE, *_qsparse(0.01), *_qsparse(0.04)),
+        (BASELINE, "topk:ratio=0.01", "topk:ratio=0.01 @ exchange=sharded"),
         target="accuracy=0.9",
+    ),
+    "qsparse": Study(
+        "bytes to accuracy of Qsparse-local-SGD against top-k SGD with the same k",
+        _NARROW,
+        5200,
+        (
+            BASELINE,
+            "topk:ratio=0.01,values=fp32",
+            _qsparse(0.01, 8),
+            _qsparse(0.01, 16),
+            _qsparse(0.01, 8, "sign"),
+        ),
+        target="accuracy=0.9",
+        rates=("1gbit",),
+    ),
+    "rare-resnet18": Study(
+        "whether the fastest over slow links, four workers' local steps, are as accurate as dense",
+        "resnet18:bf16=true",
+        10 * _EPOCHS_OF_FOUR[0],
+        (BASELINE, _qsparse(0.01, 8), _qsparse(0.001, 16)),
+        workers=4,
+        looks=10,
+        target="accuracy=0.9",
+    ),
+    "rare-lstm": Study(
+        "the same for the large model of Zaremba et al.",
+        "lstm_ptb",
+        5 * _EPOCHS_OF_FOUR[1],
+        (BASELINE, _qsparse(0.01, 8), _qsparse(0.001, 16)),
+        workers=4,
+        looks=5,
     ),
     "cser": Study(
         "CSER against error feedback and Qsparse at the same overall ratio: 32, 256, 1024",
@@ -249,8 +275,8 @@ STUDIES: Mapping[str, Study] = {
     ),
     "sparseloco": Study(
         "SparseLoCo with 30 steps between syncs against dense steps",
-        "gpt",
-        900,
+        "gpt:dropout=0.2",
+        1500,
         (
             BASELINE,
             "none @ local=(diloco:sync_every=30)",
