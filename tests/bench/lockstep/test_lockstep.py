@@ -67,7 +67,8 @@ def test_training_writes_records_that_say_they_are_simulated(
     with pytest.raises(SystemExit) as end:
         cli.run()
     assert end.value.code == 0
-    assert "(simulated)" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "(simulated)" in shown
     dense, signs = read([path])
     assert isinstance(dense, TrainRecord)
     assert isinstance(signs, TrainRecord)
@@ -77,6 +78,8 @@ def test_training_writes_records_that_say_they_are_simulated(
     assert signs.points[-1].time_s == pytest.approx(4 * signs.step_ms / 1e3)
     assert dense.sent_bytes == dense.dense_bytes
     assert (signs.ratio or 0) > 5
+    assert signs.lockstep_ms
+    assert f"efsign: a step of 3 workers took {signs.lockstep_ms:.1f} ms here" in shown
     # A record of before this field is one of a real run.
     row = json.loads(path.read_text().splitlines()[0])
     del row["simulated"]

@@ -40,7 +40,9 @@ class SimulatedRun:
             record = collector.hear(message)
         assert isinstance(record, TrainRecord)
         title = f"{trainee.workload.heading} (simulated)"
-        return replace(record, workload=title, simulated=True)
+        # The first steps compile kernels and record graphs, and others may be at work here too.
+        lockstep_ms = min((one.lockstep_s * 1e3 for one in seen if one.losses), default=None)
+        return replace(record, workload=title, simulated=True, lockstep_ms=lockstep_ms)
 
     def _messages(self, trainee: Trainee, seen: Sequence[Seen], pace: Pace) -> Iterator[Message]:
         """What rank 0 of a real cluster would tell."""

@@ -46,6 +46,9 @@ class SimulatedTrain:
                     append(self.bench.json_path, records[-1])
         for table in train_tables(records):
             console.print(table)
+        for record in records:
+            took = f"{record.spec}: a step of {record.workers} workers took"
+            console.print(f"{took} {record.lockstep_ms:.1f} ms here", markup=False, highlight=False)
         return records
 
     def _train(self, subject: Subject, case: str, workers: int) -> list[TrainRecord]:

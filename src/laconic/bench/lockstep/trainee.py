@@ -1,5 +1,6 @@
 """Workers that train in this process, and what is seen of them on the way."""
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -50,6 +51,8 @@ class Seen(NamedTuple):
     calls: int
     losses: tuple[float, ...]
     """Of worker 0's batches since the last look."""
+    lockstep_s: float = 0.0
+    """What a step of all workers has taken in this process, the mean since the last look."""
 
 
 def train(
@@ -63,18 +66,21 @@ def train(
     Only looks wait for the device. Each step and each look is taken in an `at_work` of its own.
     """
     losses: list[Tensor] = []
+    start_s = time.perf_counter()
     for step in range(steps + 1):
         if step:
             with at_work():
                 losses.append(trainee.step(step - 1, steps)[0].clone())
         if step % every == 0 or step == steps:
             with at_work():
-                seen = _look(trainee, step, losses)
+                seen = _look(trainee, step, losses, start_s)
             losses.clear()
             yield seen
+            start_s = time.perf_counter()
 
 
-def _look(trainee: Trainee, step: int, losses: list[Tensor]) -> Seen:
+def _look(trainee: Trainee, step: int, losses: list[Tensor], start_s: float) -> Seen:
     own = torch.stack(losses).tolist() if losses else []
+    lockstep_s = (time.perf_counter() - start_s) / max(1, len(own))
     evaluation, meter = trainee.evaluate(), trainee.meter()
-    return Seen(step, evaluation, meter.sent_bytes, meter.calls, tuple(own))
+    return Seen(step, evaluation, meter.sent_bytes, meter.calls, tuple(own), lockstep_s)

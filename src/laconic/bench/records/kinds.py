@@ -98,6 +98,8 @@ class TrainRecord:
     """What a controller has decided: the last of it, where that was much."""
     simulated: bool = False
     """Workers in lock step in one process; times are predictions for the links that are named."""
+    lockstep_ms: float | None = None
+    """What a step of them all took in that process, between the two looks where it took least."""
 
 
 @dataclass(frozen=True, kw_only=True)
