@@ -22,6 +22,28 @@ SPARSE = {
 }
 
 
+COMPILED = {
+    "topk:ratio=0.01": 22,
+    "dgc:ratio=0.01": 8,
+    "redsync:ratio=0.01": 8,
+    "sidco:ratio=0.01": 11,
+    "gaussiank:ratio=0.01": 8,
+    "threshold:value=0.01": 5,
+    "randomk:ratio=0.01": 4,
+    "grbs:ratio=0.01": 4,
+    "efsign": 4,
+    "onebit": 4,
+    "terngrad": 4,
+    "signsgd": 2,
+    "qsgd:bits=4": 2,
+    "natural": 2,
+    "int4": 2,
+    "fp8": 2,
+    "eightbit": 2,
+}
+"""How many kernels a step with error feedback has for tensors of ten sizes."""
+
+
 @pytest.mark.parametrize("part", SPARSE)
 def test_sparsifiers(interpreter: Ranks, part: str) -> None:
     assert interpreter.run(Jobs("interpreted_sparse").compare, part) == [SPARSE[part]]
@@ -30,6 +52,12 @@ def test_sparsifiers(interpreter: Ranks, part: str) -> None:
 def test_dense_quantisers(interpreter: Ranks) -> None:
     done = {"roundings": 103, "sides": 22, "trits": 22, "signs": 10, "votes": 11}
     assert interpreter.run(Jobs("interpreted").compare) == [done]
+
+
+@pytest.mark.parametrize("spec", COMPILED)
+def test_few_kernels_are_compiled_and_all_at_the_first_step(interpreter: Ranks, spec: str) -> None:
+    [counts] = interpreter.run(Jobs("interpreted_variants").variants, spec)
+    assert counts == [COMPILED[spec]] * len(counts)
 
 
 def test_thin_factors(interpreter: Ranks) -> None:

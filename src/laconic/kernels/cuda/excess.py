@@ -9,7 +9,7 @@ from laconic.kernels.cuda.brackets import BORDER, EXACT, is_last
 from laconic.kernels.cuda.decide import double, note, sum_of, top_of
 from laconic.kernels.cuda.early import follows, in_turn
 from laconic.kernels.cuda.guess import Search
-from laconic.kernels.cuda.passes import TILE, finite, magnitude, spread
+from laconic.kernels.cuda.passes import TILE, finite, magnitude, span, spread
 
 HEIGHT = 4
 FIRST_LAUNCH = 8
@@ -53,6 +53,6 @@ def climb(x: Tensor, search: Search, state: Tensor, tops: Tensor) -> None:
     for number, rise in enumerate(search.rises):
         _excess_kernel[(programs,)](
             x, state, sums, counts, tops, x.numel(), rise, FIRST_LAUNCH + number,
-            HEIGHT=HEIGHT, TILES=tiles, TILE=TILE, SPAN=triton.next_power_of_2(programs),
+            HEIGHT=HEIGHT, TILES=tiles, TILE=TILE, SPAN=span(programs),
             num_warps=8, **follows(x),
         )  # fmt: skip

@@ -13,7 +13,7 @@ from laconic.kernels.cuda.bits import ones, packed_word, unpacked
 BLOCK = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["base", "words"])
 def _pack_kernel(
     index_ptr, out_ptr, count, base, words, LOW: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip

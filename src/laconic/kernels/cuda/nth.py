@@ -25,7 +25,7 @@ FEW = 64
 """Where more than one in so many is inside, those of a bin are added up before they are counted."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "numel"])
 def _bracket_kernel(borders_ptr, counts_ptr, state_ptr, count, numel, BINS: tl.constexpr):
     """Where the border lies.
 
@@ -102,7 +102,7 @@ def _refine_kernel(
                 held &= held - 1
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _narrow_kernel(bins_ptr, state_ptr, count, BINS: tl.constexpr, STEP: tl.constexpr):
     """Goes on with the bin that holds the border, in smaller bins; in none if they are of one."""
     shift = tl.load(state_ptr + 1)

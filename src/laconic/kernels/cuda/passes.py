@@ -12,6 +12,7 @@ from laconic.types import Given
 
 TILE = 4096
 PROGRAMS = 2048
+FEW = 256
 ROWS = 4
 
 
@@ -78,6 +79,11 @@ def probe_kernel(
             reach = size[None, :, :] >= borders[:, None, None]
             found += tl.sum(reach.to(tl.int32), axis=1)
         tl.atomic_add(counts_ptr + tl.arange(0, MANY), tl.sum(found, axis=1).to(tl.int64))
+
+
+def span(programs: int) -> int:
+    """Room for what so many programs have left; one of two, since for each kernels are compiled."""
+    return FEW if programs <= FEW else PROGRAMS
 
 
 def spread(numel: int) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from laconic.kernels.cuda.brackets import CUT
 from laconic.kernels.cuda.early import follows, in_turn
+from laconic.kernels.cuda.passes import span
 
 PLAN = tl.constexpr(4)
 """Numbers of a plan before those of each program."""
@@ -56,7 +57,7 @@ def plan(
     return count
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["programs"])
 def _plan_kernel(
     counts_ptr, plan_ptr, count_ptr, numel, programs, SPAN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -74,8 +75,7 @@ def planned(counts: Tensor, count: Tensor, numel: int) -> Tensor:
     """The plan where all that is marked is told; how many that are goes to `count`."""
     programs = counts.numel()
     said = new_plan(programs, counts.device)
-    span = triton.next_power_of_2(programs)
     _plan_kernel[(1,)](
-        counts, said, count, numel, programs, SPAN=span, num_warps=8, **follows(counts)
+        counts, said, count, numel, programs, SPAN=span(programs), num_warps=8, **follows(counts)
     )
     return said

@@ -9,7 +9,7 @@ from laconic.types import Key
 
 BLOCK = 1024
 
-# A key must not be taken for a constant.
+# A key must not be taken for a constant: every other one would be compiled for.
 KEYS = ["key_low", "key_high"]
 
 
@@ -89,7 +89,12 @@ def halves(key: Key) -> tuple[int, int] | tuple[Tensor, Tensor]:
     """The key as the two words that the kernels take, or as where those lie."""
     if isinstance(key, Tensor):
         return key[:1], key[1:]
-    return key & 0xFFFFFFFF, (key >> 32) & 0xFFFFFFFF
+    return _word(key), _word(key >> 32)
+
+
+def _word(bits: int) -> int:
+    """The lowest 32 bits as a signed number: above 2^31 it would be another type, and kernel."""
+    return ((bits & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000
 
 
 def strata(key: Key, numel: int, count: int, device: torch.device) -> Tensor:

@@ -30,7 +30,7 @@ from laconic.kernels.cuda.marks import (
     most_marks,
     together,
 )
-from laconic.kernels.cuda.passes import TILE, spread
+from laconic.kernels.cuda.passes import TILE, span, spread
 from laconic.kernels.cuda.random import KEYS, halves
 
 
@@ -126,6 +126,6 @@ def refine(
         _refine_kernel[(programs,)](
             x, state, sums, tops, words, x.numel(), search.factor, level, search.tried,
             *halves(search.key), KIND=search.kind, ROUNDS=search.rounds,
-            SPAN=triton.next_power_of_2(programs), WORDS=together(words, programs), TILES=tiles,
+            SPAN=span(programs), WORDS=together(words, programs), TILES=tiles,
             TILE=TILE, maxnreg=REGISTERS, **follows(x),
         )  # fmt: skip

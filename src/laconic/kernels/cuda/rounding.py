@@ -16,7 +16,7 @@ from laconic.kernels import reference
 from laconic.kernels.cuda import codes as rules
 from laconic.kernels.cuda.bits import pack_bits
 from laconic.kernels.cuda.encode import encode
-from laconic.kernels.cuda.random import halves
+from laconic.kernels.cuda.random import KEYS, halves
 from laconic.kernels.cuda.words import word_at
 from laconic.kernels.reference.rounding import slopes, tree
 from laconic.kernels.rule import Rule
@@ -32,8 +32,7 @@ TOGETHER = 8
 """So many messages are added in one reading of the output."""
 
 
-# A key must not be taken for a constant, nor for a signed number.
-@triton.jit(do_not_specialize=["key_low", "key_high"])
+@triton.jit(do_not_specialize=["buckets", *KEYS])
 def _pack_kernel(
     x_ptr, residual_ptr, left_ptr, codes_ptr, scales_ptr, table_ptr, decay, numel, buckets,
     key_low, key_high, FEEDBACK: tl.constexpr, KIND: tl.constexpr, SCALE: tl.constexpr,

@@ -30,7 +30,7 @@ from laconic.kernels.cuda.passes import (
 from laconic.types import Given
 
 
-@triton.jit(do_not_specialize=["border"])
+@triton.jit(do_not_specialize=["border", "room"])
 def _mark_kernel(
     x_ptr, residual_ptr, left_ptr, border, words_ptr, counts_ptr, packed_ptr, decay, numel, room,
     FEEDBACK: tl.constexpr, LOAD: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
@@ -78,7 +78,7 @@ def _thin_kernel(
     tl.store(ties_ptr + tl.program_id(0), tl.sum(ties))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _trim_kernel(
     x_ptr, state_ptr, words_ptr, counts_ptr, ties_ptr, count, numel, TILES: tl.constexpr,
     TILE: tl.constexpr, PROGRAMS: tl.constexpr,

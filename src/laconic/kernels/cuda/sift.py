@@ -36,7 +36,16 @@ from laconic.kernels.cuda.early import follows, in_turn, leads
 from laconic.kernels.cuda.excess import climb
 from laconic.kernels.cuda.guess import Search, is_guessed
 from laconic.kernels.cuda.marks import first_marked, marks, most_marks, new_marks, store_marks
-from laconic.kernels.cuda.passes import TILE, added, clear, finite, magnitude, sources, spread
+from laconic.kernels.cuda.passes import (
+    TILE,
+    added,
+    clear,
+    finite,
+    magnitude,
+    sources,
+    span,
+    spread,
+)
 from laconic.kernels.cuda.random import KEYS, halves
 from laconic.kernels.cuda.refine import refine
 from laconic.types import Given
@@ -113,7 +122,7 @@ def _count_tiles(
     return apart
 
 
-@triton.jit(do_not_specialize=["factor", "tried", *KEYS])
+@triton.jit(do_not_specialize=["room", "factor", "tried", *KEYS])
 def _sift_kernel(
     x_ptr, residual_ptr, left_ptr, state_ptr, sums_ptr, tops_ptr, words_ptr, packed_ptr, decay,
     numel, room, factor, tried, key_low, key_high, FEEDBACK: tl.constexpr, KIND: tl.constexpr,
@@ -187,7 +196,7 @@ def sift(given: Given, search: Search, state: Tensor, packed: Tensor) -> Sifted:
     _sift_kernel[(programs,)](
         x, residual, left, state, sums, tops, words, packed, decay, x.numel(), packed.numel(),
         search.factor, search.tried, *halves(search.key), FEEDBACK=feedback, KIND=search.kind,
-        SPAN=triton.next_power_of_2(programs), ROUNDS=search.rounds, HEIGHT=HEIGHT, RUN=RUN,
+        SPAN=span(programs), ROUNDS=search.rounds, HEIGHT=HEIGHT, RUN=RUN,
         TILES=tiles, TILE=TILE, num_warps=8, maxnreg=REGISTERS,
         **(follows(x) if is_guessed(search, x.numel()) else leads(x)),
     )  # fmt: skip

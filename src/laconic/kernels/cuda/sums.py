@@ -63,7 +63,7 @@ def means(low, high, below, count, EVEN: tl.constexpr):
     return mean, above
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["programs"])
 def _settle_kernel(
     left_ptr, sums_ptr, low_ptr, high_ptr, numel, programs,
     FEEDBACK: tl.constexpr, EVEN: tl.constexpr, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr,

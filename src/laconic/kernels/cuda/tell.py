@@ -60,7 +60,7 @@ def _write_bits(packed_ptr, bit, value, mask):
     tl.atomic_or(word + 1, high, mask=mask & (high != 0), sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["programs"])
 def _tell_kernel(
     x_ptr, state_ptr, words_ptr, ties_ptr, plan_ptr, packed_ptr, values_ptr, programs,
     CUTS: tl.constexpr, KEEP: tl.constexpr, HALF: tl.constexpr, EACH: tl.constexpr,

@@ -30,7 +30,7 @@ from laconic.kernels.cuda.marks import (
     most_marks,
     together,
 )
-from laconic.kernels.cuda.passes import TILE, spread
+from laconic.kernels.cuda.passes import TILE, span, spread
 from laconic.kernels.cuda.plan import PLAN, new_plan, plan
 from laconic.kernels.cuda.refine import refine
 from laconic.kernels.cuda.sift import Sifted
@@ -87,7 +87,7 @@ def _walk(
     return tl.sum(above), tl.sum(ties), tl.sum(odd)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most"])
 def _thin_kernel(
     x_ptr, state_ptr, tops_ptr, words_ptr, counts_ptr, ties_ptr, plan_ptr, count_ptr, numel, most,
     PART: tl.constexpr, LAUNCH: tl.constexpr, WORDS: tl.constexpr, SPAN: tl.constexpr,
@@ -135,7 +135,6 @@ def thin(
     and thinned again if so.
     """
     programs, tiles = spread(x.numel())
-    span = triton.next_power_of_2(programs)
     state, words, sums, tops = sifted
     ties = torch.empty_like(counts)
     said = new_plan(programs, x.device)
@@ -143,8 +142,8 @@ def thin(
     def launch(part: str) -> None:
         _thin_kernel[(programs,)](
             x, state, tops, words, counts, ties, said, count, x.numel(), most, PART=part,
-            LAUNCH=LAUNCHES[part], WORDS=together(words, programs), SPAN=span, TILES=tiles,
-            TILE=TILE, maxnreg=REGISTERS, **follows(x),
+            LAUNCH=LAUNCHES[part], WORDS=together(words, programs), SPAN=span(programs),
+            TILES=tiles, TILE=TILE, maxnreg=REGISTERS, **follows(x),
         )  # fmt: skip
 
     if search.kind == "excess":

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.cuda.random import halves
+from laconic.kernels.cuda.random import KEYS, halves
 from laconic.kernels.cuda.words import fraction, word_at
 from laconic.kernels.reference.trits import PER_BYTE
 from laconic.types import Key
@@ -54,8 +54,7 @@ def _scale(
     return scale
 
 
-# A key must not be taken for a constant, nor for a signed number.
-@triton.jit(do_not_specialize=["key_low", "key_high", "clip"])
+@triton.jit(do_not_specialize=["clip", "programs", *KEYS])
 def _pack_kernel(
     x_ptr, packed_ptr, scale_ptr, largest_ptr, squares_ptr, numel, clip, programs,
     key_low, key_high, CLIP: tl.constexpr, PROGRAMS: tl.constexpr, BYTES: tl.constexpr,

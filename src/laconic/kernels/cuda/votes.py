@@ -5,14 +5,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.cuda.random import halves
+from laconic.kernels.cuda.random import KEYS, halves
 from laconic.kernels.cuda.sums import BLOCK, PROGRAMS, pack_words
 from laconic.kernels.cuda.words import word_at
 from laconic.types import Key
 
 
-# A key must not be taken for a constant, nor for a signed number.
-@triton.jit(do_not_specialize=["key_low", "key_high"])
+@triton.jit(do_not_specialize=KEYS)
 def _votes_kernel(
     x_ptr, words_ptr, say_ptr, numel, key_low, key_high, BLOCK: tl.constexpr
 ):  # fmt: skip
