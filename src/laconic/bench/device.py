@@ -13,6 +13,11 @@ def check_device(name: str) -> None:
         raise ConfigError("bench: device 'cuda' asked for, but torch sees no GPU here")
 
 
+def device_name(name: str) -> str:
+    """What records call it: the card's own name, or cpu."""
+    return torch.cuda.get_device_name() if name == "cuda" else name
+
+
 def device_facts(name: str) -> dict[str, str]:
     """What a time measured on the device depends on, beside what `machine_facts` says."""
     if name == "cpu":

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from laconic.cli.options import Commit, Json, Specs, parse_sizes
+from laconic.cli.options import Commit, Json, Specs, parse_factors, parse_sizes
 from laconic.cli.terminal import command_line, open_console
 
 
@@ -20,12 +20,29 @@ def kernels(
     threads: Annotated[int, typer.Option(help="CPU threads.")] = 1,
     json: Json = None,
     plot: Annotated[Path | None, typer.Option(help="Writes the charts to this SVG file.")] = None,
+    levels: Annotated[
+        str | None,
+        typer.Option(help="Instead: choosing at two factors (10,1000), in levels and twice."),
+    ] = None,
     commit: Commit = None,
 ) -> None:
     """Measures encoding, decoding and a step with error feedback, beside the floor of a copy."""
     from laconic.bench.cases.parse import split_cases
     from laconic.bench.costs.kernels import KernelBench, usual_specs
+    from laconic.bench.costs.two_levels import SPECS, LevelsBench
 
+    if levels is not None:
+        LevelsBench(
+            parse_factors(levels),
+            device,
+            parse_sizes(sizes),
+            split_cases(case) if case else SPECS,
+            threads,
+            json,
+            command_line(),
+            commit,
+        ).run(open_console())
+        return
     specs = split_cases(case) if case else tuple(usual_specs())
     measure = KernelBench(
         device, parse_sizes(sizes), specs, threads, json, command_line(), plot, commit

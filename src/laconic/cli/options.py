@@ -47,6 +47,15 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     return sizes
 
 
+def parse_factors(text: str) -> tuple[float, float]:
+    """Two numbers."""
+    try:
+        low, high = (float(word) for word in text.split(","))
+    except ValueError:
+        raise ConfigError(f"levels: expected two factors such as 10,1000, got {text!r}") from None
+    return low, high
+
+
 def parse_seeds(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(word) for word in text.split(","))

@@ -4,7 +4,7 @@ Tyagi & Swany 2023, arXiv:2305.12201.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from laconic.checks import check_fraction, check_whole
@@ -12,9 +12,8 @@ from laconic.contract import Compressor
 from laconic.control.base import Controller, Pilot
 from laconic.control.explorer import Explorer
 from laconic.control.gain import GainNorm, GainRef, Smoothing
+from laconic.control.levels import check_factor
 from laconic.errors import ConfigError
-from laconic.sparse import Pipeline, Sparsifier
-from laconic.spec import format_spec
 
 Policy: TypeAlias = Literal["exponential", "geometric"]
 
@@ -73,10 +72,6 @@ class GraVAC(Controller):
     def pilot(
         self, compressor: Compressor, names: Sequence[str], size: int, old: Pilot | None = None
     ) -> Pilot:
-        chooser = compressor.sparsifier if isinstance(compressor, Pipeline) else compressor
-        if not isinstance(chooser, Sparsifier) or "ratio" not in {f.name for f in fields(chooser)}:  # type: ignore[arg-type]
-            raise ConfigError(
-                f"gravac: {format_spec(compressor)} has no factor; use a sparsifier with a ratio"
-            )
+        check_factor("gravac", compressor)
         # Gains of another method say nothing about this one, so exploring starts anew.
         return Explorer(self, compressor, names, size, None if old is None else old.log)

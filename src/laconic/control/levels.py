@@ -6,7 +6,7 @@ what both would have said is measured by the way.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal, TypeAlias
 
 import torch
@@ -14,7 +14,9 @@ from torch import Tensor
 
 from laconic.compressors.none import NoCompression
 from laconic.contract import Compressor, Fused, Traits
+from laconic.errors import ConfigError
 from laconic.sparse import Pipeline, Sparsifier, ValueFormat
+from laconic.spec import format_spec
 from laconic.types import Given, Layout, Parts, Turn, mix
 
 Sends: TypeAlias = Literal["candidate", "floor", "dense"]
@@ -156,6 +158,15 @@ def sparsifier_of(compressor: Compressor) -> Sparsifier:
     chooser = compressor.sparsifier if isinstance(compressor, Pipeline) else compressor
     assert isinstance(chooser, Sparsifier)
     return chooser
+
+
+def check_factor(who: str, compressor: Compressor) -> None:
+    """Raises ConfigError unless the compressor has a part that chooses as many as it is told."""
+    chooser = compressor.sparsifier if isinstance(compressor, Pipeline) else compressor
+    if not isinstance(chooser, Sparsifier) or "ratio" not in {f.name for f in fields(chooser)}:  # type: ignore[arg-type]
+        raise ConfigError(
+            f"{who}: {format_spec(compressor)} has no factor; use a sparsifier with a ratio"
+        )
 
 
 def at_factor(base: Sparsifier, factor: float) -> Sparsifier:

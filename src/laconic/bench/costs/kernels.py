@@ -9,6 +9,7 @@ from rich.console import Console
 from laconic import kernels
 from laconic.bench.costs.measure import Ground, ground_at, measure
 from laconic.bench.costs.stopwatch import Stopwatch, stopwatch
+from laconic.bench.device import check_device, device_name
 from laconic.bench.machine import machine_facts
 from laconic.bench.records.files import append
 from laconic.bench.records.kinds import KernelRecord
@@ -18,7 +19,6 @@ from laconic.bench.report.summary import kernel_summary
 from laconic.bench.report.svg import check_name, write_svg
 from laconic.bench.report.tables import kernel_tables
 from laconic.contract import Compressor
-from laconic.errors import ConfigError
 from laconic.spec import compressor_classes, format_spec, name_of, parse
 
 NAN = float("nan")
@@ -44,7 +44,8 @@ class KernelBench:
 
     def run(self, console: Console) -> None:
         """Measures, shows the table, and adds the records to the file as they come."""
-        device = _device(self.device)
+        check_device(self.device)
+        device = torch.device(self.device)
         if self.plot_path is not None:
             check_name(self.plot_path)
         compressors = [parse(spec) for spec in self.specs]
@@ -86,7 +87,7 @@ class KernelBench:
         blank = KernelRecord(
             method=name_of(compressor),
             spec=format_spec(compressor),
-            device=_device_name(device),
+            device=device_name(self.device),
             backend=kernels.chosen(device),
             numel=rows * (numel // rows),
             encode_us=NAN,
@@ -107,15 +108,3 @@ class KernelBench:
         except RuntimeError as error:
             # Such as too little memory for this method at this size.
             return replace(blank, status="failed", error=str(error).splitlines()[0])
-
-
-def _device(name: str) -> torch.device:
-    if name not in ("cpu", "cuda"):
-        raise ConfigError(f"bench kernels: device must be cpu or cuda, got {name!r}")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("bench kernels: device 'cuda' asked for, but torch sees no GPU here")
-    return torch.device(name)
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -53,7 +53,7 @@ def measure(
     turn = Turn(tuple(x.shape), size=MESSAGES)
     payload = compressor.encode(x, turn)
     decode8 = _decode8(compressor, payload, turn, watch)
-    step = _cost(
+    step = cost(
         ef_step(compressor, x, turn),
         lambda: replayed_step(compressor, x, turn),
         compressor,
@@ -112,10 +112,10 @@ def _decode8(compressor: Compressor, payload: Payload, turn: Turn, watch: Stopwa
     def add() -> None:
         compressor.add_to(out, said, 0.125, turn)
 
-    return _cost(add, lambda: replay_of(add), compressor, watch, device)
+    return cost(add, lambda: replay_of(add), compressor, watch, device)
 
 
-def _cost(
+def cost(
     call: Call,
     replayed: Callable[[], Call],
     compressor: Compressor,
