@@ -2,14 +2,19 @@
 
 import io
 import re
+import sys
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import laconic
+from laconic.compressors.topk import TopK
 from laconic.errors import ConfigError
+from laconic.lanes import Lanes
 from laconic.simulate import Simulation
+from laconic.types import Turn
 
 SHAPES = {"weight": (40, 30), "bias": (40,)}
 
@@ -237,3 +242,53 @@ def test_many_workers() -> None:
     sim = laconic.simulate({"w": torch.zeros(64, 64)}, "efsign", workers=128, exchange="sharded")
     mean = sim.step([{"w": torch.full((64, 64), float(rank))} for rank in range(128)])["w"]
     torch.testing.assert_close(mean, torch.full((64, 64), 63.5))
+
+
+class _AllListen(Lanes):
+    """Lanes of which every rank makes the mean."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        Lanes.__init__(self, *args, **{**named, "listens": True})
+
+
+@pytest.mark.parametrize(
+    ("spec", "memory", "exchange"),
+    [
+        ("topk:ratio=0.05", "residual", "gather"),
+        ("topk:ratio=0.05", "ef21", "gather"),
+        ("topk:ratio=0.05", "momentum", "gather:aggregate=median"),
+        ("topk:ratio=0.05", "residual", "sharded"),
+        ("efsign", "residual", "hierarchical:node=2,between=gather"),
+        ("dgc:ratio=0.05 | qsgd:bits=4", "residual", "gather"),
+    ],
+)
+def test_one_rank_listens_for_all(
+    monkeypatch: pytest.MonkeyPatch, spec: str, memory: str, exchange: str
+) -> None:
+    def run() -> tuple[list[dict[str, list[int]]], bytes]:
+        made = laconic.simulate(parameters(), spec, workers=4, memory=memory, exchange=exchange)
+        means = [bits(made.step(gradients(4, step))) for step in range(4)]
+        saved = io.BytesIO()
+        torch.save(made.state_dict(), saved)
+        return means, saved.getvalue()
+
+    short = run()
+    monkeypatch.setattr(sys.modules[Simulation.__module__], "Lanes", _AllListen)
+    assert run() == short
+
+
+def test_what_nobody_reads_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[int] = []
+    add_to = TopK.add_to
+
+    def noted(method: TopK, out: Tensor, messages: Any, weight: float, turn: Turn) -> None:
+        heard.append(turn.rank)
+        add_to(method, out, messages, weight, turn)
+
+    monkeypatch.setattr(TopK, "add_to", noted)
+    made = simulation(workers=3)
+    made.step(gradients(3))
+    assert set(heard) == {0}
+    made.switch("topk:ratio=0.1", memory="ef21")
+    made.step(gradients(3))
+    assert set(heard) == {0, 1, 2}

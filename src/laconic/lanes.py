@@ -48,12 +48,13 @@ class Lanes:
         seed: int,
         nan_policy: NanPolicy = "propagate",
         cuda_graphs: bool = True,
+        listens: bool = True,
     ) -> None:
         if nan_policy not in get_args(NanPolicy):
             known = [*get_args(NanPolicy)]
             raise ConfigError(f"nan_policy must be one of {known}, got {nan_policy!r}")
         self.rank, self.size, self.seed = rank, size, seed
-        self.nan_policy, self.cuda_graphs = nan_policy, cuda_graphs
+        self.nan_policy, self.cuda_graphs, self.listens = nan_policy, cuda_graphs, listens
         self.tensors = tensors
         self.plan, self.lanes = plan, self._open(plan)
         self.dense_bytes = 0
@@ -231,10 +232,14 @@ class Lanes:
 
     def _open(self, plan: Plan) -> dict[str, Lane]:
         careful = self.nan_policy != "ignore"
-        return {
+        lanes = {
             name: plan.lane(name, tensor, self.rank, self.size, self.seed, careful)
             for name, tensor in self.tensors.items()
         }
+        for lane in lanes.values():
+            # A memory that owes nothing remembers the mean.
+            lane.turn = lane.turn._replace(listens=self.listens or not lane.memory.owes)
+        return lanes
 
     def close(self) -> None:
         """Lets go of all recordings, which would otherwise wait for the garbage collector.

@@ -127,7 +127,7 @@ def simulate(
     plan = make_plan(compressor, memory, exchange, named.values(), workers)
     simulation = Simulation(
         [
-            Lanes(plan, named, rank, workers, seed, nan_policy, cuda_graphs)
+            Lanes(plan, named, rank, workers, seed, nan_policy, cuda_graphs, listens=rank == 0)
             for rank in range(workers)
         ]
     )

@@ -39,6 +39,8 @@ class GatherExchange(Exchange):
         parts = take(self.codec, given, turn)
         messages = yield Gather(parts, layout, [layout] * turn.size)
         out = given.x.zero_()
+        if not turn.listens:
+            return out
         if self.aggregate == "mean":
             self.codec.add_to(out, messages, 1 / turn.size, turn)
         else:

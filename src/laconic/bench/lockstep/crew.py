@@ -88,5 +88,5 @@ def crew_of(workload: Workload, case: str, workers: int, seed: int) -> Crew:
     model = workload.build().to(workload.device)
     tensors = {n: p for n, p in model.named_parameters() if p.requires_grad}
     plan = plan_of(case, tensors, workers, steered=True)
-    lanes = [Lanes(plan, tensors, rank, workers, seed) for rank in range(workers)]
+    lanes = [Lanes(plan, tensors, r, workers, seed, listens=r == 0) for r in range(workers)]
     return Crew(workload, model, workload.optimiser(model), Simulation(lanes), seed)
