@@ -55,7 +55,7 @@ class Turn(NamedTuple):
     keys: KeyPlaces | None = None
     """Who keeps the keys, where the work on a gradient is recorded and done again with others."""
     listens: bool = True
-    """Whether anybody reads the mean: of simulated ranks, which all would have the same, one does."""
+    """Whether anybody reads the mean: of simulated ranks, which would have the same, one does."""
 
     @property
     def numel(self) -> int:

@@ -1,8 +1,12 @@
 """A room: many work in it at once, and who wants to be alone gets to be."""
 
 import threading
+import time
 from pathlib import Path
 
+import pytest
+
+from laconic.bench.study import quiet
 from laconic.bench.study.quiet import Room
 
 
@@ -61,3 +65,26 @@ def test_shared_work_may_stop_to_measure(tmp_path: Path) -> None:
     assert len(measured) == 12
     # Nobody was there while another measured.
     assert all(a == b for a, b in zip(measured[::2], measured[1::2], strict=True))
+
+
+def test_others_go_on_while_one_is_in_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quiet, "PATIENCE_S", 0.02)
+    monkeypatch.setattr(quiet, "AWAY_S", 0.02)
+    compiles, measured = Room(tmp_path, "cpu"), threading.Event()
+
+    def measure() -> None:
+        with Room(tmp_path, "cpu").alone():
+            measured.set()
+
+    thread = threading.Thread(target=measure)
+    with compiles.shared():
+        thread.start()
+        other = Room(tmp_path, "cpu")
+        for _ in range(5):
+            with other.shared():
+                time.sleep(0.01)
+        assert not measured.is_set()
+    thread.join(10)
+    assert measured.is_set()
