@@ -59,6 +59,9 @@ def _qsparse(ratio: float, gap: int, code: str = "qsgd:bits=4") -> str:
     return f"topk:ratio={ratio} | {code} @ local=(qsparse:sync_every={gap})"
 
 
+_RARE = BASELINE, _qsparse(0.01, 8), _qsparse(0.001, 16)
+
+
 def _cser(updates: int, errors: int, gap: int, qsparse: int) -> tuple[str, ...]:
     """CSER, error feedback at every step, and Qsparse, all at the same overall ratio."""
 
@@ -150,7 +153,7 @@ STUDIES: Mapping[str, Study] = {
         "whether the fastest over slow links, four workers' local steps, are as accurate as dense",
         "resnet18:bf16=true",
         10 * _EPOCHS_OF_FOUR[0],
-        (BASELINE, _qsparse(0.01, 8), _qsparse(0.001, 16)),
+        _RARE,
         workers=4,
         looks=10,
         target="accuracy=0.9",
@@ -159,7 +162,7 @@ STUDIES: Mapping[str, Study] = {
         "the same for the large model of Zaremba et al.",
         "lstm_ptb",
         5 * _EPOCHS_OF_FOUR[1],
-        (BASELINE, _qsparse(0.01, 8), _qsparse(0.001, 16)),
+        _RARE,
         workers=4,
         looks=5,
     ),
