@@ -59,7 +59,13 @@ def _qsparse(ratio: float, gap: int, code: str = "qsgd:bits=4") -> str:
     return f"topk:ratio={ratio} | {code} @ local=(qsparse:sync_every={gap})"
 
 
-_RARE = BASELINE, _qsparse(0.01, 8), _qsparse(0.001, 16)
+_RARE = (
+    BASELINE,
+    _qsparse(0.01, 8),
+    _qsparse(0.001, 16),
+    "efsign @ local=(qsparse:sync_every=8)",
+    "int4 @ local=(qsparse:sync_every=32)",
+)
 
 
 def _cser(updates: int, errors: int, gap: int, qsparse: int) -> tuple[str, ...]:
