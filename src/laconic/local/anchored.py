@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from laconic.checks import check_whole
+from laconic.checks import check_fraction, check_share, check_whole
 from laconic.contract import Compressor, Memory
 from laconic.errors import ConfigError
 from laconic.lanes import Lanes
 from laconic.local.fragment import Fragment, Outer
 from laconic.local.layers import Division, divide
 from laconic.local.peers import Group, Wait
-from laconic.local.plans import LocalNanPolicy, drift_plan
+from laconic.local.plans import LocalNanPolicy, check_nan_policy, drift_plan
 from laconic.local.ratio import message_ratio
 from laconic.local.steps import LocalSteps
 from laconic.types import State
@@ -40,8 +40,7 @@ class Streaming:
         if sync_every % count:
             raise ConfigError(f"sync_every {sync_every} must be a multiple of {count} fragments")
         check_whole("streaming", "delay", self.delay, 0, sync_every - 1)
-        if not 0 <= self.alpha < 1:
-            raise ConfigError(f"streaming: alpha must be in [0, 1), got {self.alpha!r}")
+        check_share("streaming", "alpha", self.alpha)
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,8 @@ class Telling:
     """Memory is dropped when the learning rate is below this share of the last time's."""
 
     def __post_init__(self) -> None:
-        if self.forget_below is not None and not 0 < self.forget_below <= 1:
-            raise ConfigError(f"forget_below must be in (0, 1], got {self.forget_below!r}")
+        if self.forget_below is not None:
+            check_fraction("memory", "forget_below", self.forget_below)
 
 
 class AnchoredSteps(LocalSteps):
@@ -76,6 +75,7 @@ class AnchoredSteps(LocalSteps):
         broadcast: bool,
     ) -> None:
         LocalSteps.__init__(self, model, optimizer, sync_every, group, seed, broadcast)
+        check_nan_policy(type(self).__name__, telling.nan_policy)
         parts = divide(self.parameters, streaming.fragments)
         streaming.check(sync_every, len(parts))
         self.outer, self.streaming, self._telling = outer, streaming, telling
