@@ -119,6 +119,17 @@ def test_random_gaps_are_at_most_sync_every() -> None:
     assert visits[0] != visits[1]
 
 
+@pytest.mark.parametrize(("gaps", "tolerance"), [("fixed", 1e-9), ("random", 0.15)])
+def test_messages_are_as_long_as_planned(gaps: str, tolerance: float) -> None:
+    with Crew(AsyncQsparseLocalSGD, SPEC, sync_every=4, gaps=gaps, size=2) as crew:
+        run_in_order(crew, [0, 1, 1] * 80)
+        for worker in crew.workers:
+            stats = worker.stats()
+            dense = worker.steps * weights(small_model()).nbytes
+            told = dense / stats["sent_bytes"]  # type: ignore[operator]
+            assert told == pytest.approx(stats["planned_ratio"], rel=tolerance)
+
+
 def test_learns_with_workers_of_unlike_speed() -> None:
     spec = "topk:ratio=0.1 | qsgd:bits=4"
     with Crew(AsyncQsparseLocalSGD, spec, sync_every=4, optimizer=momentum_sgd) as crew:

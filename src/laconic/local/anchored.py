@@ -4,6 +4,7 @@ Local SGD, Qsparse-local-SGD, DiLoCo and SparseLoCo differ in what is said of th
 step that the anchor takes by the mean of it.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ from laconic.local.plans import LocalNanPolicy, check_nan_policy, drift_plan
 from laconic.local.ratio import message_ratio
 from laconic.local.steps import LocalSteps
 from laconic.types import State
+
+log = logging.getLogger("laconic")
 
 
 @dataclass(frozen=True)
@@ -98,16 +101,19 @@ class AnchoredSteps(LocalSteps):
             fragment.begin()
 
     def _step(self) -> None:
-        gap = self.sync_every // len(self._fragments)
+        # Simulated workers who have begun to tell go on when all have, and cannot take up before.
         for number, fragment in enumerate(self._fragments):
-            since_first = self.steps - (number + 1) * gap
-            if self._due(since_first - self.streaming.delay) and self.streaming.delay:
+            if self.streaming.delay and self._due(number, self.streaming.delay):
                 self._rest(number)
                 fragment.arrive(self.streaming.alpha)
-            if self._due(since_first):
+        for number, fragment in enumerate(self._fragments):
+            if self._due(number, 0):
                 self._tell(number, fragment)
 
-    def _due(self, since_first: int) -> bool:
+    def _due(self, number: int, late: int) -> bool:
+        """Whether a fragment was to be told so many steps ago."""
+        gap = self.sync_every // len(self._fragments)
+        since_first = self.steps - (number + 1) * gap - late
         return since_first >= 0 and since_first % self.sync_every == 0
 
     def _rest(self, number: int) -> None:
@@ -127,6 +133,9 @@ class AnchoredSteps(LocalSteps):
     def _forget_after_decay(self, fragment: Fragment) -> None:
         share, before, now = self._telling.forget_below, float(self._rate), self._learning_rate()
         if share is not None and now < share * before:
+            log.info(
+                "the learning rate has fallen from %g to %g; memories are emptied", before, now
+            )
             fragment.lanes.rescale(0.0)
         self._rate.fill_(now)
 
