@@ -171,6 +171,20 @@ def test_buffers_of_other_forms_are_named() -> None:
     assert "table" in str(caught.value)
 
 
+def test_who_trains_what_others_do_not_is_named() -> None:
+    models, seats = [small_model() for _ in range(2)], simulated(2)
+    models[1][0].bias.requires_grad_(False)
+    workers = [
+        QsparseLocalSGD(model, plain_sgd(model), sync_every=4, process_group=seat)
+        for model, seat in zip(models, seats, strict=True)
+    ]
+    differ = pytest.raises(ConfigError, match="ranks are set up differently")
+    with differ as caught, workers[0], workers[1]:
+        pass
+    form = "(48,) torch.float32"
+    assert f'0.bias: "{form}" on rank [0]; "{form}, not trained" on rank [1]' in str(caught.value)
+
+
 def test_a_complex_buffer_is_compared_and_averaged() -> None:
     def turning() -> nn.Module:
         model = small_model()

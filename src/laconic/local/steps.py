@@ -152,8 +152,8 @@ class LocalSteps(ABC):
     def _entry(self) -> Conversation[None]:
         # Those who meet nobody but a server have taken different numbers of steps.
         done = self.steps if self._meet is None else self.steps > 0
-        whole = _forms(held(self.model))
-        settings = {**whole, **self._identity(), "version": VERSION, "steps": done}
+        still = {name: f"{form}, not trained" for name, form in _forms(held(self.model)).items()}
+        settings = {**still, **self._identity(), "version": VERSION, "steps": done}
         yield from agreed(self._peers.size, self.device, settings)
         if self._broadcast and not self.steps:
             yield from copied_from_first(held(self.model))
