@@ -28,3 +28,10 @@ def test_diloco(four_ranks: Ranks, method: str, ratio: float) -> None:
         assert loss < 5.3
         assert stats["syncs"] == 4
         assert stats["ratio"] >= 0.98 * ratio
+
+
+@pytest.mark.parametrize("method", ["diloco", "sparseloco"])
+def test_diloco_in_fragments(four_ranks: Ranks, method: str) -> None:
+    for loss, stats in four_ranks.run(run_example, "diloco", method, 42, 64, 12, 3, 4):
+        assert loss < 5.3
+        assert stats["syncs"] == 10
