@@ -1,6 +1,7 @@
 """DiLoCo or SparseLoCo on a small language model: AdamW inside, a sync every 30 steps.
 
 torchrun --nproc-per-node 2 examples/diloco.py --method sparseloco
+torchrun --nproc-per-node 2 examples/diloco.py --fragments 3 --delay 5
 """
 
 import argparse
@@ -33,7 +34,9 @@ def windows(text: Tensor, count: int, dice: torch.Generator) -> tuple[Tensor, Te
     return seen[:, :-1], seen[:, 1:]
 
 
-def train(method: str, steps: int, width: int, sync_every: int) -> tuple[float, dict[str, object]]:
+def train(
+    method: str, steps: int, width: int, sync_every: int, fragments: int = 1, delay: int = 0
+) -> tuple[float, dict[str, object]]:
     """The loss of the mean of all models on windows that none has seen, and what was said."""
     text = torch.tensor(list(inspect.getsource(argparse).encode()))
     torch.manual_seed(0)
@@ -41,7 +44,8 @@ def train(method: str, steps: int, width: int, sync_every: int) -> tuple[float, 
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     dice = torch.Generator().manual_seed(dist.get_rank())
     wrap = {"diloco": laconic.local.DiLoCo, "sparseloco": laconic.local.SparseLoCo}[method]
-    with wrap(model, optimizer, sync_every=sync_every) as workers:
+    streaming = {"fragments": fragments, "delay": delay}
+    with wrap(model, optimizer, sync_every=sync_every, **streaming) as workers:
         for _ in range(steps):
             seen, said = windows(text[:-10000], 16, dice)
             optimizer.zero_grad()
@@ -59,9 +63,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--sync-every", type=int, default=30)
+    parser.add_argument("--fragments", type=int, default=1, help="parts that are told in turn")
+    parser.add_argument("--delay", type=int, default=0, help="steps while a part is on its way")
     said = parser.parse_args()
     dist.init_process_group("gloo")
-    loss, stats = train(said.method, said.steps, said.width, said.sync_every)
+    streaming = said.fragments, said.delay
+    loss, stats = train(said.method, said.steps, said.width, said.sync_every, *streaming)
     if dist.get_rank() == 0:
         print(f"loss {loss:.3f}, {stats['ratio']:.0f} times fewer bytes than dense steps")
     dist.destroy_process_group()

@@ -15,3 +15,9 @@ def check_fraction(method: str, key: str, value: object) -> None:
     """Raises ConfigError unless the value is a number in (0, 1]."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
         raise ConfigError(f"{method}: {key} must be in (0, 1], got {value!r}")
+
+
+def check_share(method: str, key: str, value: object) -> None:
+    """Raises ConfigError unless the value is a number in [0, 1)."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise ConfigError(f"{method}: {key} must be in [0, 1), got {value!r}")

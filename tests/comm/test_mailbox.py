@@ -1,5 +1,6 @@
 """Letters over TCP: whole and in order from those who know the token, or not at all."""
 
+import socket
 from queue import Queue
 
 import pytest
@@ -67,3 +68,15 @@ def test_nobody_there() -> None:
     office.close()
     with pytest.raises(PeerError, match=r"nobody answers at 127\.0\.0\.1"):
         connect(office.address, TOKEN)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux alone has this option")
+def test_a_letter_to_a_host_that_has_vanished_is_given_up() -> None:
+    """Keep-alive looks after idle connections; others would be given up after a quarter hour."""
+    office = PostOffice("127.0.0.1", TOKEN, echo)
+    box = connect(office.address, TOKEN)
+    patience_ms = box._wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    assert 10_000 <= patience_ms <= 60_000
+    assert box._wire.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    box.close()
+    office.close()

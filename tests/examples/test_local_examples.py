@@ -6,11 +6,20 @@ from example_jobs import run_example
 from processes import Ranks
 
 
-def test_qsparse(four_ranks: Ranks) -> None:
-    for accuracy, stats in four_ranks.run(run_example, "qsparse", 120, 64):
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_qsparse(four_ranks: Ranks, asynchronous: bool) -> None:
+    for accuracy, _, stats in four_ranks.run(run_example, "qsparse", 120, 64, asynchronous):
         assert accuracy > 0.8
         assert stats["syncs"] == 15
         assert stats["ratio"] > 100
+
+
+@pytest.mark.parametrize("method", ["cser", "blocks", "csea", "cser-pl"])
+def test_cser(four_ranks: Ranks, method: str) -> None:
+    for accuracy, stats in four_ranks.run(run_example, "cser", method, 48, 128):
+        assert accuracy > 0.8
+        assert stats["ratio"] == pytest.approx(stats["planned_ratio"], rel=0.01)
+        assert 25 < stats["ratio"] < 34
 
 
 @pytest.mark.parametrize(("method", "ratio"), [("diloco", 10), ("sparseloco", 300)])
@@ -19,3 +28,10 @@ def test_diloco(four_ranks: Ranks, method: str, ratio: float) -> None:
         assert loss < 5.3
         assert stats["syncs"] == 4
         assert stats["ratio"] >= 0.98 * ratio
+
+
+@pytest.mark.parametrize("method", ["diloco", "sparseloco"])
+def test_diloco_in_fragments(four_ranks: Ranks, method: str) -> None:
+    for loss, stats in four_ranks.run(run_example, "diloco", method, 42, 64, 12, 3, 4):
+        assert loss < 5.3
+        assert stats["syncs"] == 10

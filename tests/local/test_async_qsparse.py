@@ -20,9 +20,15 @@ from crew import (
 )
 from torch import Tensor, nn
 
+from laconic.comm.mailbox import Mailbox
+from laconic.compressors.none import NoCompression
 from laconic.errors import ConfigError, NonFiniteError
-from laconic.local import AsyncQsparseLocalSGD, QsparseLocalSGD
+from laconic.local import AsyncQsparseLocalSGD, QsparseLocalSGD, async_qsparse
 from laconic.local.letters import Correspondence
+from laconic.local.server import Form, Server
+from laconic.memory.none import NoMemory
+from laconic.plan import open_lane
+from laconic.types import Turn
 from processes import Ranks
 
 SPEC = "topk:ratio=0.1,values=fp32"
@@ -111,6 +117,17 @@ def test_random_gaps_are_at_most_sync_every() -> None:
         gaps = [b - a for a, b in pairwise(own)]
         assert set(gaps) == {1, 2, 3, 4}
     assert visits[0] != visits[1]
+
+
+@pytest.mark.parametrize(("gaps", "tolerance"), [("fixed", 1e-9), ("random", 0.15)])
+def test_messages_are_as_long_as_planned(gaps: str, tolerance: float) -> None:
+    with Crew(AsyncQsparseLocalSGD, SPEC, sync_every=4, gaps=gaps, size=2) as crew:
+        run_in_order(crew, [0, 1, 1] * 80)
+        for worker in crew.workers:
+            stats = worker.stats()
+            dense = worker.steps * weights(small_model()).nbytes
+            told = dense / stats["sent_bytes"]  # type: ignore[operator]
+            assert told == pytest.approx(stats["planned_ratio"], rel=tolerance)
 
 
 def test_learns_with_workers_of_unlike_speed() -> None:
@@ -228,3 +245,57 @@ def test_the_server_goes_on_without_a_worker_that_is_lost(four_ranks: Ranks) -> 
     assert alive == [0, 1, 2]
     assert [line for line in lines if "worker 3 is lost" in line and "[0, 1, 2]" in line]
     assert [step for *_, step in results] == [29, 29, 29, 4]
+
+
+def with_one_that_never_comes(steps: int) -> tuple[list[str], float]:
+    """Rank 3 breaks off on its way to the server; what rank 0 logs, and how long it stays."""
+    rank = dist.get_rank()
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("laconic").addHandler(handler)
+    model, connect, patience = small_model(), async_qsparse.connect, async_qsparse.ARRIVAL_S
+    optimizer = plain_sgd(model)
+    worker = AsyncQsparseLocalSGD(model, optimizer, SPEC, sync_every=2)
+    async_qsparse.ARRIVAL_S = 1.0
+    if rank == 3:
+        async_qsparse.connect = _lose_the_way
+    start = time.perf_counter()
+    try:
+        with worker:
+            for step in range(steps):
+                take_step(model, optimizer, step, rank)
+    except InterruptedError:
+        assert rank == 3
+    finally:
+        async_qsparse.connect, async_qsparse.ARRIVAL_S = connect, patience
+        logging.getLogger("laconic").removeHandler(handler)
+    return lines, time.perf_counter() - start
+
+
+def _lose_the_way(*_: object) -> Mailbox:
+    raise InterruptedError
+
+
+def test_who_never_comes_is_lost(four_ranks: Ranks) -> None:
+    (lines, took), *_ = four_ranks.run(with_one_that_never_comes, 4)
+    assert [line for line in lines if "worker 3 is lost (it has never come)" in line]
+    assert 0.9 < took < 30
+
+
+def test_what_arrives_is_divided_by_those_who_are_there() -> None:
+    """A message of all ones by one of four workers moves a model by 1/4, then by 1/3, by 1/2."""
+    turn = Turn((8,))
+    dense = open_lane("w", NoCompression(), NoMemory(), "gather", turn, torch.device("cpu"))
+    lanes = {"w": dense}
+    server = Server({"w": torch.zeros(8)}, Form(lanes), 4)
+    message = Form(lanes).pack([(torch.ones(8),)])
+    server.visit(0, 0, message)
+    torch.testing.assert_close(server.model["w"], torch.full((8,), -1 / 4))
+    server.lose(3, "a test")
+    server.lose(3, "a test")
+    server.visit(1, 0, message)
+    torch.testing.assert_close(server.model["w"], torch.full((8,), -1 / 4 - 1 / 3))
+    server.leave(2)
+    server.visit(0, 1, message)
+    torch.testing.assert_close(server.model["w"], torch.full((8,), -1 / 4 - 1 / 3 - 1 / 2))

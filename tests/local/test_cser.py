@@ -163,15 +163,66 @@ def test_all_updates_is_sgd_on_the_mean_gradient() -> None:
     torch.testing.assert_close(crew.weights()[0], weights(model), rtol=1e-5, atol=1e-6)
 
 
+def blocks_of(worker: BlockCSER, name: str, numel: int, step: int) -> Tensor:
+    """Which entries of a parameter are told after a step."""
+    is_reset = step % worker.sync_every == 0
+    lane = (worker._errors if is_reset else worker._updates).lanes[name]  # type: ignore[union-attr]
+    told = torch.zeros(numel, dtype=torch.bool)
+    if numel < 1024:
+        return ~told
+    assert isinstance(lane.compressor, GRBS)
+    index = lane.compressor.select(Given(torch.zeros(numel)), lane.turn._replace(step=step))
+    told[index] = True
+    return told
+
+
 def test_both_implementations_are_one_method() -> None:
-    """With errors told in full both are local SGD in which some blocks meet earlier."""
-    blocks = "grbs:ratio=0.25,block=16"
-    with Crew(BlockCSER, blocks, "none", sync_every=4) as crew:
-        for step in range(8):
-            before = crew.weights()
+    """Blocks without buffers are what error buffers would do: PSync of the error on these blocks.
+
+    What common + e is made of does not show: e is told where it is averaged, and 0 from then on.
+    """
+    specs = "grbs:ratio=0.1,block=16", "grbs:ratio=0.4,block=16"
+    with Crew(BlockCSER, *specs, sync_every=3, optimizer=momentum_sgd) as crew:
+        models = [small_model() for _ in crew.models]
+        optimizers = [momentum_sgd(model) for model in models]
+        common = {n: p.detach().clone() for n, p in models[0].named_parameters()}
+        errors = [{n: torch.zeros_like(p) for n, p in common.items()} for _ in models]
+        for step in range(1, 8):
             crew.step(step)
-            assert all_equal(crew.weights()) == (step % 4 == 3)
-            assert not torch.equal(before[0], crew.weights()[0])
+            for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+                take_step(model, optimizer, step, rank)
+                for name, parameter in model.named_parameters():
+                    errors[rank][name] = parameter.detach() - common[name]
+            for name, shared in common.items():
+                told = blocks_of(crew.workers[0], name, shared.numel(), step).view(shared.shape)
+                said = [torch.where(told, own[name], 0.0) for own in errors]
+                shared.add_(torch.stack(said).mean(0))
+                for rank, model in enumerate(models):
+                    errors[rank][name] -= said[rank]
+                    model.get_parameter(name).data.copy_(shared + errors[rank][name])
+            for ours, model in zip(crew.weights(), models, strict=True):
+                torch.testing.assert_close(ours, weights(model), rtol=1e-5, atol=1e-6)
+        assert not all_equal(crew.weights())
+
+
+def test_blocks_are_said_in_the_format_of_the_parameters() -> None:
+    def half() -> nn.Module:
+        return nn.Linear(64, 640, bias=False).to(torch.bfloat16)
+
+    torch.manual_seed(0)
+    crew = Crew(BlockCSER, None, "grbs:ratio=0.25", sync_every=2, model=half, broadcast=True)
+    with crew:
+        for _ in range(4):
+            for optimizer in crew.optimizers:
+                next(iter(optimizer.param_groups[0]["params"])).grad = torch.zeros(
+                    640, 64, dtype=torch.bfloat16
+                )
+                optimizer.step()
+        stats = crew.workers[0].stats()
+    assert stats["planned_ratio"] == pytest.approx(8)
+    assert stats["ratio"] == pytest.approx(8, rel=2e-3)
+    with pytest.raises(ConfigError, match=r"BlockCSER: grbs:ratio=0.1,.*would round parameters"):
+        Crew(BlockCSER, None, "grbs:ratio=0.1,values=bf16", sync_every=4)
 
 
 def test_blocks_become_their_mean_and_all_else_stays() -> None:

@@ -137,6 +137,41 @@ def test_a_share_of_the_steps_meanwhile_stays() -> None:
         torch.testing.assert_close(ours, 0.75 * met + 0.25 * own)
 
 
+def streamed(size: int, steps: int, gap: int, delay: int, alpha: float) -> list[Tensor]:
+    """Streaming DiLoCo of two layers by hand: an outer optimiser of torch's for each of them."""
+    models = [small_model() for _ in range(size)]
+    optimizers = [adam(model) for model in models]
+    anchors = [[p.detach().clone() for p in small_model()[i].parameters()] for i in (0, 2)]
+    outers = [SGD(own, lr=0.7, momentum=0.9, nesterov=True) for own in anchors]
+    for step in range(1, steps + 1):
+        for rank, (model, own) in enumerate(zip(models, optimizers, strict=True)):
+            take_step(model, own, step, rank)
+        for part, layer in enumerate((0, 2)):
+            since = step - (part + 1) * gap // 2
+            theirs = [list(model[layer].parameters()) for model in models]
+            if since >= delay and (since - delay) % gap == 0:
+                outers[part].step()
+                for common, *each in zip(anchors[part], *theirs, strict=True):
+                    for parameter in each:
+                        mixed = (1 - alpha) * common + alpha * parameter.detach()
+                        parameter.data.copy_(mixed)
+            if since >= 0 and since % gap == 0:
+                for common, *each in zip(anchors[part], *theirs, strict=True):
+                    common.grad = torch.stack([common - p.detach() for p in each]).mean(0)
+    return [weights(model) for model in models]
+
+
+@pytest.mark.parametrize("delay", [1, 3, 5])
+def test_streaming_is_its_definition(delay: int) -> None:
+    settings = {"sync_every": 6, "fragments": 2, "delay": delay, "alpha": 0.3}
+    with Crew(DiLoCo, optimizer=adam, **settings) as crew:
+        for step in range(1, 27):
+            crew.step(step)
+    expected = streamed(3, 26, 6, delay, 0.3)
+    for ours, theirs in zip(crew.weights(), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
 def test_sparseloco_says_146_times_less_at_every_sync() -> None:
     def wide() -> nn.Module:
         torch.manual_seed(0)
@@ -204,7 +239,9 @@ def test_they_learn() -> None:
         ({"sync_every": 4, "delay": 4}, "delay must be 0 to 3, got 4"),
         ({"sync_every": 4, "alpha": 1.0}, r"alpha must be in \[0, 1\), got 1.0"),
         ({"sync_every": 4, "outer_lr": 0.0}, "outer_lr must be positive, got 0.0"),
+        ({"sync_every": 4, "outer_lr": "fast"}, "outer_lr must be positive, got 'fast'"),
         ({"sync_every": 4, "outer_momentum": 1.0}, "outer_momentum must be in"),
+        ({"sync_every": 4, "alpha": "half"}, r"alpha must be in \[0, 1\), got 'half'"),
     ],
 )
 def test_settings_out_of_range(settings: dict[str, Any], message: str) -> None:

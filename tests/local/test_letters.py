@@ -6,8 +6,9 @@ import struct
 import pytest
 import torch
 
-from laconic.errors import WireError
-from laconic.local.letters import _SAID, _read_news, _write_news
+from laconic.comm.mailbox import PostOffice, connect
+from laconic.errors import PeerError, WireError
+from laconic.local.letters import _SAID, Correspondence, _read_news, _write_news
 from laconic.local.server import Said
 
 LIKE = {"a": torch.arange(5.0), "b": torch.arange(3.0) - 7}
@@ -61,3 +62,12 @@ def test_hostile_letters_are_read_or_refused() -> None:
         except WireError:
             counts[1] += 1
     assert min(counts) > 1000
+
+
+def test_a_server_that_is_gone_is_named() -> None:
+    office = PostOffice("127.0.0.1", b"token", lambda box: None)
+    counter = Correspondence(connect(office.address, b"token"), 1, LIKE)
+    with pytest.raises(PeerError, match="the server beside worker 0 is gone: the connection"):
+        counter.visit(1, 0, torch.zeros(4, dtype=torch.uint8))
+    office.close()
+    counter._box.close()

@@ -14,6 +14,7 @@ from crew import (
     weights,
 )
 from torch import Tensor
+from torch.optim import Optimizer
 
 from laconic.errors import ConfigError
 from laconic.local import QsparseLocalSGD, simulated
@@ -28,13 +29,21 @@ SPECS = [
 ]
 
 
-def by_definition(size: int, steps: int, gap: int, ratio: float) -> Tensor:
-    """Top-k of memory plus drift for matrices, all of the drift for vectors."""
+def by_definition(
+    size: int, steps: int, gap: int, ratio: float, decay_at: int | None = None
+) -> Tensor:
+    """Top-k of memory plus drift for matrices, all of the drift for vectors.
+
+    At a decay of the learning rate, memories are emptied at the last sync before it.
+    """
     models = [small_model() for _ in range(size)]
     optimizers = [momentum_sgd(model) for model in models]
     anchor = [p.detach().clone() for p in models[0].parameters()]
     memory = [[torch.zeros_like(a) for a in anchor] for _ in range(size)]
     for step in range(steps):
+        if step == decay_at:
+            decay(optimizers)
+            memory = [[torch.zeros_like(a) for a in anchor] for _ in range(size)]
         for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
             take_step(model, optimizer, step, rank)
         if (step + 1) % gap:
@@ -51,12 +60,34 @@ def by_definition(size: int, steps: int, gap: int, ratio: float) -> Tensor:
     return torch.cat([weights(model) for model in models])
 
 
+def decay(optimizers: list[Optimizer]) -> None:
+    for optimizer in optimizers:
+        optimizer.param_groups[0]["lr"] /= 10
+
+
 @pytest.mark.parametrize("gap", [1, 4])
 def test_is_its_definition(gap: int) -> None:
     spec = "topk:ratio=0.1,values=fp32"
     ours = trained(QsparseLocalSGD, spec, sync_every=gap, optimizer=momentum_sgd, steps=14)
     expected = by_definition(size=3, steps=14, gap=gap, ratio=0.1)
     torch.testing.assert_close(torch.cat(ours), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("decay_at", [6, 8])
+def test_forgets_at_a_decay_as_the_experiments_do(
+    decay_at: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the middle of a gap or at its beginning: memories change at syncs only."""
+    spec, settings = "topk:ratio=0.1,values=fp32", {"sync_every": 4, "forget_below": 0.5}
+    caplog.set_level("INFO", "laconic")
+    with Crew(QsparseLocalSGD, spec, optimizer=momentum_sgd, **settings) as crew:
+        crew.train(decay_at)
+        decay(crew.optimizers)
+        crew.train(14 - decay_at, first=decay_at)
+    expected = by_definition(size=3, steps=14, gap=4, ratio=0.1, decay_at=decay_at)
+    torch.testing.assert_close(torch.cat(crew.weights()), expected, rtol=1e-5, atol=1e-6)
+    lines = [record.message for record in caplog.records]
+    assert lines == ["the learning rate has fallen from 0.05 to 0.005; memories are emptied"] * 3
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -134,8 +165,8 @@ def test_votes_are_refused() -> None:
         Crew(QsparseLocalSGD, "signsgd", sync_every=4, memory="none")
 
 
-@pytest.mark.parametrize("share", [0, -1, 1.5])
-def test_share_out_of_range(share: float) -> None:
+@pytest.mark.parametrize("share", [0, -1, 1.5, "half"])
+def test_share_out_of_range(share: object) -> None:
     with pytest.raises(ConfigError, match=r"forget_below must be in \(0, 1\], got"):
         Crew(QsparseLocalSGD, "topk:ratio=0.1", sync_every=4, forget_below=share)
 

@@ -99,6 +99,18 @@ def test_evaluation_on_the_mean_of_all_models(name: str) -> None:
 
 
 @every_method
+def test_messages_are_as_long_as_planned(name: str) -> None:
+    """The plan is about one worker's messages; what a collective makes of them is its own."""
+    with crew_of(name) as crew:
+        crew.train(16)
+        stats = crew.workers[0].stats()
+    dense = stats["steps"] * weights(crew.models[0]).nbytes  # type: ignore[operator]
+    # On top comes the alarm, one number at every talk.
+    said = stats["message_bytes"] - 4 * stats["calls"]  # type: ignore[operator]
+    assert said <= dense / stats["planned_ratio"] <= stats["message_bytes"]  # type: ignore[operator]
+
+
+@every_method
 def test_a_number_that_is_none_is_an_error_on_all_workers(name: str) -> None:
     with crew_of(name) as crew:
         crew.train(3)
@@ -129,6 +141,61 @@ def test_models_that_differ_at_the_start_are_named() -> None:
         pass
     assert "2.weight: rank [2]" in str(caught.value)
     assert "0.weight" not in str(caught.value)
+
+
+def frozen_and_normalised() -> nn.Module:
+    model = nn.Sequential(small_model(), nn.BatchNorm1d(32))
+    model[0][0].weight.requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize("name", ["0.0.weight", "1.running_mean", "1.num_batches_tracked"])
+def test_what_is_not_trained_must_be_equal_too(name: str) -> None:
+    crew = crew_of("qsparse", model=frozen_and_normalised)
+    crew.models[1].state_dict()[name].add_(1)
+    with pytest.raises(PeerError, match="differ at the start") as caught, crew:
+        pass
+    assert f"{name}: rank [1]" in str(caught.value)
+    made_equal = crew_of("qsparse", model=frozen_and_normalised, broadcast=True)
+    made_equal.models[1].state_dict()[name].add_(1)
+    with made_equal:
+        states = [model.state_dict()[name] for model in made_equal.models]
+        assert all_equal(states)
+
+
+def test_buffers_of_other_forms_are_named() -> None:
+    crew = crew_of("qsparse", model=frozen_and_normalised)
+    crew.models[1].register_buffer("table", torch.zeros(3))
+    with pytest.raises(ConfigError, match="set up differently") as caught, crew:
+        pass
+    assert "table" in str(caught.value)
+
+
+def test_who_trains_what_others_do_not_is_named() -> None:
+    models, seats = [small_model() for _ in range(2)], simulated(2)
+    models[1][0].bias.requires_grad_(False)
+    workers = [
+        QsparseLocalSGD(model, plain_sgd(model), sync_every=4, process_group=seat)
+        for model, seat in zip(models, seats, strict=True)
+    ]
+    differ = pytest.raises(ConfigError, match="ranks are set up differently")
+    with differ as caught, workers[0], workers[1]:
+        pass
+    form = "(48,) torch.float32"
+    assert f'0.bias: "{form}" on rank [0]; "{form}, not trained" on rank [1]' in str(caught.value)
+
+
+def test_a_complex_buffer_is_compared_and_averaged() -> None:
+    def turning() -> nn.Module:
+        model = small_model()
+        model.register_buffer("turns", torch.tensor([1 + 2j, 3j]))
+        return model
+
+    with crew_of("qsparse", model=turning, size=2) as crew:
+        crew.models[1].turns.mul_(3)
+        with crew.workers[0].averaged(), crew.workers[1].averaged():
+            assert torch.equal(crew.models[0].turns, torch.tensor([2 + 4j, 6j]))
+        assert torch.equal(crew.models[0].turns, torch.tensor([1 + 2j, 3j]))
 
 
 def test_models_are_made_equal_on_request() -> None:
@@ -213,6 +280,30 @@ def test_simulated_workers_out_of_step() -> None:
         message = r"simulated worker 0 goes on, but workers \[1, 2\] have yet to come"
         with pytest.raises(PeerError, match=message):
             crew.optimizers[0].step()
+
+
+def test_simulated_workers_are_averaged_together() -> None:
+    """One after the other, the first would get the mean when it no longer asks for it."""
+    with crew_of("qsparse") as crew:
+        crew.train(2)
+        before = crew.weights()
+        message = r"simulated worker 0 goes on, but workers \[1, 2\] have yet to come"
+        with pytest.raises(PeerError, match=message), crew.workers[0].averaged():
+            pass
+        assert torch.equal(crew.weights()[0], before[0])
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"local", "cser-blocks"}))
+def test_a_policy_for_gradients_is_none_for_parameters(name: str) -> None:
+    message = r"nan_policy must be one of \['raise', 'ignore'\], got 'propagate'"
+    with pytest.raises(ConfigError, match=f"{METHODS[name][0].__name__}: {message}"):
+        crew_of(name, nan_policy="propagate")
+
+
+@pytest.mark.parametrize("seed", [None, 1.5, -1])
+def test_a_seed_is_a_whole_number(seed: object) -> None:
+    with pytest.raises(ConfigError, match="QsparseLocalSGD: seed must be at least 0, got"):
+        crew_of("qsparse", seed=seed)
 
 
 def test_a_state_of_another_set_up() -> None:

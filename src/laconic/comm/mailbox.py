@@ -16,7 +16,13 @@ import torch.distributed as dist
 from laconic.errors import ConfigError, PeerError
 
 _LENGTH = struct.Struct("<q")
-_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+_VIGILANCE = {
+    "TCP_KEEPIDLE": 10,
+    "TCP_KEEPINTVL": 5,
+    "TCP_KEEPCNT": 3,
+    # In ms, and for letters under way, which keep-alive does not look after.
+    "TCP_USER_TIMEOUT": 30_000,
+}
 """A host that has vanished without a word is noticed within half a minute, where TCP can tell."""
 
 LONGEST = 1 << 40
@@ -29,7 +35,7 @@ class Mailbox:
         self._wire = wire
         wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _KEEPALIVE.items():
+        for name, value in _VIGILANCE.items():
             option = getattr(socket, name, None)
             if option is not None:
                 wire.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -4,6 +4,7 @@ Local SGD, Qsparse-local-SGD, DiLoCo and SparseLoCo differ in what is said of th
 step that the anchor takes by the mean of it.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,17 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from laconic.checks import check_whole
+from laconic.checks import check_fraction, check_share, check_whole
 from laconic.contract import Compressor, Memory
 from laconic.errors import ConfigError
 from laconic.lanes import Lanes
 from laconic.local.fragment import Fragment, Outer
 from laconic.local.layers import Division, divide
 from laconic.local.peers import Group, Wait
-from laconic.local.plans import LocalNanPolicy, drift_plan
+from laconic.local.plans import LocalNanPolicy, check_nan_policy, drift_plan
 from laconic.local.ratio import message_ratio
 from laconic.local.steps import LocalSteps
 from laconic.types import State
+
+log = logging.getLogger("laconic")
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,7 @@ class Streaming:
         if sync_every % count:
             raise ConfigError(f"sync_every {sync_every} must be a multiple of {count} fragments")
         check_whole("streaming", "delay", self.delay, 0, sync_every - 1)
-        if not 0 <= self.alpha < 1:
-            raise ConfigError(f"streaming: alpha must be in [0, 1), got {self.alpha!r}")
+        check_share("streaming", "alpha", self.alpha)
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,8 @@ class Telling:
     """Memory is dropped when the learning rate is below this share of the last time's."""
 
     def __post_init__(self) -> None:
-        if self.forget_below is not None and not 0 < self.forget_below <= 1:
-            raise ConfigError(f"forget_below must be in (0, 1], got {self.forget_below!r}")
+        if self.forget_below is not None:
+            check_fraction("memory", "forget_below", self.forget_below)
 
 
 class AnchoredSteps(LocalSteps):
@@ -76,6 +78,7 @@ class AnchoredSteps(LocalSteps):
         broadcast: bool,
     ) -> None:
         LocalSteps.__init__(self, model, optimizer, sync_every, group, seed, broadcast)
+        check_nan_policy(type(self).__name__, telling.nan_policy)
         parts = divide(self.parameters, streaming.fragments)
         streaming.check(sync_every, len(parts))
         self.outer, self.streaming, self._telling = outer, streaming, telling
@@ -98,16 +101,19 @@ class AnchoredSteps(LocalSteps):
             fragment.begin()
 
     def _step(self) -> None:
-        gap = self.sync_every // len(self._fragments)
+        # Simulated workers who have begun to tell go on when all have, and cannot take up before.
         for number, fragment in enumerate(self._fragments):
-            since_first = self.steps - (number + 1) * gap
-            if self._due(since_first - self.streaming.delay) and self.streaming.delay:
+            if self.streaming.delay and self._due(number, self.streaming.delay):
                 self._rest(number)
                 fragment.arrive(self.streaming.alpha)
-            if self._due(since_first):
+        for number, fragment in enumerate(self._fragments):
+            if self._due(number, 0):
                 self._tell(number, fragment)
 
-    def _due(self, since_first: int) -> bool:
+    def _due(self, number: int, late: int) -> bool:
+        """Whether a fragment was to be told so many steps ago."""
+        gap = self.sync_every // len(self._fragments)
+        since_first = self.steps - (number + 1) * gap - late
         return since_first >= 0 and since_first % self.sync_every == 0
 
     def _rest(self, number: int) -> None:
@@ -127,6 +133,9 @@ class AnchoredSteps(LocalSteps):
     def _forget_after_decay(self, fragment: Fragment) -> None:
         share, before, now = self._telling.forget_below, float(self._rate), self._learning_rate()
         if share is not None and now < share * before:
+            log.info(
+                "the learning rate has fallen from %g to %g; memories are emptied", before, now
+            )
             fragment.lanes.rescale(0.0)
         self._rate.fill_(now)
 

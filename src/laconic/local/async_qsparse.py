@@ -6,6 +6,7 @@ Basu, Data, Karakus & Diggavi 2019, arXiv:1906.02367, the asynchronous algorithm
 import json
 import secrets
 from collections.abc import Mapping, Sequence
+from threading import Timer
 from typing import Literal
 
 import torch
@@ -30,6 +31,9 @@ from laconic.types import Parts, State, mix
 
 _LETTER = 256
 """Bytes in which worker 0 tells where the server is."""
+
+ARRIVAL_S = 90.0
+"""Who has not reached the server by then, counted from its address on, is lost."""
 
 
 class AsyncQsparseLocalSGD(LocalSteps):
@@ -69,6 +73,7 @@ class AsyncQsparseLocalSGD(LocalSteps):
         self._counter: Counter | None = None
         self._server: Server | None = None
         self._office: PostOffice | None = None
+        self._patience: Timer | None = None
         self._meet, self._leave = self._meet_server, self._leave_server
 
     def settings(self) -> dict[str, object]:
@@ -161,6 +166,10 @@ class AsyncQsparseLocalSGD(LocalSteps):
         host, port, key = json.loads(bytes(told.tolist()))
         box = connect((host, port), bytes.fromhex(key))
         self._counter = Correspondence(box, self._peers.rank, self._anchor)
+        if self._server is not None:
+            self._patience = Timer(ARRIVAL_S, self._server.give_up_waiting)
+            self._patience.daemon = True
+            self._patience.start()
 
     def _leave_server(self, failed: bool) -> None:
         if self._counter is not None:
@@ -169,6 +178,8 @@ class AsyncQsparseLocalSGD(LocalSteps):
             if not failed:
                 self._server.wait_until_all_left()
             self._office.close()
+        if self._patience is not None:
+            self._patience.cancel()
 
     def _lanes(self) -> Sequence[Lanes]:
         return [self._drift_lanes]

@@ -14,7 +14,6 @@ from laconic.errors import ConfigError
 from laconic.lanes import Lanes
 from laconic.local.peers import Group
 from laconic.local.plans import drift_plan
-from laconic.local.ratio import message_ratio
 from laconic.local.steps import LocalSteps
 from laconic.sparse import Sparsifier
 from laconic.spec import format_spec, parse
@@ -28,7 +27,8 @@ class BlockCSER(LocalSteps):
     Where a block is averaged, common + e becomes common + mean(e): its error is told and reset at
     once, so none needs to be kept. The compressors choose blocks that are the same on all workers
     (grbs, randomk); `errors` is for every `sync_every`-th step and `updates` for those between, or
-    None to say nothing then. As for CSER, momentum is local, and `averaged()` is for evaluation.
+    None to say nothing then. Parameters are said in the number format that they have. As for CSER,
+    momentum is local, and `averaged()` is for evaluation.
     """
 
     def __init__(
@@ -54,10 +54,17 @@ class BlockCSER(LocalSteps):
     def planned_ratio(self) -> float:
         """R of 1/R = (1 - 1/H)/R_C2 + 1/(R_C1 H): errors are told in place of the update."""
         share = 1 / self.sync_every
-        said = share / message_ratio(self._errors)
+        said = share * self._said_bytes(self._errors)
         if self._updates is not None:
-            said += (1 - share) / message_ratio(self._updates)
-        return 1 / said
+            said += (1 - share) * self._said_bytes(self._updates)
+        return sum(p.nbytes for p in self.parameters.values()) / said
+
+    def _said_bytes(self, lanes: Lanes) -> int:
+        """The bytes of the blocks that are averaged at one step."""
+        return sum(
+            p.itemsize * _count(lanes.lanes[name].compressor, p.numel())
+            for name, p in self.parameters.items()
+        )
 
     def _begin(self) -> None:
         pass
@@ -96,8 +103,17 @@ class BlockCSER(LocalSteps):
                 f"BlockCSER: {format_spec(chosen)} does not choose the same entries on all "
                 "workers; use grbs or randomk, or CSER, which takes any contraction"
             )
+        if isinstance(chosen, Sparsifier) and chosen.values != "fp32":
+            raise ConfigError(
+                f"BlockCSER: {format_spec(chosen)} would round parameters and not only what is "
+                "said of them; leave out values, which go in the parameters' own format"
+            )
         plan = drift_plan("BlockCSER", chosen, "none", "mean", tensors.values(), size)
         return Lanes(plan, tensors, rank, size, seed, "ignore")
+
+
+def _count(compressor: Compressor, numel: int) -> int:
+    return compressor.count(numel) if isinstance(compressor, Sparsifier) else numel
 
 
 def _mean_of_blocks(parameter: Tensor, compressor: Compressor, turn: Turn) -> Rounds:

@@ -13,7 +13,7 @@ from laconic.comm.base import Conversation
 from laconic.contract import Compressor
 from laconic.lanes import Lanes
 from laconic.local.peers import Group
-from laconic.local.plans import LocalNanPolicy, drift_plan
+from laconic.local.plans import LocalNanPolicy, check_nan_policy, drift_plan
 from laconic.local.psync import Aside, psync
 from laconic.local.ratio import message_ratio, overall_ratio
 from laconic.local.records import float_copies, room_for
@@ -51,6 +51,7 @@ class CSER(LocalSteps):
         nan_policy: LocalNanPolicy = "raise",
     ) -> None:
         LocalSteps.__init__(self, model, optimizer, sync_every, process_group, seed, broadcast)
+        check_nan_policy("CSER", nan_policy)
         self._exchange, self._nan_policy = exchange, nan_policy
         # Each draws random numbers of its own.
         self._errors = self._open(errors, mix(seed, 1))

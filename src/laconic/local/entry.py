@@ -3,13 +3,22 @@
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from laconic.comm.agree import compare, settings_call
 from laconic.comm.base import Call, Conversation
 from laconic.comm.drift import differences, digests_call
 from laconic.errors import PeerError
 from laconic.wire.layout import join, split
+
+
+def held(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a model's state: parameters, frozen ones too, and buffers that are saved.
+
+    Complex ones as pairs of real numbers; all share their memory with the model.
+    """
+    tensors = {n: t.detach() for n, t in model.state_dict().items() if isinstance(t, Tensor)}
+    return {n: torch.view_as_real(t) if t.is_complex() else t for n, t in tensors.items()}
 
 
 def agreed(size: int, device: torch.device, settings: Mapping[str, object]) -> Conversation[None]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from laconic.checks import check_share
 from laconic.comm.base import Conversation
 from laconic.errors import ConfigError
 from laconic.lanes import Lanes
@@ -25,10 +26,10 @@ class Outer:
     nesterov: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate < float("inf"):
+        number = isinstance(self.rate, int | float) and not isinstance(self.rate, bool)
+        if not number or not 0 < self.rate < float("inf"):
             raise ConfigError(f"outer_lr must be positive, got {self.rate!r}")
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"outer_momentum must be in [0, 1), got {self.momentum!r}")
+        check_share("outer step", "outer_momentum", self.momentum)
 
     def move(self, anchor: Tensor, mean: Tensor, momentum: Tensor | None) -> None:
         """Takes the step, in place."""

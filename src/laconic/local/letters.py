@@ -1,12 +1,14 @@
 """What a worker and a server far away write to each other."""
 
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 
 from laconic.comm.mailbox import Mailbox
-from laconic.errors import WireError
+from laconic.errors import PeerError, WireError
 from laconic.local.server import News, Said, Server, as_bytes, from_bytes
 from laconic.types import State
 
@@ -34,12 +36,15 @@ class Correspondence:
         box.send(_VISIT.pack(rank, _HELLO))
 
     def visit(self, rank: int, step: int, message: torch.Tensor) -> News:
-        self._box.send(_VISIT.pack(rank, step) + as_bytes(message))
-        return _read_news(self._box.receive(), self._like)
+        with _naming_the_server():
+            self._box.send(_VISIT.pack(rank, step) + as_bytes(message))
+            letter = self._box.receive()
+        return _read_news(letter, self._like)
 
     def leave(self, rank: int) -> None:
         try:
-            self._box.send(_VISIT.pack(rank, _GOODBYE))
+            with _naming_the_server():
+                self._box.send(_VISIT.pack(rank, _GOODBYE))
         finally:
             self._box.close()
 
@@ -54,13 +59,23 @@ def serve(server: Server, box: Mailbox) -> None:
             if step == _GOODBYE:
                 server.leave(rank)
                 return
-            if step != _HELLO:
+            if step == _HELLO:
+                server.greet(rank)
+            else:
                 news = server.visit(rank, step, from_bytes(letter[_VISIT.size :]))
                 box.send(_write_news(news))
     except Exception as error:
         # Whatever is wrong with one worker's letters, the others must not suffer.
         if rank is not None:
             server.lose(rank, error)
+
+
+@contextmanager
+def _naming_the_server() -> Iterator[None]:
+    try:
+        yield
+    except PeerError as error:
+        raise PeerError(f"the server beside worker 0 is gone: {error}") from error
 
 
 def _write_news(news: News) -> bytes:

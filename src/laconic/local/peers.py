@@ -42,6 +42,10 @@ class Peers(ABC):
         """Begins a conversation that goes on while this worker computes."""
 
     @abstractmethod
+    def check_over(self) -> None:
+        """Raises PeerError if this worker's last conversation has yet to begin."""
+
+    @abstractmethod
     def rest(self, *, wait: bool) -> None:
         """Ends what runs beside; waits for what is under way, or leaves it to itself."""
 
@@ -86,6 +90,9 @@ class GroupPeers(Peers):
             )
         return self._thread.submit(drive, conversation, self._comm).result
 
+    def check_over(self) -> None:
+        pass
+
     def rest(self, *, wait: bool) -> None:
         if not wait:
             self._give_back.detach()
@@ -109,7 +116,10 @@ class Seat(Peers):
 
     def start(self, conversation: Conversation[None]) -> Wait:
         self._table.come(self.rank, conversation, aside=False)
-        return lambda: self._table.check_over(self.rank)
+        return self.check_over
+
+    def check_over(self) -> None:
+        self._table.check_over(self.rank)
 
     def share(self, name: str, thing: T | None) -> T:
         """What worker 0 has put on the table under this name."""

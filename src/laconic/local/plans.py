@@ -1,7 +1,7 @@
 """What a local method may say: a plan for drifts and updates instead of gradients."""
 
 from collections.abc import Iterable
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from torch import Tensor
 
@@ -16,6 +16,14 @@ LocalNanPolicy: TypeAlias = Literal["raise", "ignore"]
 raise: the optimiser's step raises NonFiniteError on all workers, and nothing is remembered of the
 sync. ignore: nobody looks, and residuals need half the memory.
 """
+
+
+def check_nan_policy(method: str, policy: str) -> None:
+    """Raises ConfigError unless the policy is one for parameters."""
+    known = [*get_args(LocalNanPolicy)]
+    if policy not in known:
+        # NaN in a gradient has a loss scaler skip the step; in a parameter it would stay.
+        raise ConfigError(f"{method}: nan_policy must be one of {known}, got {policy!r}")
 
 
 def drift_plan(

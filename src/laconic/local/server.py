@@ -69,6 +69,7 @@ class Server:
     def __init__(self, model: State, form: Form, workers: int) -> None:
         self.model, self.form = model, form
         self._news: dict[int, list[Said] | None] = {rank: [] for rank in range(workers)}
+        self._awaited = set(range(workers))
         self._dense_bytes = sum(tensor.nbytes for tensor in model.values())
         self._change = Condition()
 
@@ -84,6 +85,15 @@ class Server:
             if rank in self._news:
                 self._news[rank] = []
             return {n: t.clone() for n, t in self.model.items()} if missed is None else missed
+
+    def greet(self, rank: int) -> None:
+        """A worker has found its way here."""
+        self._awaited.discard(rank)
+
+    def give_up_waiting(self) -> None:
+        """Goes on without those who were to come and have not: no connection breaks with them."""
+        for rank in sorted(self._awaited):
+            self.lose(rank, "it has never come")
 
     def alive(self) -> list[int]:
         return sorted(self._news)

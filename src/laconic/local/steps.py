@@ -17,7 +17,7 @@ from laconic.checks import check_whole
 from laconic.comm.base import Conversation
 from laconic.errors import ConfigError
 from laconic.lanes import Lanes
-from laconic.local.entry import agreed, averaged, checked_same, copied_from_first
+from laconic.local.entry import agreed, averaged, checked_same, copied_from_first, held
 from laconic.local.followed import check_unchanged, followed
 from laconic.local.peers import Group, peers_of
 from laconic.local.records import load_tensors, read_state, summary, write_state
@@ -44,6 +44,7 @@ class LocalSteps(ABC):
         broadcast: bool,
     ) -> None:
         check_whole(type(self).__name__, "sync_every", sync_every, 1)
+        check_whole(type(self).__name__, "seed", seed, 0)
         self.model, self.optimizer, self.sync_every = model, optimizer, sync_every
         self.parameters = followed(model, optimizer)
         self.device = next(iter(self.parameters.values())).device
@@ -107,7 +108,7 @@ class LocalSteps(ABC):
 
         Called on all workers; afterwards each has its own again. Its bytes are counted aside.
         """
-        floats = {n: t for n, t in self.model.state_dict().items() if t.is_floating_point()}
+        floats = {n: t for n, t in held(self.model).items() if t.is_floating_point()}
         own = {name: tensor.clone() for name, tensor in floats.items()}
         self._peers.talk(averaged(floats), aside=True)
         try:
@@ -115,6 +116,7 @@ class LocalSteps(ABC):
         finally:
             for name, tensor in floats.items():
                 tensor.copy_(own[name])
+            self._peers.check_over()
 
     def stats(self) -> dict[str, object]:
         """What was said, what it cost and what it lost, on this worker; `ratio` is to dense steps.
@@ -150,18 +152,23 @@ class LocalSteps(ABC):
     def _entry(self) -> Conversation[None]:
         # Those who meet nobody but a server have taken different numbers of steps.
         done = self.steps if self._meet is None else self.steps > 0
-        settings = {**self._identity(), "version": VERSION, "steps": done}
+        still = {name: f"{form}, not trained" for name, form in _forms(held(self.model)).items()}
+        settings = {**still, **self._identity(), "version": VERSION, "steps": done}
         yield from agreed(self._peers.size, self.device, settings)
         if self._broadcast and not self.steps:
-            yield from copied_from_first(self.model.state_dict())
-        common = self._common() if self.steps else self.parameters
-        yield from checked_same(common, self._peers.size)
+            yield from copied_from_first(held(self.model))
+        common = self._common() if self.steps else held(self.model)
+        there = {name: tensor.to(self.device) for name, tensor in common.items()}
+        yield from checked_same(there, self._peers.size)
         if not self.steps:
             self._begin()
         if self._meet is not None:
             yield from self._meet()
 
     def _identity(self) -> dict[str, object]:
-        forms = {n: f"{tuple(p.shape)} {p.dtype}" for n, p in self.parameters.items()}
         who = {"method": type(self).__name__, "sync_every": self.sync_every, "seed": self.seed}
-        return {**who, **self.settings(), **forms}
+        return {**who, **self.settings(), **_forms(self.parameters)}
+
+
+def _forms(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    return {name: f"{tuple(t.shape)} {t.dtype}" for name, t in tensors.items()}
