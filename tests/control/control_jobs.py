@@ -11,10 +11,14 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import laconic
 
 
-def model() -> DDP:
+def network() -> nn.Sequential:
     torch.manual_seed(0)
     layers = [nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 80), nn.ReLU(), nn.Linear(80, 10)]
-    return DDP(nn.Sequential(*layers), bucket_cap_mb=0.01)
+    return nn.Sequential(*layers)
+
+
+def model() -> DDP:
+    return DDP(network(), bucket_cap_mb=0.01)
 
 
 def train(net: DDP, first: int, steps: int) -> None:

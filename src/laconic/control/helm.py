@@ -11,7 +11,7 @@ from laconic.control.base import Controller, Heard, Order, Pilot
 from laconic.control.clock import Clock, Lap, heard_of, told_by
 from laconic.errors import ConfigError
 from laconic.plan import Plan
-from laconic.spec import find_layers, format_spec, wrap_in_exchange
+from laconic.spec import find_layers, format_spec
 from laconic.step import Lane
 
 UNKNOWN = Lap(-1.0, 0.0, 0.0, 0.0, 0.0)
@@ -163,7 +163,7 @@ class Helm:
 
     def _talker(self, order: Order) -> Talker:
         way = self._plan.exchange
-        return wrap_in_exchange(dense_way(way) if order.dense else way, order.compressor)
+        return self._plan.wrap(dense_way(way) if order.dense else way, order.compressor)
 
     def orders(self) -> dict[str, Order]:
         """What lanes follow now."""
