@@ -1,6 +1,7 @@
 """What the ranks of the controllers' tests do; each job returns plain values."""
 
 import io
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -65,3 +66,26 @@ def different(rank_low: float) -> str:
     except laconic.ConfigError as error:
         return str(error)
     return "no complaint"
+
+
+def accumulated(batches: int) -> tuple[Tensor, list[int]]:
+    """A loop that accumulates as many batches as it is told; how many went into each step."""
+    net = model()
+    rule = "accordion:setting=batch,low=1,high=4,interval=1,epoch_steps=8,eta=1"
+    link = laconic.attach(net, "none", controller=rule)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    taken: list[int] = []
+    x = torch.randn(16, 64, generator=torch.Generator().manual_seed(dist.get_rank()))
+    y = torch.arange(16) % 10
+    while sum(taken) < batches:
+        told: Any = link.stats()["controller"]
+        passes = told["accumulate"]
+        for number in range(passes):
+            with net.no_sync() if number < passes - 1 else nullcontext():
+                (nn.functional.cross_entropy(net(x), y) / passes).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        taken.append(passes)
+    assert link.stats()["steps"] == len(taken)
+    link.detach()
+    return weights(net), taken

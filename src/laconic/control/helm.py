@@ -46,7 +46,7 @@ class Helm:
     def take_over(self, plan: Plan, lanes: Mapping[str, Lane], old: Pilot | None = None) -> None:
         """Steers these lanes from now on, `old` being who steered the same parameters before."""
         self._plan, self._lanes = plan, lanes
-        self.names = [n for n, lane in lanes.items() if lane.compressor is plan.compressor]
+        self.names = [n for n, lane in lanes.items() if _is_steered(lane, plan)]
         self.pilot = self.controller.pilot(plan.compressor, self.names, self.size, old)
         self._orders: dict[str, Order] = {}
         for name in self.names:
@@ -155,7 +155,8 @@ class Helm:
         """Brings lanes to the pilot's orders, where these have changed."""
         orders = {name: self.pilot.order(name) for name in self.names}
         changed = {n: order for n, order in orders.items() if order != self._orders.get(n)}
-        for name, order in changed.items():
+        # Where all is said anyway there is nothing to redirect, only something to watch.
+        for name, order in () if self._plan.is_dense() else changed.items():
             self._lanes[name].redirect(order.compressor, self._talker(order))
         self._orders.update(changed)
         if changed:
@@ -194,6 +195,13 @@ class Helm:
             self.pilot.log.add(step, setting, reason)
         self.pilot.load(pilot)
         self.redirect()
+
+
+def _is_steered(lane: Lane, plan: Plan) -> bool:
+    """Whether the plan compresses it; where it compresses nothing, what it else would."""
+    if plan.is_dense():
+        return len(lane.turn.shape) > 1 and lane.turn.numel >= plan.min_numel
+    return lane.compressor is plan.compressor
 
 
 def dense_way(exchange: str) -> str:
