@@ -1,6 +1,8 @@
 """A pilot at the helm of a rank's lanes: carries numbers to it, and its orders to the lanes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import thread_time
 
 import torch
 from torch import Tensor
@@ -64,11 +66,12 @@ class Helm:
 
     def listen(self, names: Sequence[str], grads: Sequence[Tensor], scale: float) -> None:
         """Lets the pilot hear of gradients that are about to go out."""
-        for name, grad in zip(names, grads, strict=True):
-            if name in self._orders:
-                self.pilot.listen(name, grad, scale)
-        if grads and self.pilot.asks:
-            self._write_lap(grads[0].device)
+        with self._own_time():
+            for name, grad in zip(names, grads, strict=True):
+                if name in self._orders:
+                    self.pilot.listen(name, grad, scale)
+            if grads and self.pilot.asks:
+                self._write_lap(grads[0].device)
 
     def census(self, names: Sequence[str], device: torch.device) -> Census | None:
         """What goes with the messages about these parameters, if anything does."""
@@ -77,11 +80,12 @@ class Helm:
             return None
 
         def numbers() -> Tensor | None:
-            told = self.pilot.tell(steered)
-            if told is None:
-                return None
-            lap = self._laps[device]
-            return torch.cat([torch.stack(told), lap]) if told else lap.clone()
+            with self._own_time():
+                told = self.pilot.tell(steered)
+                if told is None:
+                    return None
+                lap = self._laps[device]
+                return torch.cat([torch.stack(told), lap]) if told else lap.clone()
 
         return Census(numbers, self.size)
 
@@ -115,20 +119,34 @@ class Helm:
 
     def settle(self, step: int, *, counts: bool) -> None:
         """The pilot learns of a closed step, and lanes get its orders for the next."""
-        heard = self._heard(step)
+        if self._known is not None:
+            self._known.synchronize()
+        with self._own_time():
+            heard = self._heard(step)
+            self._end_lap(counts)
+            lost = self._lost()
+            if counts:
+                self.pilot.step(heard._replace(lost=lost))
+            else:
+                self.pilot.skip()
+            self.redirect()
+
+    def _end_lap(self, counts: bool) -> None:
+        if self._written:
+            # It was told with the last lap.
+            self.clock.own_s -= self.last.own_s
         lap = self.clock.lap()
         self.last = lap if counts and lap is not None else UNKNOWN
         self._written.clear()
-        lost = self._lost()
-        if counts:
-            self.pilot.step(heard._replace(lost=lost))
-        else:
-            self.pilot.skip()
-        self.redirect()
+
+    @contextmanager
+    def _own_time(self) -> Iterator[None]:
+        """Counts what the controller takes of this thread's time."""
+        begun_s = thread_time()
+        yield
+        self.clock.own_s += thread_time() - begun_s
 
     def _heard(self, step: int) -> Heard:
-        if self._known is not None:
-            self._known.synchronize()
         flat = [] if self._host is None else self._host.tolist()
         numbers: list[tuple[Sequence[str], Sequence[float]]] = []
         last, length = UNKNOWN, len(told_by(UNKNOWN, 0, self.size))
