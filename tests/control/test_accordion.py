@@ -276,3 +276,10 @@ BAD = {
 def test_bad_input(controller: str) -> None:
     with pytest.raises(ConfigError, match=BAD[controller]):
         run_of(controller)
+
+
+def test_what_is_no_number_or_would_be_rounded_is_named() -> None:
+    with pytest.raises(ConfigError, match="accordion: low must be a number, got '1'"):
+        laconic.Accordion(low="1", high=8, setting="batch")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"powersgd: rank must be whole, got 2\.6"):
+        run_of("accordion:low=2.6,high=1,setting=rank", "powersgd:rank=2")

@@ -362,6 +362,13 @@ def test_bad_input(controller: str) -> None:
         run_of("topk:ratio=0.1", controller)
 
 
+def test_what_is_no_number_is_named() -> None:
+    with pytest.raises(ConfigError, match="gravac: low must be a number, got '10'"):
+        GraVAC(low="10")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="gravac: high must be a number, got None"):
+        GraVAC(high=None)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("spec", ["efsign", "powersgd:rank=2", "threshold:value=0.1", "none"])
 def test_a_compressor_without_a_factor(spec: str) -> None:
     with pytest.raises(ConfigError, match=r"gravac: .* has no factor"):

@@ -6,9 +6,9 @@ Agarwal et al. 2021, arXiv:2010.16248.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from laconic.checks import check_fraction, check_whole
+from laconic.checks import check_fraction, check_number, check_whole
 from laconic.contract import Compressor
-from laconic.control.base import Controller, Pilot, with_setting
+from laconic.control.base import Controller, Pilot, at_setting
 from laconic.control.regimes import Regimes
 from laconic.errors import ConfigError
 
@@ -48,6 +48,8 @@ class Accordion(Controller):
     accumulate_high: int = 1
 
     def __post_init__(self) -> None:
+        check_number("accordion", "low", self.low)
+        check_number("accordion", "high", self.high)
         check_fraction("accordion", "eta", self.eta)
         check_whole("accordion", "interval", self.interval, 1)
         check_whole("accordion", "epoch_steps", self.epoch_steps, 0)
@@ -79,8 +81,8 @@ class Accordion(Controller):
         if self.setting == BATCH:
             return Regimes(self, {"low": compressor, "high": compressor}, names, old)
         levels = {
-            "low": with_setting(compressor, self.setting, self.low),
-            "high": with_setting(compressor, self.setting, self.high),
+            "low": at_setting(compressor, self.setting, self.low),
+            "high": at_setting(compressor, self.setting, self.high),
         }
         if levels["low"].nbytes(SHAPE) <= levels["high"].nbytes(SHAPE):
             got = f"{self.low!r} and {self.high!r}"
