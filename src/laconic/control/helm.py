@@ -107,9 +107,11 @@ class Helm:
 
     def close(self) -> None:
         """No more messages in this step; on a GPU the numbers set out for the host."""
-        if not self._names:
-            return
-        agreed = torch.cat([numbers for _, numbers in self._names])
+        if self._names:
+            with self._own_time():
+                self._send_home(torch.cat([numbers for _, numbers in self._names]))
+
+    def _send_home(self, agreed: Tensor) -> None:
         self._host = agreed
         if agreed.is_cuda:
             self._host = torch.empty(agreed.shape, pin_memory=True)
