@@ -89,3 +89,33 @@ def accumulated(batches: int) -> tuple[Tensor, list[int]]:
     assert link.stats()["steps"] == len(taken)
     link.detach()
     return weights(net), taken
+
+
+def skipped(controller: str) -> tuple[bool, bool, bool]:
+    """An optimiser step that a loss scaler skips, since one rank overflows.
+
+    Whether weights and statistics are as before it, and that they move again after it.
+    """
+    net = model()
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    link = laconic.attach(net, "topk:ratio=0.1", controller=controller, scaler=scaler)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def step(number: int, factor: float) -> tuple[Tensor, Any]:
+        generator = torch.Generator().manual_seed(1000 * number + dist.get_rank())
+        optimizer.zero_grad()
+        loss = net(torch.randn(16, 64, generator=generator)).square().mean()
+        scaler.scale(loss * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        told: Any = link.stats()["controller"]
+        return weights(net).clone(), told
+
+    for number in range(4):
+        before, told = step(number, 1.0)
+    spoilt, after = step(4, float("inf") if dist.get_rank() == 1 else 1.0)
+    skipped_steps: Any = link.stats()["skipped"]
+    moved, _ = step(5, 1.0)
+    link.detach()
+    same = skipped_steps == 1 and torch.equal(before, spoilt) and scaler.get_scale() == 2.0
+    return same, told == after, not torch.equal(spoilt, moved)

@@ -40,3 +40,8 @@ def test_batches_grow_where_gradients_are_calm(four_ranks: Ranks) -> None:
         assert torch.equal(weights, results[0][0])
         # Two epochs of 8 batches to compare, and the step that tells of the second.
         assert taken == [1] * 17 + [4] * 8
+
+
+def test_skipped_optimiser_steps_move_no_statistics(four_ranks: Ranks) -> None:
+    for rule in RULES:
+        assert four_ranks.run(jobs.skipped, rule, timeout_s=55) == [(True, True, True)] * 4, rule
