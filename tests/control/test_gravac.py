@@ -92,6 +92,11 @@ def test_the_last_candidate_stays_and_may_become_the_floor() -> None:
     assert order.alone
     assert feed(led, 0.3, 0.3) == "dense"
     assert feed(led, 0.8, 0.8) == "20x"
+    # Windows that bring nothing new are no decisions, and leave room for those that are.
+    decided = len(led.log.decisions)
+    for _ in range(10):
+        feed(led, 0.8, 0.8)
+    assert len(led.log.decisions) == decided
 
 
 def test_throughput_is_that_of_the_step_before_times_its_gain() -> None:
