@@ -10,6 +10,7 @@ from laconic.control.clock import Lap
 from laconic.control.ladder import is_whole
 from laconic.control.losses import progress
 from laconic.control.navigator import BETTER, WORTH, Navigator
+from laconic.control.rest import Rest
 from laconic.errors import ConfigError
 
 FAST, SLOW = 1e9, 5e7
@@ -157,6 +158,16 @@ def test_it_never_takes_more_than_its_share_of_the_time(own_s: float, all_looks:
     overhead = fake.led.explain()["overhead"]
     assert overhead == pytest.approx(fake.spent_s / fake.passed_s, rel=0.1)
     assert fake.spent_s < 0.02 * fake.passed_s
+
+
+def test_what_is_replayed_does_not_rest_but_is_counted() -> None:
+    rest, lap = Rest(), Lap(0.1, 0.0, 0.0, 1.0, 0.0, own_s=0.05)
+    rest.hear(lap, may_rest=False)
+    assert rest.left == 0
+    rest.hear(lap, may_rest=True)
+    # Twice 0.05 s, of which two steps allow 0.002 s; each at rest allows another 0.001 s.
+    assert rest.left == 98
+    assert rest.share() == pytest.approx(0.5)
 
 
 def test_ranks_rest_at_the_same_steps_after_a_restart() -> None:

@@ -122,7 +122,7 @@ class Navigator(Pilot):
         if self._last is not None:
             self.chart.costs.add(self.chart.said(self._last), lap)
         # A GPU replays steps that ask, so it is cheaper there to go on asking.
-        self._rest.hear(lap._replace(own_s=0.0) if self._on_gpu else lap)
+        self._rest.hear(lap, may_rest=not self._on_gpu)
 
     def _remember(self, lost: Mapping[str, Tensor]) -> None:
         """Where the step was that has ended, and what of it is still to be told."""

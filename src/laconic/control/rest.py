@@ -27,14 +27,15 @@ class Rest:
     own_s: float = 0.0
     steps_s: float = 0.0
 
-    def hear(self, lap: Lap) -> None:
+    def hear(self, lap: Lap, *, may_rest: bool) -> None:
         """A lap, with what was spent since the one before that was heard."""
         allowed_s = LIMIT * lap.step_s
         self.own_s += lap.own_s
         self.steps_s += lap.step_s * self.unheard
         debt_s = self.debt_s + lap.own_s - allowed_s * self.unheard
         self.debt_s = min(max(debt_s, -SAVED * allowed_s), LONGEST * allowed_s)
-        self.left, self.unheard = max(0, math.ceil(self.debt_s / allowed_s)), 1
+        self.left = max(0, math.ceil(self.debt_s / allowed_s)) if may_rest else 0
+        self.unheard = 1
 
     def go_on(self) -> None:
         """A step has passed at rest."""
