@@ -11,6 +11,12 @@ def check_whole(method: str, key: str, value: object, low: int, high: int | None
         raise ConfigError(f"{method}: {key} must be {rule}, got {value!r}")
 
 
+def check_number(method: str, key: str, value: object) -> None:
+    """Raises ConfigError unless the value is a number at all."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{method}: {key} must be a number, got {value!r}")
+
+
 def check_fraction(method: str, key: str, value: object) -> None:
     """Raises ConfigError unless the value is a number in (0, 1]."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:

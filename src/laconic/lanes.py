@@ -140,11 +140,11 @@ class Lanes:
     def _has_alarm(self) -> bool:
         """Whether ranks look for what is not finite.
 
-        A dense sum shows it by itself, so there it is looked for only to raise.
+        A dense sum shows it by itself, so there it is looked for only to raise, or for a pilot
+        that must know which steps count.
         """
-        return self.nan_policy == "raise" or (
-            self.nan_policy == "propagate" and not self.plan.is_dense()
-        )
+        by_itself = self.plan.is_dense() and self.helm is None
+        return self.nan_policy == "raise" or (self.nan_policy == "propagate" and not by_itself)
 
     def _guarded(
         self,

@@ -1,6 +1,7 @@
 """What the ranks of the controllers' tests do; each job returns plain values."""
 
 import io
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,10 +12,14 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import laconic
 
 
-def model() -> DDP:
+def network() -> nn.Sequential:
     torch.manual_seed(0)
     layers = [nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 80), nn.ReLU(), nn.Linear(80, 10)]
-    return DDP(nn.Sequential(*layers), bucket_cap_mb=0.01)
+    return nn.Sequential(*layers)
+
+
+def model() -> DDP:
+    return DDP(network(), bucket_cap_mb=0.01)
 
 
 def train(net: DDP, first: int, steps: int) -> None:
@@ -61,3 +66,56 @@ def different(rank_low: float) -> str:
     except laconic.ConfigError as error:
         return str(error)
     return "no complaint"
+
+
+def accumulated(batches: int) -> tuple[Tensor, list[int]]:
+    """A loop that accumulates as many batches as it is told; how many went into each step."""
+    net = model()
+    rule = "accordion:setting=batch,low=1,high=4,interval=1,epoch_steps=8,eta=1"
+    link = laconic.attach(net, "none", controller=rule)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    taken: list[int] = []
+    x = torch.randn(16, 64, generator=torch.Generator().manual_seed(dist.get_rank()))
+    y = torch.arange(16) % 10
+    while sum(taken) < batches:
+        told: Any = link.stats()["controller"]
+        passes = told["accumulate"]
+        for number in range(passes):
+            with net.no_sync() if number < passes - 1 else nullcontext():
+                (nn.functional.cross_entropy(net(x), y) / passes).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        taken.append(passes)
+    assert link.stats()["steps"] == len(taken)
+    link.detach()
+    return weights(net), taken
+
+
+def skipped(controller: str) -> tuple[bool, bool, bool]:
+    """An optimiser step that a loss scaler skips, since one rank overflows.
+
+    Whether weights and statistics are as before it, and that they move again after it.
+    """
+    net = model()
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    link = laconic.attach(net, "topk:ratio=0.1", controller=controller, scaler=scaler)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def step(number: int, factor: float) -> tuple[Tensor, Any]:
+        generator = torch.Generator().manual_seed(1000 * number + dist.get_rank())
+        optimizer.zero_grad()
+        loss = net(torch.randn(16, 64, generator=generator)).square().mean()
+        scaler.scale(loss * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        told: Any = link.stats()["controller"]
+        return weights(net).clone(), told
+
+    for number in range(4):
+        before, told = step(number, 1.0)
+    spoilt, after = step(4, float("inf") if dist.get_rank() == 1 else 1.0)
+    skipped_steps: Any = link.stats()["skipped"]
+    moved, _ = step(5, 1.0)
+    link.detach()
+    same = skipped_steps == 1 and torch.equal(before, spoilt) and scaler.get_scale() == 2.0
+    return same, told == after, not torch.equal(spoilt, moved)

@@ -154,6 +154,59 @@ def test_epochs_of_so_many_steps_and_a_hint_for_the_batch() -> None:
     assert rows[-1] == (5, "low: 0 of 2 layers")
 
 
+def accumulate(run: laconic.Simulation) -> int:
+    explained = run.stats()["controller"]
+    assert isinstance(explained, dict)
+    found = explained["accumulate"]
+    assert isinstance(found, int)
+    return found
+
+
+@pytest.mark.parametrize("spec", ["none", "topk:ratio=0.2", "efsign"])
+def test_levels_of_the_batch_alone(spec: str) -> None:
+    """As in the paper's third table: nothing else is steered, whatever the method."""
+    run = run_of("accordion:setting=batch,low=1,high=8,interval=1", spec)
+    before = {name: lane.compressor for name, lane in run.workers[0].lanes.items()}
+    assert accumulate(run) == 1
+    epoch(run, 1.0, 1.0)
+    epoch(run, 1.0, 1.0)
+    run.step(constant(1.0, 1.0))
+    assert levels(run) == ("high", "high")
+    assert accumulate(run) == 8
+    run.epoch_ended(0.1)
+    run.epoch_ended(0.01)
+    assert accumulate(run) == 1
+    after = {name: lane.compressor for name, lane in run.workers[0].lanes.items()}
+    assert after == before
+
+
+def test_larger_batches_are_no_change_of_regime() -> None:
+    """A gradient of 8 batches, being their mean, counts as 8 in an epoch's sum and length."""
+    run = run_of("accordion:setting=batch,low=1,high=8,interval=1,epoch_steps=16", "none")
+    found, batches = [], 0
+    while batches < 160:
+        passes = accumulate(run)
+        run.step(constant(1.0, 1.0))
+        batches += passes
+        found.append(passes)
+    # Epochs 0 and 1 batch by batch, and the step that tells of them; 8 at a time from then on.
+    assert found[:33] == [1] * 33
+    assert set(found[33:]) == {8}
+    assert pilot(run).known.norms["w"] == pytest.approx(16 * 2 * math.sqrt(2560))
+
+
+def test_spoilt_steps_do_not_count_where_nothing_is_compressed() -> None:
+    run = run_of("accordion:setting=batch,low=1,high=8,interval=1", "none")
+    epoch(run, 1.0, 1.0)
+    spoilt = constant(5.0, 5.0)
+    spoilt[1]["w"][0, 0] = float("nan")
+    run.step(spoilt)
+    assert run.stats()["skipped"] == 1
+    assert pilot(run).known.norms == {}
+    run.step(constant(1.0, 1.0))
+    assert pilot(run).known.norms["w"] == pytest.approx(4 * math.sqrt(2560))
+
+
 def test_levels_of_a_rank() -> None:
     run = run_of("accordion:setting=rank,low=4,high=1,interval=1,epoch_steps=1", "powersgd:rank=2")
     assert run.workers[0].lanes["w"].compressor == laconic.parse("powersgd:rank=4")
@@ -211,6 +264,11 @@ BAD = {
     "accordion:low=0.5,high=0.1,accumulate_low=2": "accumulate_high must be at least 2",
     "accordion:low=4,high=1,setting=rank": "no setting 'rank' to control",
     "accordion:low=0.5": "missing parameter",
+    "accordion:low=0.5,high=nan": "ratio must be in",
+    "accordion:low=8,high=1,setting=batch": "batch: passes must be whole, 1 <= low < high",
+    "accordion:low=0,high=8,setting=batch": "batch: passes must be whole, 1 <= low < high",
+    "accordion:low=1.5,high=8,setting=batch": "batch: passes must be whole, 1 <= low < high",
+    "accordion:low=1,high=8,setting=batch,accumulate_high=4": "accumulate_low and accumulate_high",
 }
 
 
@@ -218,3 +276,10 @@ BAD = {
 def test_bad_input(controller: str) -> None:
     with pytest.raises(ConfigError, match=BAD[controller]):
         run_of(controller)
+
+
+def test_what_is_no_number_or_would_be_rounded_is_named() -> None:
+    with pytest.raises(ConfigError, match="accordion: low must be a number, got '1'"):
+        laconic.Accordion(low="1", high=8, setting="batch")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"powersgd: rank must be whole, got 2\.6"):
+        run_of("accordion:low=2.6,high=1,setting=rank", "powersgd:rank=2")

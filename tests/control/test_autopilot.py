@@ -10,6 +10,7 @@ from laconic.control.clock import Lap
 from laconic.control.ladder import is_whole
 from laconic.control.losses import progress
 from laconic.control.navigator import BETTER, WORTH, Navigator
+from laconic.control.rest import Rest
 from laconic.errors import ConfigError
 
 FAST, SLOW = 1e9, 5e7
@@ -22,12 +23,18 @@ KEPT = {0.5: 0.97, 0.2: 0.77, 0.1: 0.55, 0.05: 0.36, 0.02: 0.2, 0.01: 0.12}
 class Fake:
     """Four ranks whose steps take what a link of a given rate makes them take."""
 
-    def __init__(self, spec: str = "topk:ratio=0.01", work_s: float = 0.01) -> None:
+    def __init__(
+        self, spec: str = "topk:ratio=0.01", work_s: float = 0.01, own_s: float = 0.0
+    ) -> None:
         made = Autopilot(by="all").pilot(laconic.parse(spec), ["w"], 4)
         assert isinstance(made, Navigator)
         self.led, self.work_s, self.step = made, work_s, 0
         self.led.listen("w", torch.zeros(SHAPE), 1.0)
         self.last: tuple[Lap, float] | None = None
+        # What a look takes, twice that for a decision, and nothing in steps at rest.
+        self.own_s, self.spent_s, self.untold_s = own_s, 0.0, 0.0
+        self.passed_s, self.looks = 0.0, 0
+        self.unsampled: list[float] = []
 
     def run(self, steps: int, rate_bits: float) -> str:
         for _ in range(steps):
@@ -42,14 +49,28 @@ class Fake:
         wire_s = slow * (IDLE_S + 8 * sent / rate_bits)
         work_s = 0.0 if whole else self.work_s
         lap = Lap(COMPUTE_S + work_s + wire_s, work_s, wire_s, sent, work_s + wire_s)
-        told: list[float] = []
-        if self.last is not None and self.step % 16 == 1:
-            told = [self.last[1], 1.0]
-        self.step += 1
-        before = None if self.last is None else self.last[0]
-        step_s = None if before is None else before.step_s
-        self.led.step(Heard(self.step, [(["w"], told)], step_s, before))
+        self.hear()
         self.last = lap, 0.0 if whole else 1 - KEPT.get(rung.value, 0.01)
+        self.passed_s += lap.step_s
+
+    def hear(self) -> None:
+        """The pilot hears of a step, and of the lap before it if it asks."""
+        if self.last is not None and self.step % 16 == 1:
+            self.unsampled = [self.last[1], 1.0]
+        self.step += 1
+        if not self.led.asks:
+            self.led.step(Heard(self.step, [], None))
+            return
+        before, told = None if self.last is None else self.last[0], self.unsampled
+        if before is not None:
+            before, self.untold_s = before._replace(own_s=self.untold_s), 0.0
+        decided = len(self.led.log.decisions)
+        # That it was sampled is what lanes tell; how much was lost, only the mean over ranks.
+        lost = {"w": torch.zeros(2)} if self.step % 16 == 1 else {}
+        self.led.step(Heard(self.step, [(["w"], told)], before and before.step_s, before, lost))
+        self.unsampled, self.looks = [], self.looks + 1
+        took_s = self.own_s * (1 + 2 * (len(self.led.log.decisions) > decided or bool(told)))
+        self.spent_s, self.untold_s = self.spent_s + took_s, self.untold_s + took_s
 
     def settings(self) -> list[str]:
         return [decision.setting for decision in self.led.log.decisions]
@@ -119,6 +140,51 @@ def test_it_reacts_within_a_few_steps() -> None:
     before = len(fake.led.log.decisions)
     fake.run(5, SLOW)
     assert len(fake.led.log.decisions) == before + 1
+
+
+@pytest.mark.parametrize(("own_s", "all_looks"), [(1e-4, True), (0.01, False), (0.05, False)])
+def test_it_never_takes_more_than_its_share_of_the_time(own_s: float, all_looks: bool) -> None:
+    """A look takes a thousandth of a step, a tenth, or half: it looks as often as that allows."""
+    fake = Fake(own_s=own_s)
+    fake.run(200, FAST)
+    spent_s, passed_s = fake.spent_s, fake.passed_s
+    fake.run(1000, FAST)
+    assert (fake.looks == fake.step) == all_looks
+    assert fake.spent_s - spent_s < 0.02 * (fake.passed_s - passed_s)
+    # And yet it sees that the link becomes slow, and fast again.
+    for rate_bits in (SLOW, FAST):
+        fake.run(1000, rate_bits)
+        assert fake.led.explain()["rate_bits"] == pytest.approx(rate_bits, rel=0.3)
+    overhead = fake.led.explain()["overhead"]
+    assert overhead == pytest.approx(fake.spent_s / fake.passed_s, rel=0.1)
+    assert fake.spent_s < 0.02 * fake.passed_s
+
+
+def test_what_is_replayed_does_not_rest_but_is_counted() -> None:
+    rest, lap = Rest(), Lap(0.1, 0.0, 0.0, 1.0, 0.0, own_s=0.05)
+    rest.hear(lap, may_rest=False)
+    assert rest.left == 0
+    rest.hear(lap, may_rest=True)
+    # Twice 0.05 s, of which two steps allow 0.002 s; each at rest allows another 0.001 s.
+    assert rest.left == 98
+    assert rest.share() == pytest.approx(0.5)
+
+
+def test_ranks_rest_at_the_same_steps_after_a_restart() -> None:
+    first, second = Fake(own_s=0.05), Fake(own_s=0.05)
+    first.run(30, FAST)
+    assert not first.led.asks
+    second.led.load(first.led.save())
+    for name in ("last", "step", "untold_s", "unsampled"):
+        setattr(second, name, getattr(first, name))
+    asked = []
+    for _ in range(60):
+        asked.append((first.led.asks, second.led.asks))
+        first.one(SLOW)
+        second.one(SLOW)
+    assert all(one == other for one, other in asked)
+    assert {one for one, _ in asked} == {True, False}
+    assert first.led.explain() == second.led.explain()
 
 
 def test_what_was_bad_once_is_tried_again_but_seldom() -> None:

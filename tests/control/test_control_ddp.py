@@ -31,3 +31,17 @@ def test_different_controllers_are_found_out_at_once(four_ranks: Ranks) -> None:
     for text in four_ranks.run(jobs.different, 20):
         assert "controller" in text
         assert "ranks are set up differently" in text
+
+
+def test_batches_grow_where_gradients_are_calm(four_ranks: Ranks) -> None:
+    """Nothing is compressed: what is saved are the exchanges of batches that are accumulated."""
+    results = four_ranks.run(jobs.accumulated, 48, timeout_s=55)
+    for weights, taken in results:
+        assert torch.equal(weights, results[0][0])
+        # Two epochs of 8 batches to compare, and the step that tells of the second.
+        assert taken == [1] * 17 + [4] * 8
+
+
+def test_skipped_optimiser_steps_move_no_statistics(four_ranks: Ranks) -> None:
+    for rule in RULES:
+        assert four_ranks.run(jobs.skipped, rule, timeout_s=55) == [(True, True, True)] * 4, rule

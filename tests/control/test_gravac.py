@@ -1,18 +1,23 @@
 """GraVAC's decisions, step by step as computed by hand, and its runs on simulated ranks."""
 
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor
 
 import laconic
+from laconic.checkpoint import load_resized, save
+from laconic.compressors.randomk import RandomK
+from laconic.compressors.topk import TopK
 from laconic.control.base import Heard
 from laconic.control.explorer import Explorer
 from laconic.control.gain import gain, noted, saturated
 from laconic.control.gravac import GraVAC
-from laconic.control.levels import DenseBeside, Levels
+from laconic.control.levels import DenseBeside, Gauge, Levels, at_factor, levels
 from laconic.errors import ConfigError
+from laconic.types import Given, Turn
 
 
 def pilot(size: int = 4, **settings: object) -> Explorer:
@@ -87,6 +92,11 @@ def test_the_last_candidate_stays_and_may_become_the_floor() -> None:
     assert order.alone
     assert feed(led, 0.3, 0.3) == "dense"
     assert feed(led, 0.8, 0.8) == "20x"
+    # Windows that bring nothing new are no decisions, and leave room for those that are.
+    decided = len(led.log.decisions)
+    for _ in range(10):
+        feed(led, 0.8, 0.8)
+    assert len(led.log.decisions) == decided
 
 
 def test_throughput_is_that_of_the_step_before_times_its_gain() -> None:
@@ -163,6 +173,19 @@ def test_one_outlier_does_not_decide_with_a_median() -> None:
     assert led.explain()["throughput"] == {20.0: 1.1}
 
 
+@pytest.mark.parametrize(("how", "left"), [("ewma", 0.95 * 32 + 0.05 * 3.6), ("median", 32)])
+def test_one_odd_step_does_not_settle_the_search(how: str, left: float) -> None:
+    """Had its throughput alone counted, 20x would seem as good as 10x when the window ends."""
+    led = pilot(window=30, alpha=0.05, throughput=how, low=10, high=40, policy="geometric")
+    led.known.throughput[10.0] = [3.6]
+    for _ in range(29):
+        feed(led, 0.9, 0.8, last_s=0.1)
+    feed(led, 0.9, 0.8, last_s=4 * 0.8 / 3.6)
+    assert led.explain()["candidate"] == 40
+    assert not led.known.frozen
+    assert led.explain()["throughput"] == pytest.approx({1: 40, 10: 3.6, 20: left})
+
+
 @pytest.mark.parametrize("ref", [0.0, math.nan, math.inf])
 def test_steps_that_say_nothing_move_nothing(ref: float) -> None:
     led = pilot()
@@ -216,6 +239,50 @@ def test_the_top_of_the_top_is_the_top() -> None:
     for step in range(1, 4):
         assert torch.equal(run.step(gradients(step))["w"], plain.step(gradients(step))["w"])
     assert pilots(run)[0].factor() == 8
+
+
+def selections(alone: bool, sends: str) -> list[int]:
+    """Of how many entries each choice is made in one step."""
+    chosen_from: list[int] = []
+
+    @dataclass(frozen=True)
+    class Counting(TopK):
+        def select(self, given: Given, turn: Turn) -> Tensor:
+            chosen_from.append(turn.numel)
+            return TopK.select(self, given, turn)
+
+    gauge = Gauge(raw=False)
+    gauge.start()
+    made = levels(Counting(ratio=0.1), 10, 100, sends, alone, gauge)  # type: ignore[arg-type]
+    x = torch.randn(5000, generator=torch.Generator().manual_seed(0))
+    assert isinstance(made, Levels)
+    made.select(Given(x), Turn((5000,), 0, 1, 0, 0))
+    return chosen_from
+
+
+def test_the_second_level_chooses_among_the_first_and_none_is_computed_in_vain() -> None:
+    assert selections(alone=False, sends="candidate") == [5000, 500]
+    assert selections(alone=False, sends="floor") == [5000, 500]
+    # Once the search has settled there is one choice, and it is made directly.
+    assert selections(alone=True, sends="candidate") == [5000]
+
+
+def test_random_k_of_random_k_is_random_k_in_law() -> None:
+    """Every entry has the same chance, and what the second level takes is part of the first's."""
+    base, draws = RandomK(ratio=0.25), 2000
+    counts = torch.zeros(64)
+    for draw in range(draws):
+        gauge = Gauge(raw=False)
+        made = levels(base, 4, 16, "candidate", False, gauge)
+        assert isinstance(made, Levels)
+        turn = Turn((64,), 0, 1, draw, 7)
+        index = made.select(Given(torch.randn(64)), turn)
+        first = at_factor(base, 4).select(Given(torch.zeros(64)), turn)
+        assert set(index.tolist()) <= set(first.tolist())
+        assert index.unique().numel() == 4
+        counts[index] += 1
+    # Each of 64 is drawn with probability 1/16, so 125 times; 5 standard deviations are 54.
+    assert (counts - draws / 16).abs().max() < 54
 
 
 @pytest.mark.parametrize("exchange", ["auto", "gather", "sharded", "hierarchical:node=2"])
@@ -301,6 +368,34 @@ def test_zero_and_spoilt_gradients_move_nothing() -> None:
     assert pilots(fresh)[0].known.seen == 0
 
 
+def test_a_spoilt_step_moves_nothing_where_nobody_looks_for_it_either() -> None:
+    rule = "gravac:low=3,high=100,epsilon=0.5,window=2"
+    run = run_of("topk:ratio=0.1", rule, nan_policy="ignore", memory="none")
+    for step in range(3):
+        run.step(gradients(step))
+    before = pilots(run)[0].save()
+    spoilt = gradients(3)
+    spoilt[2]["v"][0, 0] = float("nan")
+    run.step(spoilt)
+    assert pilots(run)[0].save() == {**before, "last_factor": None}
+
+
+@pytest.mark.parametrize("size", [2, 8])
+def test_a_run_goes_on_with_another_number_of_ranks(size: int) -> None:
+    rule = "gravac:low=3,high=100,epsilon=0.5,window=2"
+    run = run_of("topk:ratio=0.1", rule)
+    for step in range(5):
+        run.step(gradients(step))
+    states = [save(worker) for worker in run.workers]
+    tensors = {name: torch.zeros_like(g) for name, g in gradients(0)[0].items()}
+    other = laconic.simulate(tensors, "topk:ratio=0.1", workers=size, controller=rule)
+    for worker in other.workers:
+        load_resized(worker, states, "redistribute")
+    assert [led.save() for led in pilots(other)] == size * [pilots(run)[0].save()]
+    other.step(gradients(5, size))
+    assert {led.known.seen for led in pilots(other)} == {6}
+
+
 def test_numbers_ride_with_the_messages() -> None:
     plain = run_of("topk:ratio=0.1", "schedule:last=0.1", exchange="gather")
     led = run_of("topk:ratio=0.1", "gravac:low=10,high=20,epsilon=0.01", exchange="gather")
@@ -360,6 +455,13 @@ BAD = {
 def test_bad_input(controller: str) -> None:
     with pytest.raises(ConfigError, match=BAD[controller]):
         run_of("topk:ratio=0.1", controller)
+
+
+def test_what_is_no_number_is_named() -> None:
+    with pytest.raises(ConfigError, match="gravac: low must be a number, got '10'"):
+        GraVAC(low="10")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="gravac: high must be a number, got None"):
+        GraVAC(high=None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("spec", ["efsign", "powersgd:rank=2", "threshold:value=0.1", "none"])

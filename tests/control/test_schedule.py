@@ -37,6 +37,19 @@ def test_a_linear_ramp_after_a_dense_start() -> None:
     assert values == [None, None, *[pytest.approx(v) for v in (1, 1, 0.6, 0.6, 0.2, 0.2, 0.2)]]
 
 
+def test_any_ramp_by_its_plateaus() -> None:
+    rule = Schedule(first=0.1, last=0.01, via="0.5/0.02", length=8, after=1)
+    values = [rule.value(step) for step in range(11)]
+    assert values == [None, 0.1, 0.1, 0.5, 0.5, 0.02, 0.02, 0.01, 0.01, 0.01, 0.01]
+    run = make("topk:ratio=0.3", "schedule:first=0.1,last=0.01,via=0.5/0.02,length=4")
+    found = []
+    for step in range(5):
+        found.append(run.workers[0].lanes["w"].compressor)
+        run.step(gradients(step))
+    ratios = (0.1, 0.5, 0.02, 0.01, 0.01)
+    assert found == [laconic.parse(f"topk:ratio={ratio}") for ratio in ratios]
+
+
 def test_dense_first_then_compressed_with_the_same_memory() -> None:
     run = make("topk:ratio=0.01,values=fp32", "schedule:last=0.05,after=2")
     for step in range(2):
@@ -152,6 +165,10 @@ BAD = {
     "schedule:last=0.1,shape=round": "shape must be one of",
     "schedule:last=0.1,setting=rank": "no setting 'rank' to control",
     "schedule:last=0.1,setting=values": "no number to control",
+    "schedule:last=0.1,via=0.5/x,length=9": "via must be numbers",
+    "schedule:last=0.1,via=0.5/2,length=9": "ratio must be in",
+    "schedule:last=0.1,via=0.5,length=2": "length must be at least 3",
+    "schedule:last=0.1,via=0.5,length=9,stages=3": "via says how many stages",
     "skedule:last=0.1": "did you mean 'schedule'",
 }
 
@@ -160,3 +177,12 @@ BAD = {
 def test_bad_input(controller: str) -> None:
     with pytest.raises(ConfigError, match=BAD[controller]):
         make("topk:ratio=0.01", controller)
+
+
+def test_what_is_no_number_or_would_be_rounded_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"schedule: last must be a number, got .0\.1."):
+        Schedule(last="0.1")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="schedule: first must be a number, got None"):
+        Schedule(last=0.1, first=None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"powersgd: rank must be whole, got 2\.6"):
+        make("powersgd:rank=4", "schedule:setting=rank,last=2.6")

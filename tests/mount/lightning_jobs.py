@@ -136,13 +136,13 @@ class Listener(Callback):
         self.told = rates_told(link_of(trainer))
 
 
-def epochs_job(folder: str) -> list[list[float | None]]:
+def epochs_job(folder: str, mount: str) -> list[list[float | None]]:
     """What a link hears in three epochs, and in the third alone when the first two were saved."""
     as_torchrun()
     place, heard = Path(folder), []
     for resume in (None, place / "epoch=1.ckpt"):
         listener = Listener()
-        trainer = trainer_of(place, "callback", listener, checkpoints(place), max_epochs=3)
+        trainer = trainer_of(place, mount, listener, checkpoints(place), max_epochs=3)
         trainer.fit(Decaying(), loader(), ckpt_path=resume)
         heard.append(listener.told)
     return heard
@@ -179,7 +179,7 @@ def refusals_job(folder: str) -> dict[str, str]:
     return {
         "spec": failure_of(lambda: LaconicCallback("top_k:ratio=0.1")),
         "option": failure_of(lambda: LaconicStrategy(SPEC, options={"memroy": "none"})),
-        "controller": failure_of(lambda: LaconicStrategy(SPEC, options={"controller": "gravac"})),
+        "controller": failure_of(lambda: LaconicStrategy(SPEC, options={"controller": "gravak"})),
         "two hooks": failure_of(lambda: LaconicStrategy(SPEC, ddp_comm_hook=print)),
         "hook": fit([LaconicCallback(SPEC)], strategy=hooked),
         "both": fit([LaconicCallback(SPEC)], strategy=LaconicStrategy(SPEC)),

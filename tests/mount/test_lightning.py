@@ -30,8 +30,9 @@ def test_the_hook_is_there_on_cpu(two_ranks: Ranks, tmp_path: Path) -> None:
         assert not torch.equal(compressed, dense)
 
 
-def test_controllers_hear_of_epochs(two_ranks: Ranks, tmp_path: Path) -> None:
-    for whole, resumed in two_ranks.run(jobs.epochs_job, str(tmp_path)):
+@pytest.mark.parametrize("mount", ["callback", "strategy"])
+def test_controllers_hear_of_epochs(two_ranks: Ranks, tmp_path: Path, mount: str) -> None:
+    for whole, resumed in two_ranks.run(jobs.epochs_job, str(tmp_path), mount):
         assert whole == [0.25, 0.125]
         assert resumed == [0.125]
 
@@ -44,7 +45,7 @@ def test_refusals_name_thing_rule_and_value(two_ranks: Ranks, tmp_path: Path) ->
     found = two_ranks.run(jobs.refusals_job, str(tmp_path))[0]
     assert "no compressor named 'top_k'; did you mean 'topk'?" in found["spec"]
     assert "unknown options ['memroy'], expected some of ['memory'," in found["option"]
-    assert "epochs are told by LaconicCallback only" in found["controller"]
+    assert "no controller named 'gravak'; did you mean 'gravac'?" in found["controller"]
     assert "a ddp_comm_hook would need the same slot" in found["two hooks"]
     assert "the model's only hook slot has a ddp_comm_hook" in found["hook"]
     assert "this model has a link already" in found["both"]

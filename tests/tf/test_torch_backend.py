@@ -30,4 +30,12 @@ def test_fit(torch_ranks: NamedJobs, scaled: bool) -> None:
 def test_the_same_gradients_say_the_same_as_without_keras(
     torch_ranks: NamedJobs, spec: str
 ) -> None:
-    assert torch_ranks.run("against_torch_job", spec) == [True, True]
+    assert torch_ranks.run("against_torch_job", spec, None) == [True, True]
+
+
+@pytest.mark.parametrize(
+    "controller",
+    ["gravac:low=4,high=16,epsilon=0.3", "schedule:first=0.5,last=0.1,stages=2,length=2"],
+)
+def test_controllers_steer_it_as_without_keras(torch_ranks: NamedJobs, controller: str) -> None:
+    assert torch_ranks.run("against_torch_job", "topk:ratio=0.1", controller) == [True, True]

@@ -26,12 +26,12 @@ def fit_job(spec: str, scaled: bool) -> tuple[str, Tensor, dict[str, object]]:
     return keras.backend.backend(), weights, stats
 
 
-def against_torch_job(spec: str) -> bool:
+def against_torch_job(spec: str, controller: str | None) -> bool:
     """Whether the same gradients become the same means as without Keras."""
     own = {name: keras.Variable(torch.zeros(40, 30), name=name) for name in ("a", "b")}
-    ours = laconic.keras.Reducer(list(own.values()), spec)
+    ours = laconic.keras.Reducer(list(own.values()), spec, controller=controller)
     names = {name: torch.nn.Parameter(torch.zeros(40, 30)) for name in own}
-    plain = laconic.Reducer(names.items(), spec)
+    plain = laconic.Reducer(names.items(), spec, controller=controller)
     dice = torch.Generator().manual_seed(dist.get_rank())
     same = True
     for _ in range(3):

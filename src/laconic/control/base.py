@@ -173,6 +173,14 @@ def with_setting(compressor: Compressor, key: str, value: float) -> Compressor:
     return _with(compressor, key, new)
 
 
+def at_setting(compressor: Compressor, key: str, value: float) -> Compressor:
+    """The same with just this value; ConfigError where it would have to be rounded."""
+    found = with_setting(compressor, key, value)
+    if setting_of(found, key) != value:
+        raise ConfigError(f"{name_of(compressor)}: {key} must be whole, got {value!r}")
+    return found
+
+
 def _with(method: T, key: str, value: float) -> T:
     return replace(method, **{key: value})  # type: ignore[type-var]
 

@@ -20,6 +20,8 @@ class Lap(NamedTuple):
     sent_bytes: float
     waited_s: float
     """What of work and wire the training loop stood still for; the rest was hidden."""
+    own_s: float = 0.0
+    """What the controller itself has taken since it was last told, of the rank's processor."""
 
 
 SLOTS = 16
@@ -50,6 +52,9 @@ def heard_of(mean: Sequence[float], size: int) -> Lap:
 class Clock(ABC):
     """Laps from step to step."""
 
+    own_s: float = 0.0
+    """What a controller has taken that was not told yet; models know of no such thing."""
+
     @abstractmethod
     def lap(self) -> Lap | None:
         """The step since it was asked before; None the first time, where nobody knows."""
@@ -74,8 +79,9 @@ class WallClock(Clock):
             return None
         lap = Lap(*(after - before for after, before in zip(now, last, strict=True)))
         if self._on_device:
-            return Lap(lap.step_s, 0.0, lap.step_s, lap.sent_bytes, lap.step_s)
-        return lap if self._overlaps else lap._replace(waited_s=lap.work_s + lap.wire_s)
+            return Lap(lap.step_s, 0.0, lap.step_s, lap.sent_bytes, lap.step_s, self.own_s)
+        waited_s = lap.waited_s if self._overlaps else lap.work_s + lap.wire_s
+        return lap._replace(waited_s=waited_s, own_s=self.own_s)
 
 
 @dataclass

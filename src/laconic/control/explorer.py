@@ -22,6 +22,9 @@ from laconic.control.gain import (
 )
 from laconic.control.levels import Gauge, Sends, levels
 
+GATE = "the gate"
+"""Why a factor is sent, where nothing else has happened."""
+
 
 class Rule(Protocol):
     """What the pilot needs to know of its controller."""
@@ -119,7 +122,7 @@ class Explorer(Pilot):
         self._time(heard.last_s)
         self._measure(*sums)
         self.known.seen += 1
-        why = "the gate"
+        why = GATE
         if self.known.seen % self._rule.window == 0 and not self.known.frozen:
             why = self._end_window()
         self._gate(heard.step, why)
@@ -169,7 +172,7 @@ class Explorer(Pilot):
             known.frozen = True
             self._settle_on(self._factors.index(ideal))
             why.append(f"throughput saturates: settled on {ideal:g}x")
-        return ", ".join(why) or "the window has ended"
+        return ", ".join(why) or GATE
 
     def _try(self, place: int) -> None:
         if place != self.known.candidate:
@@ -193,7 +196,7 @@ class Explorer(Pilot):
             known.sends = "floor"
         else:
             known.sends = "dense"
-        if known.sends != before or why != "the gate":
+        if known.sends != before or why != GATE:
             self._note(step, f"{why}; {self._gains()}")
 
     def _gains(self) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from laconic.checks import check_fraction, check_whole
+from laconic.checks import check_fraction, check_number, check_whole
 from laconic.contract import Compressor
 from laconic.control.base import Controller, Pilot
 from laconic.control.explorer import Explorer
@@ -41,6 +41,8 @@ class GraVAC(Controller):
     alpha: float = 0.0
 
     def __post_init__(self) -> None:
+        check_number("gravac", "low", self.low)
+        check_number("gravac", "high", self.high)
         if not 1 < self.low < self.high < float("inf"):
             got = f"{self.low!r} and {self.high!r}"
             raise ConfigError(f"gravac: factors must be 1 < low < high, got {got}")

@@ -1,6 +1,8 @@
 """A pilot at the helm of a rank's lanes: carries numbers to it, and its orders to the lanes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import thread_time
 
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from laconic.control.base import Controller, Heard, Order, Pilot
 from laconic.control.clock import Clock, Lap, heard_of, told_by
 from laconic.errors import ConfigError
 from laconic.plan import Plan
-from laconic.spec import find_layers, format_spec, wrap_in_exchange
+from laconic.spec import find_layers, format_spec
 from laconic.step import Lane
 
 UNKNOWN = Lap(-1.0, 0.0, 0.0, 0.0, 0.0)
@@ -46,7 +48,7 @@ class Helm:
     def take_over(self, plan: Plan, lanes: Mapping[str, Lane], old: Pilot | None = None) -> None:
         """Steers these lanes from now on, `old` being who steered the same parameters before."""
         self._plan, self._lanes = plan, lanes
-        self.names = [n for n, lane in lanes.items() if lane.compressor is plan.compressor]
+        self.names = [n for n, lane in lanes.items() if _is_steered(lane, plan)]
         self.pilot = self.controller.pilot(plan.compressor, self.names, self.size, old)
         self._orders: dict[str, Order] = {}
         for name in self.names:
@@ -64,11 +66,12 @@ class Helm:
 
     def listen(self, names: Sequence[str], grads: Sequence[Tensor], scale: float) -> None:
         """Lets the pilot hear of gradients that are about to go out."""
-        for name, grad in zip(names, grads, strict=True):
-            if name in self._orders:
-                self.pilot.listen(name, grad, scale)
-        if grads and self.pilot.asks:
-            self._write_lap(grads[0].device)
+        with self._own_time():
+            for name, grad in zip(names, grads, strict=True):
+                if name in self._orders:
+                    self.pilot.listen(name, grad, scale)
+            if grads and self.pilot.asks:
+                self._write_lap(grads[0].device)
 
     def census(self, names: Sequence[str], device: torch.device) -> Census | None:
         """What goes with the messages about these parameters, if anything does."""
@@ -77,11 +80,12 @@ class Helm:
             return None
 
         def numbers() -> Tensor | None:
-            told = self.pilot.tell(steered)
-            if told is None:
-                return None
-            lap = self._laps[device]
-            return torch.cat([torch.stack(told), lap]) if told else lap.clone()
+            with self._own_time():
+                told = self.pilot.tell(steered)
+                if told is None:
+                    return None
+                lap = self._laps[device]
+                return torch.cat([torch.stack(told), lap]) if told else lap.clone()
 
         return Census(numbers, self.size)
 
@@ -103,9 +107,11 @@ class Helm:
 
     def close(self) -> None:
         """No more messages in this step; on a GPU the numbers set out for the host."""
-        if not self._names:
-            return
-        agreed = torch.cat([numbers for _, numbers in self._names])
+        if self._names:
+            with self._own_time():
+                self._send_home(torch.cat([numbers for _, numbers in self._names]))
+
+    def _send_home(self, agreed: Tensor) -> None:
         self._host = agreed
         if agreed.is_cuda:
             self._host = torch.empty(agreed.shape, pin_memory=True)
@@ -115,20 +121,34 @@ class Helm:
 
     def settle(self, step: int, *, counts: bool) -> None:
         """The pilot learns of a closed step, and lanes get its orders for the next."""
-        heard = self._heard(step)
+        if self._known is not None:
+            self._known.synchronize()
+        with self._own_time():
+            heard = self._heard(step)
+            self._end_lap(counts)
+            lost = self._lost()
+            if counts:
+                self.pilot.step(heard._replace(lost=lost))
+            else:
+                self.pilot.skip()
+            self.redirect()
+
+    def _end_lap(self, counts: bool) -> None:
+        if self._written:
+            # It was told with the last lap.
+            self.clock.own_s -= self.last.own_s
         lap = self.clock.lap()
         self.last = lap if counts and lap is not None else UNKNOWN
         self._written.clear()
-        lost = self._lost()
-        if counts:
-            self.pilot.step(heard._replace(lost=lost))
-        else:
-            self.pilot.skip()
-        self.redirect()
+
+    @contextmanager
+    def _own_time(self) -> Iterator[None]:
+        """Counts what the controller takes of this thread's time."""
+        begun_s = thread_time()
+        yield
+        self.clock.own_s += thread_time() - begun_s
 
     def _heard(self, step: int) -> Heard:
-        if self._known is not None:
-            self._known.synchronize()
         flat = [] if self._host is None else self._host.tolist()
         numbers: list[tuple[Sequence[str], Sequence[float]]] = []
         last, length = UNKNOWN, len(told_by(UNKNOWN, 0, self.size))
@@ -155,7 +175,8 @@ class Helm:
         """Brings lanes to the pilot's orders, where these have changed."""
         orders = {name: self.pilot.order(name) for name in self.names}
         changed = {n: order for n, order in orders.items() if order != self._orders.get(n)}
-        for name, order in changed.items():
+        # Where all is said anyway there is nothing to redirect, only something to watch.
+        for name, order in () if self._plan.is_dense() else changed.items():
             self._lanes[name].redirect(order.compressor, self._talker(order))
         self._orders.update(changed)
         if changed:
@@ -163,7 +184,7 @@ class Helm:
 
     def _talker(self, order: Order) -> Talker:
         way = self._plan.exchange
-        return wrap_in_exchange(dense_way(way) if order.dense else way, order.compressor)
+        return self._plan.wrap(dense_way(way) if order.dense else way, order.compressor)
 
     def orders(self) -> dict[str, Order]:
         """What lanes follow now."""
@@ -194,6 +215,13 @@ class Helm:
             self.pilot.log.add(step, setting, reason)
         self.pilot.load(pilot)
         self.redirect()
+
+
+def _is_steered(lane: Lane, plan: Plan) -> bool:
+    """Whether the plan compresses it; where it compresses nothing, what it else would."""
+    if plan.is_dense():
+        return len(lane.turn.shape) > 1 and lane.turn.numel >= plan.min_numel
+    return lane.compressor is plan.compressor
 
 
 def dense_way(exchange: str) -> str:

@@ -10,9 +10,11 @@ from torch import Tensor
 from laconic.contract import Compressor
 from laconic.control.base import Heard, Log, Order, Pilot, Saved
 from laconic.control.chart import Chart, Spot
+from laconic.control.clock import Lap
 from laconic.control.ladder import Rung, is_whole
 from laconic.control.losses import Kind
 from laconic.control.reasons import mixture, moves, reason
+from laconic.control.rest import Rest
 
 By: TypeAlias = Literal["layer", "all"]
 
@@ -59,30 +61,38 @@ class Navigator(Pilot):
         self._since = 0
         self._shapes: dict[str, list[int]] = {}
         self._lost: dict[str, Tensor] = {}
+        self._lost_at: dict[str, int] | None = None
+        """Where layers were when that was sampled."""
+        self._on_gpu = False
+        self._rest = Rest()
+        self._orders = [Order(r.compressor, is_whole(p)) for p, r in enumerate(rungs)]
         if isinstance(old, Navigator):
             # Another method changes neither the link nor the computation.
             self.chart.costs.recent = list(old.chart.costs.recent)
             self.chart.costs.idle_s = old.chart.costs.idle_s
             self.chart.steps = old.chart.steps
             self._rate, self._since = old._rate, old._since
+            self._rest = old._rest
         self._note(self.log.decisions[-1].step if self.log.decisions else 0, "as the method is set")
 
     @property
     def asks(self) -> bool:
-        return True
+        return self._rest.left == 0
 
     @property
     def measures(self) -> bool:
-        return bool(self._lost)
+        return self.asks and bool(self._lost)
 
     def order(self, name: str) -> Order:
         layer, place = self.chart.layers.get(name), self.places[name]
         # Small ones are shorter as they are, at a high rank for example.
         place = place if layer is None else layer.effective(place)
-        return Order(self.chart.rungs[place].compressor, dense=is_whole(place))
+        return self._orders[place]
 
     def listen(self, name: str, grad: Tensor, scale: float) -> None:
-        self._shapes[name] = list(grad.shape)
+        self._on_gpu = grad.is_cuda
+        if name not in self.chart.layers:
+            self._shapes[name] = list(grad.shape)
 
     def tell(self, names: Sequence[str]) -> list[Tensor] | None:
         """What this rank lost of each layer in the step before, and of how much, if it looked."""
@@ -94,15 +104,31 @@ class Navigator(Pilot):
     def step(self, heard: Heard) -> None:
         self.chart.meet(self._shapes)
         self.chart.steps = heard.step - self._since
-        sampled = self._last is not None and self._sample(self._last, heard)
-        lap = heard.lap
-        if lap is not None and self._last is not None and all(map(math.isfinite, lap)):
-            self.chart.costs.add(self.chart.said(self._last), lap)
+        self._shapes = {}
+        if not self.asks:
+            self._rest.go_on()
+            self._remember(heard.lost or self._lost)
+            return
+        sampled = self._lost_at is not None and self._sample(self._lost_at, heard)
+        if heard.lap is not None and all(map(math.isfinite, heard.lap)):
+            self._time(heard.lap)
         arrived = self._last == self.places
-        self._lost, self._shapes, self._last = dict(heard.lost), {}, dict(self.places)
+        self._remember(heard.lost)
         # The lap of the first step at a new setting is not told before the second.
         if arrived and self.chart.ready and (sampled or self._has_changed()):
             self._decide(heard.step)
+
+    def _time(self, lap: Lap) -> None:
+        if self._last is not None:
+            self.chart.costs.add(self.chart.said(self._last), lap)
+        # A GPU replays steps that ask, so it is cheaper there to go on asking.
+        self._rest.hear(lap, may_rest=not self._on_gpu)
+
+    def _remember(self, lost: Mapping[str, Tensor]) -> None:
+        """Where the step was that has ended, and what of it is still to be told."""
+        self._last = dict(self.places)
+        if lost is not self._lost:
+            self._lost, self._lost_at = dict(lost), self._last if lost else None
 
     def _sample(self, last: Mapping[str, int], heard: Heard) -> bool:
         """Whether samples came that say something."""
@@ -177,6 +203,8 @@ class Navigator(Pilot):
             "rate": self._rate,
             "since": self._since,
             "lost": {name: tensor.clone() for name, tensor in self._lost.items()},
+            "lost_at": None if self._lost_at is None else dict(self._lost_at),
+            "rest": vars(self._rest).copy(),
             **self.chart.save(),
         }
 
@@ -186,6 +214,8 @@ class Navigator(Pilot):
         self._judged = None if judged is None else (judged[0], judged[1])
         self._rate, self._since = saved["rate"], saved["since"]
         self._lost = {name: tensor.clone() for name, tensor in saved["lost"].items()}
+        self._lost_at = None if saved["lost_at"] is None else dict(saved["lost_at"])
+        self._rest = Rest(**saved["rest"])
         self.chart.load(saved)
         self._shapes = {}
 
@@ -194,4 +224,4 @@ class Navigator(Pilot):
         found: dict[str, object] = {"setting": mixture(self.places, self.chart.rungs)}
         if self._by == "layer":
             found["layers"] = {name: words[place] for name, place in self.places.items()}
-        return {**found, **self.chart.explain()}
+        return {**found, "overhead": self._rest.share(), **self.chart.explain()}

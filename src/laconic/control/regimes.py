@@ -24,10 +24,7 @@ class Rule(Protocol):
     def interval(self) -> int: ...
     @property
     def epoch_steps(self) -> int: ...
-    @property
-    def accumulate_low(self) -> int: ...
-    @property
-    def accumulate_high(self) -> int: ...
+    def passes(self) -> Mapping[str, int]: ...
 
 
 @dataclass
@@ -41,7 +38,7 @@ class Known:
     """This rank's gradients of the epoch so far, where there is a check at its end."""
     epoch: int = 0
     in_epoch: int = 0
-    """Steps of the epoch so far."""
+    """Steps of the epoch so far, or backward passes where these are accumulated."""
     due: int = -1
     """The step after which an epoch ended whose check is still due; -1 where none is."""
     decayed: int = -1
@@ -89,21 +86,21 @@ class Regimes(Pilot):
         if known.epoch % self._rule.interval == 0:
             flat = grad.detach().to(torch.float32).reshape(-1)
             room = torch.zeros_like(flat) if last is None else last
-            self._drafts[name] = torch.add(room, flat, alpha=1 / scale)
+            self._drafts[name] = torch.add(room, flat, alpha=self._passes() / scale)
 
     def tell(self, names: Sequence[str]) -> list[Tensor] | None:
         return [self._told[name] for name in names]
 
     def step(self, heard: Heard) -> None:
         known = self.known
+        known.in_epoch += self._passes()
         if self.asks:
             self._check(heard)
             known.due = -1
             known.sums = {}
         known.sums = {**known.sums, **self._drafts}
         self.skip()
-        known.in_epoch += 1
-        if known.in_epoch == self._rule.epoch_steps:
+        if 0 < self._rule.epoch_steps <= known.in_epoch:
             self._end_epoch(heard.step)
 
     def skip(self) -> None:
@@ -168,15 +165,19 @@ class Regimes(Pilot):
 
     def explain(self) -> dict[str, object]:
         levels = self.known.levels
-        calm = levels and "low" not in levels.values()
-        hint = self._rule.accumulate_high if calm else self._rule.accumulate_low
         return {
             "setting": {level: format_spec(o.compressor) for level, o in self._orders.items()},
             "levels": dict(levels),
             "norms": dict(self.known.norms),
             "epoch": self.known.epoch,
-            "accumulate": hint,
+            "accumulate": self._passes(),
         }
+
+    def _passes(self) -> int:
+        """How many backward passes a step is the mean of, where the loop does as it is told."""
+        levels = self.known.levels
+        calm = levels and "low" not in levels.values()
+        return self._rule.passes()["high" if calm else "low"]
 
 
 def _change(old: float | None, new: float) -> float:

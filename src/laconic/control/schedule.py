@@ -6,10 +6,19 @@ from typing import Literal, cast
 
 from torch import Tensor
 
-from laconic.checks import check_whole
+from laconic.checks import check_number, check_whole
 from laconic.compressors.none import NoCompression
 from laconic.contract import Compressor
-from laconic.control.base import Controller, Heard, Log, Order, Pilot, Saved, with_setting
+from laconic.control.base import (
+    Controller,
+    Heard,
+    Log,
+    Order,
+    Pilot,
+    Saved,
+    at_setting,
+    with_setting,
+)
 from laconic.errors import ConfigError
 from laconic.spec import format_spec
 
@@ -21,7 +30,8 @@ class Schedule(Controller):
     Before that, nothing is compressed for `after` of them. One stage is `last` from the start.
     DGC's warm-up (25, 6.3, 1.6, 0.4, 0.1 % over five epochs) is
     `schedule:first=0.25,last=0.001,stages=5,length=5,unit=epoch`. "geometric" goes by equal
-    factors, "linear" by equal differences. Epochs are those that `epoch_ended` tells.
+    factors, "linear" by equal differences. Any other ramp says its plateaus: `via=0.2/0.05` has
+    these two between first and last, all of one length. Epochs are those that `epoch_ended` tells.
     """
 
     last: float
@@ -32,11 +42,17 @@ class Schedule(Controller):
     after: int = 0
     shape: Literal["geometric", "linear"] = "geometric"
     unit: Literal["step", "epoch"] = "step"
+    via: str = ""
 
     def __post_init__(self) -> None:
+        check_number("schedule", "first", self.first)
+        check_number("schedule", "last", self.last)
         check_whole("schedule", "after", self.after, 0)
         check_whole("schedule", "stages", self.stages, 1)
-        check_whole("schedule", "length", self.length, self.stages if self.stages > 1 else 0)
+        if self.via and self.stages != 1:
+            raise ConfigError(f"schedule: via says how many stages there are, got {self.stages}")
+        count = len(self._between()) + 2 if self.via else self.stages
+        check_whole("schedule", "length", self.length, count if count > 1 else 0)
         if self.shape not in ("geometric", "linear") or self.unit not in ("step", "epoch"):
             raise ConfigError(f"schedule: no such shape or unit: {self.shape!r}, {self.unit!r}")
         if self.shape == "geometric" and not (self.first > 0 and self.last > 0):
@@ -47,19 +63,30 @@ class Schedule(Controller):
         """The setting after so many steps or epochs; None where nothing is compressed."""
         if passed < self.after:
             return None
-        if self.stages == 1 or passed - self.after >= self.length:
+        if passed - self.after >= self.length or (self.stages == 1 and not self.via):
             return self.last
+        if self.via:
+            plateaus = [self.first, *self._between(), self.last]
+            return plateaus[(passed - self.after) * len(plateaus) // self.length]
         part = (passed - self.after) * self.stages // self.length / (self.stages - 1)
         if self.shape == "linear":
             return self.first + part * (self.last - self.first)
         return float(self.first * (self.last / self.first) ** part)
 
+    def _between(self) -> list[float]:
+        """The plateaus between first and last, where these are said."""
+        try:
+            return [float(text) for text in self.via.split("/")]
+        except ValueError:
+            raise ConfigError(f"schedule: via must be numbers, a/b/c, got {self.via!r}") from None
+
     def pilot(
         self, compressor: Compressor, names: Sequence[str], size: int, old: Pilot | None = None
     ) -> Pilot:
-        # Both ends are legal, so all between them is.
-        for end in (self.first, self.last) if self.stages > 1 else (self.last,):
-            with_setting(compressor, self.setting, end)
+        # Where both ends are legal, all between them is that nobody has named.
+        said = [self.first, *self._between()] if self.via else [self.first] * (self.stages > 1)
+        for value in (*said, self.last):
+            at_setting(compressor, self.setting, value)
         return _Scheduled(self, compressor, old)
 
 

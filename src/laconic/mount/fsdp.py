@@ -10,6 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from laconic.comm.base import drive
 from laconic.contract import Compressor, Memory
+from laconic.control.base import Controller
+from laconic.control.find import find_controller
 from laconic.errors import ConfigError
 from laconic.lanes import NanPolicy
 from laconic.mount.fsdp_private import ReduceScatter, Unit, check_version, scale_of, units_of
@@ -162,6 +164,7 @@ def attach_fsdp(
     seed: int = 0,
     nan_policy: NanPolicy = "propagate",
     checksum: bool = False,
+    controller: Controller | str | None = None,
 ) -> Shards:
     """Compresses the gradients of a model after `fully_shard`, from the next backward pass on.
 
@@ -178,7 +181,7 @@ def attach_fsdp(
     for unit in units:
         if occupant := unit.occupant(setter):
             raise ConfigError(f"attach_fsdp: {setter} of {unit.title} is taken by {occupant}")
-    options = Options(seed, nan_policy, 0, checksum)
+    options = Options(seed, nan_policy, 0, checksum, find_controller(controller))
     return Shards(units, group, replicas is not None, Wanted(compressor, memory, exchange), options)
 
 

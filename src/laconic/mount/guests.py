@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.torch_version import TorchVersion
 
 from laconic.contract import Compressor
+from laconic.control.find import find_controller
 from laconic.errors import ConfigError
 from laconic.mount.ddp import Link, attach
 from laconic.spec import parse
@@ -55,4 +56,5 @@ def ask(who: str, compressor: Compressor | str, options: dict[str, Any]) -> Aske
     strange = sorted(options.keys() - set(known))
     if strange:
         raise ConfigError(f"{who}: unknown options {strange}, expected some of {known}")
+    find_controller(options.get("controller"))
     return Asked(who, compressor, options)

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from laconic.contract import Compressor
+from laconic.control.find import find_controller
 from laconic.errors import ConfigError
 from laconic.mount.keras_reducer import Reducer
 from laconic.mount.keras_variables import framework_of, tensorflow
@@ -131,4 +132,5 @@ def _check_asked(compressor: Compressor | str, options: dict[str, Any]) -> None:
     signature(Reducer).bind([], compressor, **options)
     if isinstance(compressor, str):
         parse(compressor)
+    find_controller(options.get("controller"))
     group_of(options.get("process_group"))

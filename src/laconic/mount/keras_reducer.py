@@ -13,6 +13,7 @@ from laconic.comm.base import Call, drive
 from laconic.comm.drift import check_same
 from laconic.contract import Compressor, Memory
 from laconic.control.base import Controller
+from laconic.control.find import find_controller
 from laconic.errors import ConfigError
 from laconic.lanes import NanPolicy
 from laconic.mount.claims import check_free, claim, release
@@ -47,7 +48,7 @@ class Reducer(Handle):
         nan_policy: NanPolicy = "propagate",
         check_every: int = 0,
         checksum: bool = False,
-        controller: Controller | None = None,
+        controller: Controller | str | None = None,
     ) -> None:
         check_whole("reducer", "check_every", check_every, 0)
         self._framework = framework = framework_of(variables)
@@ -59,7 +60,8 @@ class Reducer(Handle):
         }
         tensors: dict[str, Tensor] = {name: p for p, name in stand_ins.items()}
         wanted = Wanted(compressor, memory, exchange)
-        options = Options(seed, nan_policy, check_every, checksum, controller)
+        rule = find_controller(controller)
+        options = Options(seed, nan_policy, check_every, checksum, rule)
         group = group_of(process_group)
         Handle.__init__(self, group, tensors, stand_ins, make_plan, wanted, options)
         self._variables = list(variables)

@@ -75,9 +75,7 @@ class LaconicCallback(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        # Not at the end of an epoch, where schedulers have not set the next learning rate yet.
-        if batch_idx == 0 and trainer.current_epoch > 0 and self.link is not None:
-            self.link.epoch_ended(trainer.optimizers[0].param_groups[0]["lr"])
+        _tell_epoch(self.link, trainer, batch_idx)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -114,8 +112,6 @@ class LaconicStrategy(DDPStrategy):
             raise ConfigError("LaconicStrategy: a ddp_comm_hook would need the same slot")
         DDPStrategy.__init__(self, **ddp)
         self._asked = ask("LaconicStrategy", compressor, dict(options or {}))
-        if "controller" in self._asked.options:
-            raise ConfigError("LaconicStrategy: epochs are told by LaconicCallback only; use that")
         self._missing_ok = missing_ok
         self.link: Link | None = None
 
@@ -133,6 +129,11 @@ class LaconicStrategy(DDPStrategy):
             # Such as a "last" that leads to the checkpoint under the name it was saved by.
             folder = _beside(Path(checkpoint).resolve())
         load_files(self.link, folder, missing_ok=self._missing_ok)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        DDPStrategy.on_train_batch_start(self, batch, batch_idx)
+        assert self.lightning_module is not None
+        _tell_epoch(self.link, self.lightning_module.trainer, batch_idx)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, **how: Any) -> None:
         folder = _beside(filepath)
@@ -155,6 +156,12 @@ def _scaler(precision: Any) -> torch.amp.GradScaler | None:
     """That of mixed precision with 16 bits; other kinds have none."""
     scaler: torch.amp.GradScaler | None = getattr(precision, "scaler", None)
     return scaler
+
+
+def _tell_epoch(link: Link | None, trainer: Trainer, batch_idx: int) -> None:
+    """Tells of the epoch before, at a batch: at its end the next learning rate is not set yet."""
+    if batch_idx == 0 and trainer.current_epoch > 0 and link is not None:
+        link.epoch_ended(trainer.optimizers[0].param_groups[0]["lr"])
 
 
 def _leave(link: Link | None) -> None:

@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from laconic.contract import Compressor, Memory
+from laconic.control.base import Controller
 from laconic.errors import ConfigError
 from laconic.mount.names import names_of
 from laconic.mount.reducer import Reducer
@@ -25,6 +26,7 @@ def reduce_gradients(
     exchange: str = "auto",
     process_group: dist.ProcessGroup | DeviceMesh | None = None,
     seed: int = 0,
+    controller: Controller | str | None = None,
 ) -> Reducer:
     """Averages a model's gradients over all ranks: one line between backward and step.
 
@@ -36,7 +38,7 @@ def reduce_gradients(
             f"reduce_gradients: expected a module, got {type(model).__name__}; for parameters with "
             "names make a laconic.Reducer, and call its reduce()"
         )
-    asked = (compressor, memory, exchange, process_group, seed)
+    asked = (compressor, memory, exchange, process_group, seed, controller)
     if model not in _reducers or not _reducers[model][1]._is_attached():
         reducer = Reducer(
             model,
@@ -45,6 +47,7 @@ def reduce_gradients(
             exchange=exchange,
             process_group=process_group,
             seed=seed,
+            controller=controller,
         )
         _reducers[model] = (asked, reducer)
     before, reducer = _reducers[model]

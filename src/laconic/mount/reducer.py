@@ -15,6 +15,8 @@ from laconic.checks import check_whole
 from laconic.comm.base import Call, drive
 from laconic.comm.drift import check_same
 from laconic.contract import Compressor, Memory
+from laconic.control.base import Controller
+from laconic.control.find import find_controller
 from laconic.errors import ConfigError
 from laconic.lanes import NanPolicy
 from laconic.mount.courier import Errand
@@ -48,13 +50,15 @@ class Reducer(Handle):
         nan_policy: NanPolicy = "propagate",
         check_every: int = 0,
         checksum: bool = False,
+        controller: Controller | str | None = None,
         find_unused_parameters: bool = True,
     ) -> None:
         check_whole("reducer", "check_every", check_every, 0)
         names = names_of(model)
         tensors: dict[str, Tensor] = {name: p for p, name in names.items()}
         wanted = Wanted(compressor, memory, exchange)
-        options = Options(seed, nan_policy, check_every, checksum)
+        rule = find_controller(controller)
+        options = Options(seed, nan_policy, check_every, checksum, rule)
         Handle.__init__(self, group_of(process_group), tensors, names, make_plan, wanted, options)
         self._find_unused = find_unused_parameters
         self._attached = True

@@ -100,6 +100,10 @@ def test_brackets_hold_settings_of_settings_together() -> None:
         ("efsign @ controller=autopilot", "autopilot: efsign has no factor"),
         ("efsign @ controller=otto", "no controller named 'otto'"),
         ("topk:ratio=0.1 @ controller=(gravac:low=9,high=2)", "gravac: factors must be"),
+        (
+            "none @ controller=(accordion:setting=batch,low=1,high=8)",
+            "accordion:setting=batch,low=1,high=8: the benchmarks' loops accumulate nothing",
+        ),
         ("topk:ratio=0.1 @ controller=(gravac:low=9", "brackets do not match in"),
         ("topk:ratio=0.1 @ memory", "expected key=value, got 'memory' in"),
         ("topk:ratio=0.1 @ memory=none, memory=none", "memory is set twice in"),

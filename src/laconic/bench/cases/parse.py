@@ -10,6 +10,7 @@ from laconic.bench.case import Case, Change, Mounted, Traffic
 from laconic.bench.cases.baselines import BASELINES
 from laconic.bench.cases.local import LocalCase
 from laconic.bench.cases.options import pieces, read_options
+from laconic.control.accordion import Accordion
 from laconic.control.base import Controller
 from laconic.control.find import find_controller
 from laconic.errors import ConfigError
@@ -52,7 +53,10 @@ class Laconic(Case):
 
     def rule(self) -> Controller | None:
         """Who changes settings on the way."""
-        return None if self.controller == "none" else find_controller(self.controller)
+        rule = None if self.controller == "none" else find_controller(self.controller)
+        if isinstance(rule, Accordion) and rule.passes()["high"] > 1:
+            raise ConfigError(f"{self.controller}: the benchmarks' loops accumulate nothing")
+        return rule
 
     def _memory(self) -> str | None:
         return None if self.memory == "auto" else self.memory
