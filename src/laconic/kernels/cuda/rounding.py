@@ -91,7 +91,8 @@ def _codes_at(row_ptr, start, numel, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     return code
 
 
-@triton.jit
+# Not `row_bytes`: where it is a multiple of 16, four codes are read at a time.
+@triton.jit(do_not_specialize=["row_scales"])
 def _add_kernel(
     out_ptr, codes_ptr, scales_ptr, table_ptr, row_bytes, row_scales, weight, numel,
     MESSAGES: tl.constexpr, KIND: tl.constexpr, WIDTH: tl.constexpr, LEVELS: tl.constexpr,
@@ -113,7 +114,7 @@ def _add_kernel(
     tl.store(out_ptr + start + local, total, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row_bytes", "row_scales"])
 def _add_pairs_kernel(
     out_ptr, codes_ptr, scales_ptr, table_ptr, row_bytes, row_scales, weight, numel,
     MESSAGES: tl.constexpr, KIND: tl.constexpr, LEVELS: tl.constexpr, BUCKET: tl.constexpr,

@@ -43,7 +43,7 @@ def _bucket_kernel(
             tl.store(x_ptr + place, total, mask=place < last)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row_bytes", "row_low", "row_high"])
 def _add_kernel(
     out_ptr, bits_ptr, low_ptr, high_ptr, row_bytes, row_low, row_high, weight, numel,
     MESSAGES: tl.constexpr, BUCKET: tl.constexpr, BLOCK: tl.constexpr,

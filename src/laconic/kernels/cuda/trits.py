@@ -89,7 +89,7 @@ def _next_digit(share):
     return bits.to(tl.float32, bitcast=True) - 8388609.0, wide.to(tl.uint32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row_bytes", "row_scales"])
 def _add_kernel(
     out_ptr, packed_ptr, scales_ptr, row_bytes, row_scales, weight, numel,
     MESSAGES: tl.constexpr, BYTES: tl.constexpr,
