@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels.cuda.bits import number_at, ones
+from laconic.kernels.door import check_out
 from laconic.kernels.reference.index import bitmap_bits, low_bits
 
 TOGETHER = 8
@@ -141,6 +142,7 @@ def _add_kernel(
 def add_told(
     out: Tensor, packed: Sequence[Tensor], values: Sequence[Tensor], weight: float
 ) -> None:
+    check_out(out)
     for start in range(0, len(values), TOGETHER):
         maps, said = packed[start : start + TOGETHER], values[start : start + TOGETHER]
         if any(v.numel() for v in said):

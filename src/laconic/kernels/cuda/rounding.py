@@ -18,6 +18,7 @@ from laconic.kernels.cuda.bits import pack_bits
 from laconic.kernels.cuda.encode import encode
 from laconic.kernels.cuda.random import KEYS, halves
 from laconic.kernels.cuda.words import word_at
+from laconic.kernels.door import check_out
 from laconic.kernels.reference.rounding import slopes, tree
 from laconic.kernels.rule import Rule
 from laconic.types import Key
@@ -186,6 +187,7 @@ def round_pack_sum(
 
 
 def round_add(out: Tensor, codes: Tensor, scales: Tensor, weight: float, rule: Rule) -> None:
+    check_out(out)
     numel = out.numel()
     for start in range(0, len(codes) if numel else 0, TOGETHER):
         some, units = codes[start : start + TOGETHER], scales[start : start + TOGETHER]

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from laconic.kernels.cuda.random import KEYS, halves
 from laconic.kernels.cuda.words import fraction, word_at
+from laconic.kernels.door import check_out
 from laconic.kernels.reference.trits import PER_BYTE
 from laconic.types import Key
 
@@ -147,6 +148,7 @@ def trits_pack(x: Tensor, clip: float, key: Key) -> tuple[Tensor, Tensor]:
 
 
 def trits_add(out: Tensor, packed: Tensor, scales: Tensor, weight: float) -> None:
+    check_out(out)
     numel = out.numel()
     for start in range(0, len(packed) if numel else 0, TOGETHER):
         some, units = packed[start : start + TOGETHER], scales[start : start + TOGETHER]
