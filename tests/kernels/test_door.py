@@ -136,6 +136,19 @@ def test_a_gradient_with_gaps_is_made_whole_by_the_caller(spec: str) -> None:
     assert torch.equal(lanes[0].kept["residual"], lanes[1].kept["residual"])
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("spec", ["efsign", "topk:ratio=0.3", "powersgd", "qsgd:bits=4"])
+def test_a_gradient_of_another_type_is_taken_as_its_float32(spec: str, dtype: torch.dtype) -> None:
+    other = torch.randn(10, 12, generator=torch.Generator().manual_seed(0)).to(dtype)
+    whole, residuals = other.float(), []
+    for grad in (other, whole):
+        lane = open_lane("w", parse(spec), Residual(), "gather", Turn((10, 12)), CPU)
+        Simulated(1).run([together([exchange(grad, lane)])])
+        residuals.append(lane.kept["residual"])
+    assert torch.equal(residuals[0], residuals[1])
+    assert torch.equal(other, whole.to(dtype))
+
+
 def test_a_card_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from laconic.kernels.cuda.door import open_for
 
