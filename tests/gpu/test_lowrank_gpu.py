@@ -9,7 +9,10 @@ from laconic.contract import ManyRounds
 from laconic.spec import parse
 from laconic.types import Given, Turn
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine"),
+    pytest.mark.usefixtures("poisoned_memory"),
+]
 
 SHAPES = [(1, 1), (7, 5), (1, 5000), (5000, 1), (1000, 1003), (64, 40_000)]
 SPECS = ["powersgd:rank=1", "powersgd:rank=4", "acpsgd:rank=1", "acpsgd:rank=4"]

@@ -19,7 +19,10 @@ from quantiser_checks import (
     odd_numbers,
 )
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine"),
+    pytest.mark.usefixtures("poisoned_memory"),
+]
 
 SIZES = [1, 7, 8, 33, 4097, 1_000_003]
 

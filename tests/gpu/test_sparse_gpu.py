@@ -14,7 +14,10 @@ from laconic.types import Given, Turn
 from laconic.wire.indices import bitmap_bits, low_bits
 from odd import apart, odd_numbers, same_bits, same_numbers
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine"),
+    pytest.mark.usefixtures("poisoned_memory"),
+]
 
 SIZES = [1, 7, 4097, 1_000_003]
 KEY = 0x9E3779B97F4A7C15

@@ -8,7 +8,7 @@ import torch
 from processes import Ranks
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def poisoned_memory() -> Iterator[None]:
     """Fills what `torch.empty` gives with NaN or the largest integer."""
     torch.use_deterministic_algorithms(True)

@@ -3,6 +3,7 @@
 import logging
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -82,6 +83,43 @@ def test_what_has_no_fraction_is_no_gradient(spec: str, dtype: torch.dtype) -> N
         parse(spec).encode(torch.ones(4, 4, dtype=dtype))
 
 
+def test_a_sparse_gradient_is_named() -> None:
+    sparse = torch.eye(8).to_sparse()
+    with pytest.raises(ConfigError, match=r"a dense tensor is needed, got the layout torch.sparse"):
+        parse("efsign").encode(sparse)
+    lane = open_lane("w", parse("efsign"), Residual(), "gather", Turn((8, 8)), CPU)
+    with pytest.raises(ConfigError, match=r"a dense tensor is needed, got the layout torch.sparse"):
+        Simulated(1).run([together([exchange(sparse, lane)])])
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "efsign",
+        "signsgd",
+        "onebit",
+        "terngrad",
+        "qsgd:bits=4",
+        "fp8",
+        "topk:ratio=0.5",
+        "randomk:ratio=0.5",
+        "threshold:value=0.1",
+    ],
+)
+def test_so_is_what_messages_cannot_be_added_to(spec: str) -> None:
+    codec, turn = parse(spec), Turn((8,), step=1)
+    assert isinstance(codec, OneRound)
+    message = codec.compress(torch.randn(8, generator=torch.Generator().manual_seed(0)), turn)
+    for out, rule in (
+        (torch.ones(8, dtype=torch.float64), "out must be float32, got torch.float64"),
+        (torch.ones(16)[::2], r"out must be contiguous, got shape \(8,\) with strides \(2,\)"),
+    ):
+        before = out.clone()
+        with pytest.raises(ConfigError, match=f"^kernels: {rule}"):
+            codec.add_to(out, [message], 1.0, turn)
+        assert torch.equal(out, before)
+
+
 @pytest.mark.parametrize("spec", ["efsign", "topk:ratio=0.3", "powersgd", "qsgd:bits=4"])
 def test_a_gradient_with_gaps_is_made_whole_by_the_caller(spec: str) -> None:
     """The same mean and residual as for its contiguous copy, in the memory it came in."""
@@ -96,6 +134,19 @@ def test_a_gradient_with_gaps_is_made_whole_by_the_caller(spec: str) -> None:
         lanes.append(lane)
     assert torch.equal(gaps, whole)
     assert torch.equal(lanes[0].kept["residual"], lanes[1].kept["residual"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("spec", ["efsign", "topk:ratio=0.3", "powersgd", "qsgd:bits=4"])
+def test_a_gradient_of_another_type_is_taken_as_its_float32(spec: str, dtype: torch.dtype) -> None:
+    other = torch.randn(10, 12, generator=torch.Generator().manual_seed(0)).to(dtype)
+    whole, residuals = other.float(), []
+    for grad in (other, whole):
+        lane = open_lane("w", parse(spec), Residual(), "gather", Turn((10, 12)), CPU)
+        Simulated(1).run([together([exchange(grad, lane)])])
+        residuals.append(lane.kept["residual"])
+    assert torch.equal(residuals[0], residuals[1])
+    assert torch.equal(other, whole.to(dtype))
 
 
 def test_a_card_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +181,13 @@ def test_triton_without_a_folder_is_an_error(
     with caplog.at_level(logging.WARNING, "laconic.kernels"):
         open_for(torch.device("cuda", 0))
         open_for(torch.device("cuda", 0))
-    assert [r.message.startswith("laconic: compiling kernels") for r in caplog.records] == [True]
+        assert [r.message.startswith("laconic: compiling kernels") for r in caplog.records] == [
+            True
+        ]
+        # Another card needs code of its own.
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+        open_for(torch.device("cuda", 0))
+    assert len(caplog.records) == 2
 
 
 def test_numba_without_a_folder_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +197,8 @@ def test_numba_without_a_folder_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def twice(x: float) -> float:
-    return 2 * x
+    # Of Numba's own functions, which are compiled on the way, nothing is said.
+    return 2 * float(np.sum(np.full(1, x)))
 
 
 def test_compiling_is_announced_and_the_cache_is_silent(
@@ -151,7 +209,7 @@ def test_compiling_is_announced_and_the_cache_is_silent(
     with caplog.at_level(logging.WARNING, "laconic.kernels"):
         assert compiled(twice)(1.5) == 3.0
     [record] = caplog.records
-    assert record.message.startswith("laconic: compiling twice for this CPU")
+    assert record.message.startswith("laconic: compiling twice for this CPU, about a second")
     caplog.clear()
     # As in the next process: nothing is loaded yet, but all is on disk.
     assert compiled(twice)(2.5) == 5.0

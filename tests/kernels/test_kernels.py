@@ -5,21 +5,24 @@ forgets to write shows.
 """
 
 from collections.abc import Iterator
+from importlib import import_module
+from inspect import Parameter, signature
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+import laconic
 from laconic import kernels
 from laconic.errors import ConfigError, MissingExtra
 from laconic.kernels import cpu, reference
 from laconic.kernels.reference.random import random_bits, uniform
+from laconic.spec import parse
 from laconic.wire.indices import bitmap_bits, low_bits
 from odd import same_bits
-
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 SIZES = [0, 1, 7, 8, 9, 1000, 4097]
 CPU = torch.device("cpu")
@@ -35,11 +38,22 @@ def automatic_choice() -> Iterator[None]:
     kernels.use("auto")
 
 
-def test_both_backends_have_every_kernel() -> None:
-    names = [name for name in vars(kernels.Kernels) if not name.startswith("_")]
-    assert len(names) >= 11
-    for backend in (cpu, reference):
-        assert not [name for name in names if not callable(getattr(backend, name, None))]
+@pytest.mark.parametrize("backend", ["reference", "cpu", "cuda"])
+def test_every_backend_has_every_kernel_with_the_same_arguments(backend: str) -> None:
+    """Also the card's, whose module can be imported without one."""
+    module = import_module(f"laconic.kernels.{backend}")
+    names = {name for name in vars(kernels.Kernels) if not name.startswith("_")}
+    assert len(names) == 38
+    # A random number for each place is the reference's alone, for methods that are torch all over.
+    assert set(module.__all__) - {"uniform"} == names
+    for name in sorted(names):
+        _self, *expected = signature(getattr(kernels.Kernels, name)).parameters.values()
+        found = signature(getattr(module, name)).parameters.values()
+        assert [_spoken(p) for p in found] == [_spoken(p) for p in expected], name
+
+
+def _spoken(parameter: Parameter) -> tuple[str, object, object]:
+    return parameter.name, parameter.kind, parameter.default
 
 
 class TestBits:
@@ -198,8 +212,26 @@ class TestChoice:
         with pytest.raises(ConfigError, match=message):
             kernels.chosen(torch.device("cuda:0"))
 
-    def test_numba_that_is_not_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_triton_is_for_cards(self) -> None:
+        kernels.use("triton")
+        message = "kernels: backend 'triton' runs on cuda, got a tensor on cpu"
+        with pytest.raises(ConfigError, match=message):
+            parse("efsign").encode(torch.ones(4))
+        with pytest.raises(ConfigError, match=message):
+            laconic.simulate({"w": torch.ones(4)}, "efsign", workers=2).stats()
+
+    @pytest.mark.parametrize("backend", ["numba", "triton"])
+    def test_one_that_is_not_installed(self, backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kernels, "find_spec", lambda name: None)
-        with pytest.raises(MissingExtra, match=r"pip install 'laconic\[cpu\]'"):
-            kernels.use("numba")
-        assert kernels.chosen(CPU) == "reference"
+        extra = {"numba": "cpu", "triton": "cuda"}[backend]
+        with pytest.raises(MissingExtra, match=rf"pip install 'laconic\[{extra}\]'"):
+            kernels.use(backend)
+        assert kernels.chosen(torch.device(extra)) == "reference"
+
+    def test_what_was_chosen_is_recorded(self) -> None:
+        found = []
+        for backend in ("auto", "reference", "numba"):
+            kernels.use(backend)  # type: ignore[arg-type]
+            link = laconic.simulate({"w": torch.ones(4)}, "efsign", workers=2)
+            found.append(link.stats()["backend"])
+        assert found == ["numba", "reference", "numba"]

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from laconic.kernels import cpu, reference
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
-
 SHAPES = [(1, 1), (7, 5), (1, 1030), (1030, 1), (33, 1025), (2050, 3)]
 RANKS = [1, 2, 3, 4, 8, 9, 17]
 

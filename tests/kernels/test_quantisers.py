@@ -22,8 +22,6 @@ from quantiser_checks import (
     same,
 )
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
-
 SIZES = [0, 1, 7, 8, 9, 1000, 4097]
 MANY = 1_000_003
 

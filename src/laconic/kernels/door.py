@@ -29,9 +29,23 @@ def check_given(given: Given) -> None:
 
 
 def check_floating(x: Tensor) -> None:
-    """Raises ConfigError unless the entries are real numbers with a fraction."""
+    """Raises ConfigError unless all entries are there, and are real numbers with a fraction."""
+    if x.layout != torch.strided:
+        raise ConfigError(
+            f"kernels: a dense tensor is needed, got the layout {x.layout}: call to_dense() first, "
+            "or sparse=False of an embedding"
+        )
     if not x.is_floating_point():
         raise ConfigError(f"kernels: a floating-point tensor is needed, got {x.dtype}")
+
+
+def check_out(out: Tensor) -> None:
+    """Raises ConfigError unless what messages are added to is float32 without gaps."""
+    if out.dtype != torch.float32:
+        raise ConfigError(f"kernels: out must be float32, got {out.dtype}")
+    if not out.is_contiguous():
+        form = f"shape {tuple(out.shape)} with strides {out.stride()}"
+        raise ConfigError(f"kernels: out must be contiguous, got {form}")
 
 
 def _check(name: str, tensor: Tensor, x: Tensor) -> None:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from laconic.kernels.cpu.index import unpack_index
 from laconic.kernels.cpu.jit import compiled
+from laconic.kernels.door import check_out
 from laconic.kernels.reference import entries as reference
 
 
@@ -45,12 +46,14 @@ def lift(left: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def add_at(out: Tensor, index: Tensor, rows: Tensor, weight: float) -> None:
+    check_out(out)
     _add(out.numpy(), index.numpy(), rows.to(out.dtype).numpy(), np.float32(weight))
 
 
 def add_packed(
     out: Tensor, packed: Tensor, low: int, bitmap_bits: int, values: Tensor, weight: float
 ) -> None:
+    check_out(out)
     for row, said in zip(packed, values, strict=True):
         index = unpack_index(row, low, bitmap_bits, said.numel())
         add_at(out, index, said.unsqueeze(0), weight)

@@ -20,9 +20,14 @@ class _Announcer(event.Listener):
     """Says what is being compiled; what comes from the disk is quick, and passes in silence."""
 
     def on_start(self, event: Any) -> None:
-        # A warning, since that is what users see without setting up a log.
-        name = event.data["dispatcher"].py_func.__name__
-        log.warning("laconic: compiling %s for this CPU, kept on disk for the next run", name)
+        function = event.data["dispatcher"].py_func
+        # Numba compiles functions of its own on the way, which say nothing to a user.
+        if not function.__module__.startswith("numba."):
+            # A warning, since that is what users see without setting up a log.
+            log.warning(
+                "laconic: compiling %s for this CPU, about a second, kept on disk for the next run",
+                function.__name__,
+            )
 
     def on_end(self, event: Any) -> None:
         pass

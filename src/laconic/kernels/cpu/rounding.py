@@ -18,6 +18,7 @@ from laconic.kernels.cpu.jit import called, compiled
 from laconic.kernels.cpu.random import halves, random_words
 from laconic.kernels.cpu.stream import pack_codes, unpack_codes
 from laconic.kernels.cpu.vector import sum_of
+from laconic.kernels.door import check_out
 from laconic.kernels.reference.rounding import meaning, slopes
 from laconic.kernels.rule import Kind, Rule
 from laconic.types import Given
@@ -170,6 +171,7 @@ def round_pack_sum(
 
 
 def round_add(out: Tensor, codes: Tensor, scales: Tensor, weight: float, rule: Rule) -> None:
+    check_out(out)
     packed, distance = flat_rows(codes)
     units, apart = flat_rows(scales)
     kind, top, table = rules.KINDS.index(rule.kind), np.float32(rule.top), _table(rule)

@@ -9,6 +9,7 @@ from laconic.kernels.cpu.arrays import flat_rows
 from laconic.kernels.cpu.jit import called, compiled, inlined
 from laconic.kernels.cpu.sums import BLOCK, Floats, measure, settle
 from laconic.kernels.cpu.vector import LANES, add_either, word_at
+from laconic.kernels.door import check_out
 from laconic.types import Given
 
 Bytes = NDArray[np.uint8]
@@ -76,6 +77,7 @@ def sides_pack_sum(
 def sides_add(
     out: Tensor, bits: Tensor, low: Tensor, high: Tensor, weight: float, bucket: int
 ) -> None:
+    check_out(out)
     packed, distance = flat_rows(bits)
     sides = (low * weight).numpy(), (high * weight).numpy()
     _add(out.numpy(), packed, distance, *sides, bucket)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from laconic.kernels.cpu.sides import sides_add
 from laconic.kernels.cpu.sums import measure, settle
+from laconic.kernels.door import check_out
 from laconic.types import Given
 
 
@@ -29,4 +30,5 @@ def sign_pack_sum(x: Tensor, residual: Tensor, decay: float, left: Tensor) -> tu
 
 
 def sign_add(out: Tensor, bits: Tensor, scales: Tensor, weight: float) -> None:
+    check_out(out)
     sides_add(out, bits, -scales, scales, weight, max(1, out.numel()))

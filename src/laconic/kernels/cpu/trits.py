@@ -12,6 +12,7 @@ from laconic.kernels.cpu.jit import called, compiled, summing
 from laconic.kernels.cpu.random import halves, random_words
 from laconic.kernels.cpu.vector import number_of
 from laconic.kernels.cpu.votes import largest_bits
+from laconic.kernels.door import check_out
 from laconic.kernels.reference.trits import PER_BYTE
 
 BLOCK = PER_BYTE * 512
@@ -128,5 +129,6 @@ def trits_pack(x: Tensor, clip: float, key: int) -> tuple[Tensor, Tensor]:
 
 
 def trits_add(out: Tensor, packed: Tensor, scales: Tensor, weight: float) -> None:
+    check_out(out)
     flat, distance = flat_rows(packed)
     _add(out.numpy(), flat, distance, (scales * weight).view(-1).numpy(), _TRITS)

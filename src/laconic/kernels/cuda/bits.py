@@ -52,6 +52,16 @@ def unpacked(packed_ptr, i, inside, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def number_at(ptr, bit, here, width, BYTES: tl.constexpr):
+    """`width` bits of a stream from number `bit` on; they lie in BYTES bytes at most."""
+    held = tl.zeros_like(bit)
+    for j in tl.static_range(BYTES):
+        needed = here & (8 * j < (bit % 8) + width)
+        held |= tl.load(ptr + bit // 8 + j, mask=needed, other=0).to(bit.dtype) << (8 * j)
+    return (held >> (bit % 8)) & ((tl.full((), 1, bit.dtype) << width) - 1)
+
+
+@triton.jit
 def _pack_kernel(values_ptr, out_ptr, count, words, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     word = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     packed = packed_word(values_ptr, word * 32, count, -1, WIDTH)

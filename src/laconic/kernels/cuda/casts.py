@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels.cuda.entries import said
+from laconic.kernels.door import check_out
 
 BLOCK = 2048
 TOGETHER = 8
@@ -65,6 +66,7 @@ def cast_pack_sum(
 
 
 def cast_add(out: Tensor, rows: Sequence[Tensor], weight: float) -> None:
+    check_out(out)
     for start in range(0, len(rows) if out.numel() else 0, TOGETHER):
         some = tuple(rows[start : start + TOGETHER])
         _add_kernel[(-(-out.numel() // BLOCK),)](

@@ -2,8 +2,10 @@
 
 import logging
 from hashlib import sha256
+from pathlib import Path
 
 import torch
+import triton
 from triton.runtime.cache import get_cache_manager
 
 from laconic.errors import ConfigError
@@ -27,14 +29,20 @@ def open_for(device: torch.device) -> None:
             f"kernels: Triton needs compute capability {OLDEST[0]}.{OLDEST[1]}, but {device} "
             f"({name}) has {has[0]}.{has[1]}: take another card, {INSTEAD}"
         )
-    if _is_new():
+    if _is_new(has):
         log.warning("laconic: compiling kernels for this GPU on first use, about a second each")
 
 
-def _is_new() -> bool:
-    """Whether nothing of ours is in Triton's cache yet; leaves a note there that it was."""
+def _is_new(capability: tuple[int, int]) -> bool:
+    """Whether nothing of ours is in Triton's cache yet; leaves a note there that it was.
+
+    What is there of other kernels, another Triton or for another card does not count.
+    """
+    made_of = sha256(f"laconic kernels {triton.__version__} {capability}".encode())
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        made_of.update(file.read_bytes())
     try:
-        notes = get_cache_manager(sha256(b"laconic kernels").hexdigest())
+        notes = get_cache_manager(made_of.hexdigest())
         if notes.get_file("laconic.txt") is not None:
             return False
         notes.put("compiled here before\n", "laconic.txt", binary=False)

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels.cuda.gathered import add_told
+from laconic.kernels.door import check_out
 
 BLOCK = 512
 
@@ -56,6 +57,7 @@ def lift(left: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def add_at(out: Tensor, index: Tensor, rows: Tensor, weight: float) -> None:
+    check_out(out)
     count = index.numel()
     if count:
         _add_kernel[(-(-count // BLOCK),)](

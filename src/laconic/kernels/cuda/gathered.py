@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.cuda.bits import ones
+from laconic.kernels.cuda.bits import number_at, ones
+from laconic.kernels.door import check_out
 from laconic.kernels.reference.index import bitmap_bits, low_bits
 
 TOGETHER = 8
@@ -26,12 +27,20 @@ AIM = 700
 BLOCK = 1024
 SUMMED = 4096
 
+# Every message begins somewhere else and has another length, and in a tuple Triton compiles for
+# each that is a multiple of 16 or not: at every step anew. So rows are arguments of their own.
+MAPS, VALUES, BITS, LOWS = ([f"{of}{row}" for row in range(TOGETHER)] for of in "mvbl")
+SCALARS = ["stretches", "ranges", "each", "steps"]
 
-@triton.jit
+
+@triton.jit(do_not_specialize=[*MAPS, *BITS, *SCALARS])
 def _count_kernel(
-    maps, bits, counts_ptr, stretches, ROWS: tl.constexpr, STRETCH: tl.constexpr, EACH: tl.constexpr
+    m0, m1, m2, m3, m4, m5, m6, m7, b0, b1, b2, b3, b4, b5, b6, b7, counts_ptr, stretches,
+    ROWS: tl.constexpr, STRETCH: tl.constexpr, EACH: tl.constexpr,
 ):  # fmt: skip
     """The ones of every stretch of every row's map."""
+    maps = (m0, m1, m2, m3, m4, m5, m6, m7)
+    bits = (b0, b1, b2, b3, b4, b5, b6, b7)
     stretch = tl.program_id(0).to(tl.int64) * EACH + tl.arange(0, EACH)
     byte = stretch[:, None] * (STRETCH // 8) + tl.arange(0, STRETCH // 8)[None, :]
     for row in tl.static_range(ROWS):
@@ -44,7 +53,7 @@ def _count_kernel(
             tl.store(counts_ptr + row * stretches + stretch, found, mask=stretch < stretches)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SCALARS)
 def _sum_kernel(counts_ptr, sums_ptr, stretches, BLOCK: tl.constexpr):
     """How many ones a row's map has up to the end of each stretch."""
     first = tl.program_id(0).to(tl.int64) * stretches
@@ -58,12 +67,13 @@ def _sum_kernel(counts_ptr, sums_ptr, stretches, BLOCK: tl.constexpr):
         begin += BLOCK
 
 
-@triton.jit
+@triton.jit(do_not_specialize=[*LOWS, *SCALARS])
 def _find_kernel(
-    lows, sums_ptr, begins_ptr, stretches, ranges, each, ROWS: tl.constexpr,
-    STRETCH: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
+    l0, l1, l2, l3, l4, l5, l6, l7, sums_ptr, begins_ptr, stretches, ranges, each, steps,
+    ROWS: tl.constexpr, STRETCH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """With which stretch each range of entries begins, and where the last one ends."""
+    lows = (l0, l1, l2, l3, l4, l5, l6, l7)
     row = tl.program_id(1)
     low = tl.full((), 0, tl.int64)
     for number in tl.static_range(ROWS):
@@ -72,35 +82,30 @@ def _find_kernel(
     block = place * (each >> low)
     least = tl.zeros((BLOCK,), tl.int64)
     most = least + stretches
-    for _ in range(STEPS):
+    # Triton's interpreter has no range() up to an argument.
+    while steps > 0:
         middle = (least + most) // 2
         on = least < most
         ahead = tl.load(sums_ptr + row * stretches + middle - 1, mask=on & (middle > 0), other=0)
         lower = on & (middle * STRETCH - ahead < block)
         least = tl.where(lower, middle + 1, least)
         most = tl.where(on & ~lower, middle, most)
+        steps -= 1
     # The stretch before may still have ones of that block.
     at = begins_ptr + row * (ranges + 1) + place
     tl.store(at, tl.maximum(least - 1, 0).to(tl.int32), mask=place <= ranges)
 
 
-@triton.jit
-def _low_bits(ptr, bit, here, low, BYTES: tl.constexpr):
-    """`low` bits from number `bit` on."""
-    held = tl.zeros_like(bit)
-    for j in tl.static_range(BYTES):
-        needed = here & (8 * j < (bit % 8) + low)
-        held |= tl.load(ptr + bit // 8 + j, mask=needed, other=0).to(bit.dtype) << (8 * j)
-    return (held >> (bit % 8)) & ((tl.full((), 1, bit.dtype) << low) - 1)
-
-
-@triton.jit
+@triton.jit(do_not_specialize=[*MAPS, *VALUES, *BITS, *LOWS, *SCALARS])
 def _add_kernel(
-    maps, values, bits, lows, sums_ptr, begins_ptr, out_ptr, stretches, ranges, each, weight,
-    ROWS: tl.constexpr, BYTES: tl.constexpr, WIDE: tl.constexpr, STRETCH: tl.constexpr,
-    WINDOW: tl.constexpr,
+    m0, m1, m2, m3, m4, m5, m6, m7, v0, v1, v2, v3, v4, v5, v6, v7,
+    b0, b1, b2, b3, b4, b5, b6, b7, l0, l1, l2, l3, l4, l5, l6, l7,
+    sums_ptr, begins_ptr, out_ptr, stretches, ranges, each, weight, ROWS: tl.constexpr,
+    BYTES: tl.constexpr, WIDE: tl.constexpr, STRETCH: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Only beginnings need 64 bits; all in a window is counted from there, WIDE where it is far."""
+    maps, values = (m0, m1, m2, m3, m4, m5, m6, m7), (v0, v1, v2, v3, v4, v5, v6, v7)
+    bits, lows = (b0, b1, b2, b3, b4, b5, b6, b7), (l0, l1, l2, l3, l4, l5, l6, l7)
     program = tl.program_id(0)
     out_ptr += program.to(tl.int64) * each
     lane = tl.arange(0, WINDOW)
@@ -122,7 +127,7 @@ def _add_kernel(
             block = (start - before - program * blocks).to(tl.int32) + lane - rank
             here = (one != 0) & (block >= 0) & (block < blocks.to(low.dtype))
             bit = (before * low % 8).to(low.dtype) + rank * low
-            place = (block.to(low.dtype) << low) | _low_bits(
+            place = (block.to(low.dtype) << low) | number_at(
                 lows_ptr + before * low // 8, bit, here, low, BYTES
             )
             value = tl.load(values[row] + before + rank, mask=here, other=0.0).to(tl.float32)
@@ -137,18 +142,23 @@ def _add_kernel(
 def add_told(
     out: Tensor, packed: Sequence[Tensor], values: Sequence[Tensor], weight: float
 ) -> None:
-    said = [(p, v) for p, v in zip(packed, values, strict=True) if v.numel()]
-    for start in range(0, len(said), TOGETHER):
-        some = said[start : start + TOGETHER]
-        _add_some(out, tuple(p for p, _ in some), tuple(v for _, v in some), weight)
+    check_out(out)
+    for start in range(0, len(values), TOGETHER):
+        maps, said = packed[start : start + TOGETHER], values[start : start + TOGETHER]
+        if any(v.numel() for v in said):
+            # What is beyond the rows is passed, but not looked at.
+            spare = TOGETHER - len(said)
+            filled = [*maps, *[maps[-1]] * spare], [*said, *[said[-1]] * spare]
+            _add_some(out, len(said), *filled, weight)
 
 
 def _add_some(
-    out: Tensor, packed: tuple[Tensor, ...], values: tuple[Tensor, ...], weight: float
+    out: Tensor, rows: int, packed: Sequence[Tensor], values: Sequence[Tensor], weight: float
 ) -> None:
-    numel, rows = out.numel(), len(packed)
-    lows = tuple(low_bits(numel, v.numel()) for v in values)
-    bits = tuple(bitmap_bits(numel, v.numel()) for v in values)
+    numel = out.numel()
+    # Who says nothing has no map, but is a row: for other numbers of rows kernels are compiled.
+    bits = [bitmap_bits(numel, v.numel()) if v.numel() else 0 for v in values]
+    lows = [low_bits(numel, v.numel()) if v.numel() else 0 for v in values]
     stretches = -(-max(bits) // STRETCH)
     # Whole blocks of every row.
     unit = 1 << max(lows)
@@ -158,16 +168,16 @@ def _add_some(
     begins = torch.empty(rows, ranges + 1, dtype=torch.int32, device=out.device)
     together = 16384 // STRETCH
     _count_kernel[(-(-stretches // together), rows)](
-        packed, bits, counts, stretches, ROWS=rows, STRETCH=STRETCH, EACH=together
+        *packed, *bits, counts, stretches, ROWS=rows, STRETCH=STRETCH, EACH=together
     )
     sums = torch.empty(rows, stretches, dtype=torch.int64, device=out.device)
     _sum_kernel[(rows,)](counts, sums, stretches, BLOCK=SUMMED, num_warps=8)
     _find_kernel[(ranges // BLOCK + 1, rows)](
-        lows, sums, begins, stretches, ranges, each, ROWS=rows, STRETCH=STRETCH,
-        STEPS=stretches.bit_length(), BLOCK=BLOCK,
+        *lows, sums, begins, stretches, ranges, each, stretches.bit_length(), ROWS=rows,
+        STRETCH=STRETCH, BLOCK=BLOCK,
     )  # fmt: skip
     _add_kernel[(ranges,)](
-        packed, values, bits, lows, sums, begins, out, stretches, ranges, each, weight,
+        *packed, *values, *bits, *lows, sums, begins, out, stretches, ranges, each, weight,
         ROWS=rows, BYTES=(max(lows) + 14) // 8, WIDE=each > 1 << 24, STRETCH=STRETCH,
         WINDOW=WINDOW,
         # A fused multiply-add rounds otherwise than the reference.

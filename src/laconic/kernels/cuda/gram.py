@@ -33,7 +33,7 @@ def _combined(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _gram_kernel(
     p_ptr, made_ptr, parts_ptr, rows, share,
     AGAIN: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr,
@@ -61,7 +61,7 @@ def _gram_kernel(
     tl.store(parts_ptr + at, gram, mask=(i < RANK)[:, None] & (i < RANK)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"])
 def _solve_kernel(
     parts_ptr, made_ptr, blocks,
     AGAIN: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr, BLOCKS: tl.constexpr,
@@ -102,7 +102,7 @@ def _solve_kernel(
     tl.store(made_ptr + place, made, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _unit_kernel(
     p_ptr, made_ptr, out_ptr, rows, RANK: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laconic.kernels.cuda.bits import ones, packed_word, unpacked
+from laconic.kernels.cuda.bits import number_at, ones, packed_word, unpacked
 
 BLOCK = 1024
 
@@ -30,7 +30,12 @@ def _pack_kernel(
         tl.atomic_or(out_ptr + word, lows, mask=word < words, sem="relaxed")
 
 
-@triton.jit
+# Messages begin anywhere, and have any length.
+PLACES = ["packed_ptr", "low_ptr"]
+LENGTHS = ["bits", "count", "limit", "low", "stretches"]
+
+
+@triton.jit(do_not_specialize=[*PLACES, *LENGTHS])
 def _count_kernel(
     packed_ptr, counts_ptr, bits, stretches, STRETCH: tl.constexpr, TOGETHER: tl.constexpr
 ):  # fmt: skip
@@ -53,7 +58,7 @@ def _ones_at(packed_ptr, stretch, before, bits, STRETCH: tl.constexpr):
     return bit, one, before + tl.cumsum(one, 0) - one
 
 
-@triton.jit
+@triton.jit(do_not_specialize=[*PLACES, *LENGTHS])
 def _walk_kernel(
     packed_ptr, sums_ptr, low_ptr, out_ptr, bits, count, LOW: tl.constexpr, STRETCH: tl.constexpr
 ):  # fmt: skip
@@ -69,9 +74,9 @@ def _walk_kernel(
     tl.store(out_ptr + rank, place, mask=here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=[*PLACES, *LENGTHS])
 def _fits_kernel(
-    packed_ptr, low_ptr, out_ptr, bits, count, limit, LOW: tl.constexpr, BLOCK: tl.constexpr
+    packed_ptr, low_ptr, out_ptr, bits, count, limit, low, BYTES: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """One program for all: whether the map has `count` ones, and none of them is out of range.
 
@@ -98,9 +103,8 @@ def _fits_kernel(
         byte = tl.load(packed_ptr + bit // 8, mask=bit >= 0, other=0).to(tl.int32)
         one = (byte >> (bit % 8).to(tl.int32)) & (bit >= 0).to(tl.int32)
         here = (tl.cumsum(one, 0) == lane + 1) & (rank - lane >= 0)
-        place = (
-            unpacked(low_ptr, rank - lane, here, LOW) if LOW > 0 else tl.zeros((BLOCK,), tl.int64)
-        )
+        first = tl.maximum(rank - lane, 0) * low
+        place = number_at(low_ptr, first, here, low, BYTES)
         wrong += tl.sum((here & (place >= limit)).to(tl.int32))
         more = (tl.sum(here.to(tl.int32)) == BLOCK) & (rank >= BLOCK)
         rank -= BLOCK
@@ -152,5 +156,7 @@ def unpack_index(packed: Tensor, low: int, bitmap_bits: int, count: int) -> Tens
 def index_fits(packed: Tensor, low: int, bitmap_bits: int, count: int, numel: int) -> Tensor:
     fits = torch.empty((), dtype=torch.uint8, device=packed.device)
     lows, limit = packed[-(-bitmap_bits // 8) :], numel - (bitmap_bits - count - 1 << low)
-    _fits_kernel[(1,)](packed, lows, fits, bitmap_bits, count, limit, LOW=low, BLOCK=BLOCK)
+    # Not compiled for every `low`: those of messages with a length of their own change by step.
+    reach = (low + 14) // 8
+    _fits_kernel[(1,)](packed, lows, fits, bitmap_bits, count, limit, low, BYTES=reach, BLOCK=BLOCK)
     return fits.view(torch.bool)

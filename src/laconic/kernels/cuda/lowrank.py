@@ -60,7 +60,11 @@ def _total(x_ptr, residual_ptr, left_ptr, decay, place, inside, FEEDBACK: tl.con
     return m
 
 
-@triton.jit
+# Not `rows` and `cols`: multiples of 16 let a tile be read four entries at a time.
+BLOCKS = ["col_blocks", "blocks"]
+
+
+@triton.jit(do_not_specialize=BLOCKS)
 def _along_kernel(
     x_ptr, residual_ptr, left_ptr, base_ptr, parts_ptr, decay, rows, cols, col_blocks,
     col_step, k_step, FEEDBACK: tl.constexpr, RANK: tl.constexpr, ROWS: tl.constexpr,
@@ -78,7 +82,7 @@ def _along_kernel(
         tl.store(parts_ptr + at * RANK + k, part, mask=row < rows)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=BLOCKS)
 def _across_kernel(
     x_ptr, residual_ptr, left_ptr, base_ptr, parts_ptr, decay, rows, cols, col_blocks, blocks,
     FEEDBACK: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr, STEPS: tl.constexpr,
@@ -103,7 +107,7 @@ def _across_kernel(
     tl.store(parts_ptr + at, sums, mask=(i < RANK)[:, None] & (col < cols)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=BLOCKS)
 def _outer_kernel(
     out_ptr, p_ptr, q_ptr, rows, cols, col_blocks, col_step, k_step,
     LESS: tl.constexpr, RANK: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,

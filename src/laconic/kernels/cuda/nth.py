@@ -84,7 +84,7 @@ def _histogram_kernel(
         _tally(bins_ptr, size, place < numel, first, last, shift, many, BINS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["numel"])
 def _refine_kernel(
     x_ptr, state_ptr, words_ptr, bins_ptr, numel, FEW: tl.constexpr, BINS: tl.constexpr,
     EACH: tl.constexpr, WORDS: tl.constexpr,

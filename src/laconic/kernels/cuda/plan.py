@@ -57,7 +57,7 @@ def plan(
     return count
 
 
-@triton.jit(do_not_specialize=["programs"])
+@triton.jit(do_not_specialize=["numel", "programs"])
 def _plan_kernel(
     counts_ptr, plan_ptr, count_ptr, numel, programs, SPAN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip

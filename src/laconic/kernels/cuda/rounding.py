@@ -18,6 +18,7 @@ from laconic.kernels.cuda.bits import pack_bits
 from laconic.kernels.cuda.encode import encode
 from laconic.kernels.cuda.random import KEYS, halves
 from laconic.kernels.cuda.words import word_at
+from laconic.kernels.door import check_out
 from laconic.kernels.reference.rounding import slopes, tree
 from laconic.kernels.rule import Rule
 from laconic.types import Key
@@ -91,7 +92,8 @@ def _codes_at(row_ptr, start, numel, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     return code
 
 
-@triton.jit
+# Not `row_bytes`: where it is a multiple of 16, four codes are read at a time.
+@triton.jit(do_not_specialize=["row_scales"])
 def _add_kernel(
     out_ptr, codes_ptr, scales_ptr, table_ptr, row_bytes, row_scales, weight, numel,
     MESSAGES: tl.constexpr, KIND: tl.constexpr, WIDTH: tl.constexpr, LEVELS: tl.constexpr,
@@ -113,7 +115,7 @@ def _add_kernel(
     tl.store(out_ptr + start + local, total, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row_bytes", "row_scales"])
 def _add_pairs_kernel(
     out_ptr, codes_ptr, scales_ptr, table_ptr, row_bytes, row_scales, weight, numel,
     MESSAGES: tl.constexpr, KIND: tl.constexpr, LEVELS: tl.constexpr, BUCKET: tl.constexpr,
@@ -185,6 +187,7 @@ def round_pack_sum(
 
 
 def round_add(out: Tensor, codes: Tensor, scales: Tensor, weight: float, rule: Rule) -> None:
+    check_out(out)
     numel = out.numel()
     for start in range(0, len(codes) if numel else 0, TOGETHER):
         some, units = codes[start : start + TOGETHER], scales[start : start + TOGETHER]

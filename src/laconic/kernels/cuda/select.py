@@ -54,7 +54,8 @@ def _mark_kernel(
     tl.store(counts_ptr + tl.program_id(0), found)
 
 
-@triton.jit
+# `ties` begin where the counts end, which is aligned for some sizes.
+@triton.jit(do_not_specialize=["ties_ptr"])
 def _thin_kernel(
     x_ptr, state_ptr, words_ptr, counts_ptr, ties_ptr, EACH: tl.constexpr, WORDS: tl.constexpr
 ):  # fmt: skip
@@ -78,7 +79,7 @@ def _thin_kernel(
     tl.store(ties_ptr + tl.program_id(0), tl.sum(ties))
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["count", "ties_ptr"])
 def _trim_kernel(
     x_ptr, state_ptr, words_ptr, counts_ptr, ties_ptr, count, numel, TILES: tl.constexpr,
     TILE: tl.constexpr, PROGRAMS: tl.constexpr,

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from laconic.kernels.cuda.sums import BLOCK, means, measure, settle
+from laconic.kernels.door import check_out
 
 ADD_BLOCK = 2048
 TOGETHER = 8
@@ -43,7 +44,7 @@ def _bucket_kernel(
             tl.store(x_ptr + place, total, mask=place < last)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row_bytes", "row_low", "row_high"])
 def _add_kernel(
     out_ptr, bits_ptr, low_ptr, high_ptr, row_bytes, row_low, row_high, weight, numel,
     MESSAGES: tl.constexpr, BUCKET: tl.constexpr, BLOCK: tl.constexpr,
@@ -100,6 +101,7 @@ def sides_pack_sum(
 def sides_add(
     out: Tensor, bits: Tensor, low: Tensor, high: Tensor, weight: float, bucket: int
 ) -> None:
+    check_out(out)
     numel = out.numel()
     whole = numel <= bucket
     # Where blocks do not cross buckets, a block needs but one of each mean.

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from laconic.kernels.cuda.random import KEYS, halves
 from laconic.kernels.cuda.words import fraction, word_at
+from laconic.kernels.door import check_out
 from laconic.kernels.reference.trits import PER_BYTE
 from laconic.types import Key
 
@@ -89,7 +90,7 @@ def _next_digit(share):
     return bits.to(tl.float32, bitcast=True) - 8388609.0, wide.to(tl.uint32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row_bytes", "row_scales"])
 def _add_kernel(
     out_ptr, packed_ptr, scales_ptr, row_bytes, row_scales, weight, numel,
     MESSAGES: tl.constexpr, BYTES: tl.constexpr,
@@ -147,6 +148,7 @@ def trits_pack(x: Tensor, clip: float, key: Key) -> tuple[Tensor, Tensor]:
 
 
 def trits_add(out: Tensor, packed: Tensor, scales: Tensor, weight: float) -> None:
+    check_out(out)
     numel = out.numel()
     for start in range(0, len(packed) if numel else 0, TOGETHER):
         some, units = packed[start : start + TOGETHER], scales[start : start + TOGETHER]

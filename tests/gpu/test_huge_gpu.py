@@ -1,0 +1,88 @@
+"""Tensors of more than 2^31 entries through whole methods: nothing is lost at the far end."""
+
+import pytest
+import torch
+
+from laconic.contract import ManyRounds, OneRound, take
+from laconic.spec import parse
+from laconic.types import Given, Turn
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine"),
+    pytest.mark.timeout(180),
+]
+
+FAR = 1 << 31
+NUMEL = FAR + (1 << 28) + 4097
+EVERY = 65_537
+DEVICE = "cuda"
+KEPT = [
+    "none",
+    "fp16",
+    "efsign",
+    "onebit",
+    "natural",
+    "qsgd:bits=4",
+    "threshold:value=0.5",
+    "redsync:ratio=0.00001",
+    "sidco:ratio=0.00001",
+    "dgc:ratio=0.00001",
+    "topk:ratio=0.00002",
+    "randomk:ratio=0.001",
+    "grbs:ratio=0.001",
+]
+
+
+def peaks(numel: int) -> torch.Tensor:
+    """Small entries of one size, and large ones at equal distances up to the end."""
+    x = torch.full((numel,), 2.0**-10, device=DEVICE)
+    x[::EVERY] = 1.0
+    return x
+
+
+@pytest.mark.parametrize("spec", KEPT)
+def test_what_is_said_and_what_is_left_is_what_there_was(spec: str) -> None:
+    codec, turn = parse(spec), Turn((NUMEL,), step=1)
+    assert isinstance(codec, OneRound)
+    x = peaks(NUMEL)
+    left = torch.zeros_like(x)
+    message = take(codec, Given(x, left, left), turn)
+    said = torch.zeros_like(x)
+    codec.add_to(said, [message], 1.0, turn)
+    assert said[:FAR].any()
+    assert said[FAR:].any()
+    # In place: each of these takes ten gigabytes.
+    assert float(said.add_(left).sub_(x).abs_().max()) < 1e-5
+
+
+@pytest.mark.parametrize("spec", ["signsgd", "terngrad"])
+def test_signs_and_trits_are_those_of_their_places(spec: str) -> None:
+    codec, turn = parse(spec), Turn((NUMEL,), step=1)
+    assert isinstance(codec, OneRound)
+    # Without the small ones, which are drawn by chance.
+    x = peaks(NUMEL).sub_(2.0**-10).sign_()
+    if spec == "signsgd":
+        x.mul_(2).sub_(1)
+    said = torch.zeros_like(x)
+    codec.add_to(said, [take(codec, Given(x), turn)], 1.0, turn)
+    assert torch.equal(said, x)
+
+
+def test_thin_factors_of_a_huge_matrix() -> None:
+    """A matrix of rank one is told exactly, up to rounding."""
+    rows = 1 << 16
+    turn = Turn((rows, NUMEL // rows))
+    codec = parse("powersgd:rank=1")
+    assert isinstance(codec, ManyRounds)
+    x = torch.ones(turn.numel, device=DEVICE)
+    left = torch.zeros_like(x)
+    talk = codec.rounds(Given(x, left, left), codec.state(turn, x.device), turn)
+    request = next(talk)
+    mean = None
+    while mean is None:
+        try:
+            request = talk.send([request.parts])
+        except StopIteration as end:
+            mean = end.value
+    assert float(left.abs_().max()) < 1e-2
+    assert float(mean.sub_(1).abs_().max()) < 1e-2
