@@ -49,6 +49,28 @@ def test_a_mistake_is_one_line(
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "simulate --workload mlp-tiny",
+        "simulate --workload mlp-tiny --steps 2",
+        "advise --workload mlp-tiny --rate 1gbit",
+    ],
+)
+def test_a_place_for_records_is_tried_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    words: str,
+) -> None:
+    def measured(*args: object, **kwargs: object) -> None:
+        raise AssertionError("measured in vain")
+
+    monkeypatch.setattr("laconic.bench.forecast.subject.measure_model", measured)
+    assert laconic(monkeypatch, f"{words} --json {tmp_path}") == 2
+    assert f"cannot write records to {tmp_path}: not a regular" in capsys.readouterr().err
+
+
 def test_a_thousand_workers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -45,6 +45,50 @@ def test_of_equals_the_one_with_less_risk_is_chosen() -> None:
     assert found.choice.spec == "efsign"
 
 
+def test_a_high_risk_is_never_the_advice_and_what_it_would_gain_is_said() -> None:
+    found = advised(option("randomk:ratio=0.01", 20, "high"), option("powersgd:rank=1", 30, "low"))
+    assert found.choice.spec == "powersgd:rank=1"
+    assert str(found).endswith(
+        "Use powersgd:rank=1: 2.00 times as fast as DDP in 16 bits, 3.33 times as fast as in fp32. "
+        "Risk to accuracy: low (why). randomk:ratio=0.01 would be 1.50 times as fast as that, but "
+        "its risk to accuracy is high (why): only a training run can tell whether it will do."
+    )
+
+
+def test_methods_with_a_high_risk_stand_below_all_others_under_a_heading() -> None:
+    found = advised(
+        option("signsgd", 20, "high"),
+        option("efsign", 30, "medium"),
+        option("randomk:ratio=0.01", 10, "high"),
+    )
+    order = ["efsign", "fp16", "none", "randomk:ratio=0.01", "signsgd"]
+    assert [ranked.spec for ranked in found.options] == order
+    lines = str(found).splitlines()
+    heading = lines.index("Not advised, since the risk to accuracy is high:")
+    first_words = [line.split()[0] for line in lines if line]
+    assert first_words[2:] == [*order[:3], "Not", *order[3:], "Use"]
+    assert lines[heading + 1].startswith("randomk:ratio=0.01 ")
+
+
+def test_without_a_high_risk_there_is_no_such_heading() -> None:
+    assert "Not advised" not in str(advised(option("efsign", 30, "medium")))
+
+
+def test_a_high_risk_that_gains_little_is_no_temptation() -> None:
+    found = advised(option("signsgd", 29, "high"), option("efsign", 30, "low"))
+    assert str(found).endswith("Risk to accuracy: low (why).")
+
+
+def test_where_only_a_high_risk_is_faster_the_advice_is_not_to_compress() -> None:
+    found = advised(option("randomk:ratio=0.01", 20, "high"), option("efsign", 70, "low"))
+    assert found.choice.spec == "fp16"
+    assert not found.compresses
+    assert found.verdict().startswith(
+        "Do not compress here: no method without a high risk to accuracy gains more than 5% over "
+        "DDP in 16 bits. Use DDP in 16 bits. randomk:ratio=0.01 would be 3.00 times as fast"
+    )
+
+
 @pytest.mark.parametrize("step_ms", [58, 60, 80])
 def test_no_compression_where_it_gains_less_than_5_percent(step_ms: float) -> None:
     found = advised(option("efsign", step_ms))
@@ -54,7 +98,8 @@ def test_no_compression_where_it_gains_less_than_5_percent(step_ms: float) -> No
 
 
 def test_16_bits_must_pay_too() -> None:
-    assert str(advised(option("efsign", 99), fp32=100, fp16=120)).endswith("Use DDP as it is.")
+    said = str(advised(option("efsign", 99), fp32=100, fp16=120))
+    assert said.endswith("no method gains more than 5% over DDP in fp32. Use DDP as it is.")
 
 
 def test_a_fast_network_is_left_alone_and_a_slow_one_is_not(compute: Compute) -> None:

@@ -31,7 +31,7 @@ def test_workers_share_a_card(tmp_path: Path) -> None:
         command="test",
         json_path=path,
     )
-    assert bench.run(Console(file=io.StringIO()))
+    assert bench.run(Console(file=io.StringIO())) == "done"
     records = [record for record in read([path]) if isinstance(record, TrainRecord)]
     assert [(r.spec, r.status, r.device) for r in records] == [(c, "done", "cuda") for c in cases]
     assert {r.machine["gpu"] for r in records} == {torch.cuda.get_device_name()}

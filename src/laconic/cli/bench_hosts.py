@@ -58,7 +58,7 @@ def step(
         device,
         commit,
     )
-    leave(finished=measure.run(open_console()))
+    leave(measure.run(open_console()))
 
 
 def train(
@@ -110,7 +110,7 @@ def train(
         command=command_line(),
         commit=commit,
     )
-    leave(finished=measure.run(open_console()))
+    leave(measure.run(open_console()))
 
 
 def guards(

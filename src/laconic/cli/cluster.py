@@ -47,4 +47,4 @@ def demo(
     from laconic.bench.races.demo import Demo
 
     race = Demo(workers, named_rate(rate), steps, output, json, command_line())
-    leave(finished=race.run(open_console()))
+    leave(race.run(open_console()))

@@ -70,6 +70,7 @@ def advise(
     from laconic.bench.forecast.advise import advise_on, write_advice
     from laconic.bench.forecast.named_model import measure_named
     from laconic.bench.forecast.subject import measure_workload
+    from laconic.bench.records.files import check_writable
     from laconic.bench.work.workload import parse_workload
     from laconic.forecast.advice import SPECS
 
@@ -82,6 +83,8 @@ def advise(
         raise ConfigError("advise: give either --model module:function or --workload NAME")
     check_device(device)
     links, cases = parse_links(rate, latency, None), split_cases(case or SPECS)
+    if json is not None:
+        check_writable(json)
     if model is not None:
         subject = measure_named(model, shape, device)
     else:

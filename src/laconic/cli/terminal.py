@@ -11,7 +11,10 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from laconic.bench.races.race import Ending
+
 INTERRUPTED = 130
+_CODES: dict[Ending, int] = {"done": 0, "failed": 1, "interrupted": INTERRUPTED}
 _FILE_COLUMNS = 120
 
 
@@ -28,6 +31,6 @@ def command_line() -> str:
     return shlex.join(["laconic", *sys.argv[1:]])
 
 
-def leave(finished: bool) -> None:
-    """Ends the process, with the exit code of an interrupted one unless it has finished."""
-    raise typer.Exit(0 if finished else INTERRUPTED)
+def leave(ending: Ending) -> None:
+    """Ends the process, with the exit code by which a script sees how its work ended."""
+    raise typer.Exit(_CODES[ending])

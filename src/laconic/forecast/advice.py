@@ -44,10 +44,14 @@ class Option:
     def step_s(self) -> float:
         return self.prediction.forecast.step_s
 
+    @property
+    def risky(self) -> bool:
+        return self.risk.level == "high"
+
 
 @dataclass(frozen=True)
 class Advice:
-    """The options, fastest first, and the choice among them."""
+    """The options, fastest first, and the choice among them; high risks come after all others."""
 
     setting: str
     options: tuple[Option, ...]
@@ -63,22 +67,37 @@ class Advice:
 
     @property
     def choice(self) -> Option:
-        """The fastest; of those as good as that the one with the lowest risk."""
-        near = [o for o in self.options if o.step_s <= _AS_FAST * self.options[0].step_s]
+        """The fastest without a high risk; of those as good as that the one with the lowest risk.
+
+        A fast step towards the wrong place is no gain, so no speed makes up for a high risk.
+        """
+        safe = [o for o in self.options if not o.risky]
+        near = [o for o in safe if o.step_s <= _AS_FAST * safe[0].step_s]
         best = min(near, key=lambda o: (LEVELS.index(o.risk.level), o.step_s))
         return best if self.dense.step_s > WORTH * best.step_s else self.dense
+
+    @property
+    def temptation(self) -> Option | None:
+        """The fastest with a high risk, where a reader of the table would want it."""
+        risky = next((o for o in self.options if o.risky), None)
+        gains = risky is not None and self.choice.step_s > WORTH * risky.step_s
+        return risky if gains else None
 
     @property
     def compresses(self) -> bool:
         return self.choice.spec not in (FP32, BITS16)
 
     def verdict(self) -> str:
-        if not self.compresses:
-            how = "in 16 bits" if self.choice.spec == BITS16 else "as it is"
-            return (
-                "Do not compress here: no method gains more than "
-                f"{WORTH - 1:.0%} over DDP in 16 bits. Use DDP {how}."
-            )
+        said = self._choice_words() if self.compresses else self._dense_words()
+        if (risky := self.temptation) is None:
+            return said
+        return (
+            f"{said} {risky.spec} would be {self.choice.step_s / risky.step_s:.2f} times as fast "
+            f"as that, but its risk to accuracy is {risky.risk.words()}: only a training run can "
+            "tell whether it will do."
+        )
+
+    def _choice_words(self) -> str:
         over16, over32 = (self.option(s).step_s / self.choice.step_s for s in (BITS16, FP32))
         return (
             f"Use {self.choice.spec}: {over16:.2f} times as fast as DDP in 16 bits, "
@@ -86,10 +105,21 @@ class Advice:
             f"Risk to accuracy: {self.choice.risk.words()}."
         )
 
+    def _dense_words(self) -> str:
+        who = (
+            "no method" if self.temptation is None else "no method without a high risk to accuracy"
+        )
+        in_16_bits = self.choice.spec == BITS16
+        where, how = ("16 bits", "in 16 bits") if in_16_bits else ("fp32", "as it is")
+        gain = f"{who} gains more than {WORTH - 1:.0%} over DDP in {where}"
+        return f"Do not compress here: {gain}. Use DDP {how}."
+
     def __str__(self) -> str:
         rows = [_HEAD, *(self._row(option) for option in self.options)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
         lines = ["  ".join(_fill(row, widths)).rstrip() for row in rows]
+        if risky := sum(option.risky for option in self.options):
+            lines[-risky:-risky] = ["", _NOT_ADVISED]
         return "\n".join([self.setting, "", *lines, "", self.verdict()])
 
     def _row(self, option: Option) -> tuple[str, ...]:
@@ -107,6 +137,7 @@ class Advice:
 
 
 _HEAD = ("method", "exchange", "step", "x fp32", "x fp16", "sent", "error", "risk to accuracy")
+_NOT_ADVISED = "Not advised, since the risk to accuracy is high:"
 _WORDS = (0, 1, len(_HEAD) - 1)
 
 
@@ -137,4 +168,5 @@ def weigh(
 
 
 def advice(setting: str, options: Sequence[Option]) -> Advice:
-    return Advice(setting, tuple(sorted(options, key=lambda option: option.step_s)))
+    ranked = sorted(options, key=lambda option: (option.risky, option.step_s))
+    return Advice(setting, tuple(ranked))

@@ -125,13 +125,29 @@ def _step(
     start = clock.mark()
     watched.ddp.zero_grad()
     value = loss(watched.ddp, step)
+    if value.numel() != 1:
+        raise ConfigError(f"the loss must be one number, got a tensor of {list(value.shape)}")
     forward = clock.mark()
     value.backward()
     update()
     end = clock.mark()
+    if step == 0:
+        _check_gradients(watched.ddp.module, value)
     # Here and not in the hook, where it would take time that is not the model's.
     buckets = tuple(bucket.copy() for bucket in watched.buckets)
     return [start, forward, *watched.marks, end], buckets
+
+
+def _check_gradients(model: nn.Module, value: Tensor) -> None:
+    """Raises where steps are not those of a training that goes on."""
+    if not value.isfinite():
+        raise ConfigError(f"the loss must be finite, got {value.item()}")
+    params = model.named_parameters()
+    if idle := [name for name, p in params if p.requires_grad and p.grad is None]:
+        raise ConfigError(
+            f"no gradient reaches {idle}; freeze them with requires_grad_(False), or let the loss "
+            "use them"
+        )
 
 
 @contextmanager

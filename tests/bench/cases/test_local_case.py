@@ -86,7 +86,7 @@ def test_blocks_have_whole_periods(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(race, "open_cluster", loopback)
     path, cases = tmp_path / "step.jsonl", ("ddp-fp32", PLAIN, CSER)
     bench = StepBench(cases, 2, None, 6, 1, None, path, "c", workload="mlp-tiny")
-    assert bench.run(Console(file=io.StringIO()))
+    assert bench.run(Console(file=io.StringIO())) == "done"
     found = {r.spec: r for r in read([path]) if isinstance(r, StepRecord)}
     dense, plain, cser = (found[case] for case in cases)
     assert [r.status for r in (dense, plain, cser)] == ["done"] * 3
@@ -111,7 +111,7 @@ def test_workers_train_and_are_looked_at_as_one(
         command="c",
         json_path=path,
     )
-    assert bench.run(Console(file=io.StringIO()))
+    assert bench.run(Console(file=io.StringIO())) == "done"
     found = {r.spec: r for r in read([path]) if isinstance(r, TrainRecord)}
     dense, local = found["ddp-fp32"], found[QSPARSE]
     assert (local.status, local.error) == ("done", None)

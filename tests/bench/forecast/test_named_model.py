@@ -69,7 +69,10 @@ def test_what_is_wrong_is_said(name: str, shape: str | None, message: str) -> No
 
 def test_a_batch_that_does_not_fit_is_named() -> None:
     model, loss = named_model("users_own:model", "4x7", "cpu")
-    with pytest.raises(ConfigError, match=r"users_own:model cannot take \(4, 7\): "):
+    said = (
+        r"users_own:model cannot take \(4, 7\): .*; give another --input, or return \(model, loss"
+    )
+    with pytest.raises(ConfigError, match=said):
         loss(model)
 
 

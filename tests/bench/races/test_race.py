@@ -24,7 +24,7 @@ from laconic.bench.races.train_records import TrainCollector
 from laconic.bench.records.kinds import Point, StepRecord, TrainRecord, read
 from laconic.bench.records.target import Target, parse_target, time_to_target
 from laconic.bench.work.workload import parse_workload
-from laconic.errors import PeerError
+from laconic.errors import ConfigError, PeerError
 from laconic.network.cluster import LoopbackCluster
 
 TRAIN = Job(
@@ -187,6 +187,15 @@ def test_an_interrupt_leaves_what_there_is(monkeypatch: pytest.MonkeyPatch, tmp_
         ("torch-bf16", "interrupted"),
     ]
     assert read([path]) == records
+
+
+def test_a_place_for_records_is_tried_before_a_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cluster = use(monkeypatch, all_well)
+    with pytest.raises(ConfigError, match=r"cannot write records to .*: not a regular file"):
+        trained(TRAIN, tmp_path, quiet())
+    assert cluster.jobs == []
 
 
 def test_workers_that_never_start_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,18 @@
 """`bench train` as its user sees it: what runs, what is left out, and what is kept."""
 
 import io
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from scripted_cluster import ScriptedCluster, finished, look
+from scripted_cluster import Script, ScriptedCluster, finished, look
 
+from laconic import cli
 from laconic.bench.hosts.job import Job
-from laconic.bench.hosts.messages import Failed, Message, Started
+from laconic.bench.hosts.messages import Failed, Look, Message, Started
 from laconic.bench.races import race, train
 from laconic.bench.races.train import TrainBench
 from laconic.bench.records import resume
@@ -82,7 +85,7 @@ def test_what_others_are_compared_with_comes_first(
     scripted: ScriptedCluster, tmp_path: Path
 ) -> None:
     scripted.scripts = [all_well, all_well]
-    assert bench(tmp_path / "runs.jsonl").run(console())
+    assert bench(tmp_path / "runs.jsonl").run(console()) == "done"
     assert [(job.seed, job.turns) for job in scripted.jobs] == [
         (seed, ("compute-only", "ddp-fp32", "efsign")) for seed in (0, 1)
     ]
@@ -98,10 +101,10 @@ def test_an_interrupted_bench_goes_on_where_it_was(
 ) -> None:
     path = tmp_path / "runs.jsonl"
     scripted.scripts = [stops_in_efsign]
-    assert not bench(path).run(console())
+    assert bench(path).run(console()) == "interrupted"
     assert [(r.spec, r.status) for r in records_of(path)][-1] == ("efsign", "interrupted")
     scripted.scripts, again = [all_well, all_well], console()
-    assert bench(path).run(again)
+    assert bench(path).run(again) == "done"
     assert "ddp-fp32, seed 0: done already in" in said(again)
     assert [job.turns for job in scripted.jobs[1:]] == [
         ("efsign",),
@@ -117,17 +120,49 @@ def test_a_run_that_failed_is_tried_again_and_one_that_is_done_only_if_asked(
 ) -> None:
     path = tmp_path / "runs.jsonl"
     scripted.scripts = [fails_in_efsign]
-    assert bench(path, seeds=(0,)).run(console())
+    assert bench(path, seeds=(0,)).run(console()) == "failed"
     assert [r.status for r in records_of(path)] == ["done", "done", "failed"]
     scripted.scripts = [all_well]
-    assert bench(path, seeds=(0,)).run(console())
+    assert bench(path, seeds=(0,)).run(console()) == "done"
     assert scripted.jobs[-1].turns == ("efsign",)
     scripted.scripts = []
-    assert bench(path, seeds=(0,)).run(console())
+    assert bench(path, seeds=(0,)).run(console()) == "done"
     assert len(scripted.jobs) == 2
     scripted.scripts = [all_well]
-    assert bench(path, seeds=(0,), again=True).run(console())
+    assert bench(path, seeds=(0,), again=True).run(console()) == "done"
     assert len(scripted.jobs[-1].turns) == 3
+
+
+def diverges(job: Job) -> Iterator[Message]:
+    for message in all_well(job):
+        is_last = isinstance(message, Look) and message.step == 4
+        yield replace(message, loss=math.nan) if is_last else message
+
+
+def test_a_run_that_diverged_would_do_so_again(scripted: ScriptedCluster, tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    scripted.scripts = [diverges]
+    assert bench(path, seeds=(0,)).run(console()) == "done"
+    assert [r.status for r in records_of(path)] == ["done", "diverged", "diverged"]
+    again = console()
+    assert bench(path, seeds=(0,)).run(again) == "done"
+    assert len(scripted.jobs) == 1
+    assert "Not finished: ddp-fp32 diverged, efsign diverged" in said(again)
+
+
+@pytest.mark.parametrize(
+    ("scripts", "code"),
+    [([all_well], 0), ([fails_in_efsign], 1), ([stops_in_efsign], 130)],
+)
+def test_a_script_sees_how_it_ended(
+    scripted: ScriptedCluster, monkeypatch: pytest.MonkeyPatch, scripts: list[Script], code: int
+) -> None:
+    scripted.scripts = scripts
+    words = f"laconic bench train --workload mlp-tiny --steps 4 --case {','.join(CASES)}"
+    monkeypatch.setattr("sys.argv", words.split())
+    with pytest.raises(SystemExit) as end:
+        cli.run()
+    assert end.value.code == code
 
 
 @pytest.mark.parametrize(
@@ -191,7 +226,7 @@ def test_bytes_on_emulated_hosts_are_those_that_the_interfaces_counted(tmp_path:
     path = tmp_path / "runs.jsonl"
     cases = ("compute-only", "ddp-fp32", "efsign @ exchange=sharded")
     changes = {"workload": "mlp:hidden=256", "rate": "1gbit", "cases": cases, "seeds": (0,)}
-    assert bench(path, **changes, steps=6).run(console())
+    assert bench(path, **changes, steps=6).run(console()) == "done"
     alone, dense, ours = records_of(path)
     assert all((r.status, r.shaped, r.rate) == ("done", True, "1gbit") for r in (dense, ours))
     for record in (dense, ours):

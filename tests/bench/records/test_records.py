@@ -133,9 +133,11 @@ def test_a_folder_is_no_file_of_records(tmp_path: Path) -> None:
         append(tmp_path, train("sign", 356, 32))
 
 
-def test_both_versions_are_named(tmp_path: Path) -> None:
-    path = write_row(tmp_path / "old.jsonl", version=99)
-    with pytest.raises(ConfigError, match=f"line 1: record format version 99, .* reads {VERSION}"):
+@pytest.mark.parametrize("kind", ["step", "a kind of later days"])
+def test_both_versions_are_named_and_what_to_do(tmp_path: Path, kind: str) -> None:
+    path = write_row(tmp_path / "old.jsonl", version=99, kind=kind)
+    said = f"line 1: record format version 99, .* reads {VERSION}; name another file, or use the "
+    with pytest.raises(ConfigError, match=said):
         read([path])
 
 

@@ -25,16 +25,21 @@ DRIVER = f"<script>{Path(__file__).with_name('drive_report.js').read_text()}</sc
 
 def dom(records: list[Record], folder: Path, driver: str = "", *flags: str) -> str:
     """The page after its script, and after ours; nothing else may be said on the console."""
-    assert CHROMIUM is not None
     path = folder / "report.html"
     write_report(records, path)
     path.write_text(path.read_text().replace("</body>", driver or "</body>"))
-    place = [f"--user-data-dir={folder}/profile", "--enable-logging=stderr", *flags]
-    command = [CHROMIUM, *FLAGS, *place, "--dump-dom", path.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
-    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    page, said = browse(path, "--dump-dom", *flags)
     assert [MARK in line for line in said] == [True] * bool(driver), said
-    return done.stdout
+    return page
+
+
+def browse(path: Path, *flags: str) -> tuple[str, list[str]]:
+    """What a browser prints, and what was said on its console."""
+    assert CHROMIUM is not None
+    place = [f"--user-data-dir={path.parent}/profile", "--enable-logging=stderr", *flags]
+    command = [CHROMIUM, *FLAGS, *place, path.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
 def facts(page: str) -> dict[str, dict[str, object]]:
@@ -86,3 +91,12 @@ def test_a_click_sorts_the_table_and_another_filters_a_method(tmp_path: Path) ->
     assert found["fits"] is True
     assert page.count("<h3>Scaling efficiency</h3>") == 1
     assert_no_bad_numbers(page)
+
+
+def test_charts_that_adapt_to_a_phone_are_no_error_to_the_browser(tmp_path: Path) -> None:
+    """A picture is taken after a layout with other scroll bars, so that charts are drawn anew."""
+    path, picture = tmp_path / "report.html", tmp_path / "page.png"
+    write_report([*scaled(), *steps()], path)
+    _, said = browse(path, "--window-size=390,3000", f"--screenshot={picture}")
+    assert said == []
+    assert picture.stat().st_size > 10_000

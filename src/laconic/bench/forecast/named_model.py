@@ -89,7 +89,10 @@ def _random_loss(name: str, shape: tuple[int, ...], device: str) -> Callable[[nn
             output = model(batch)
         except (RuntimeError, TypeError) as error:
             first = str(error).partition("\n")[0]
-            raise ConfigError(f"model: {name} cannot take {tuple(shape)}: {first}") from error
+            raise ConfigError(
+                f"model: {name} cannot take {tuple(shape)}: {first}; "
+                "give another --input, or return (model, loss) with loss(model)"
+            ) from error
         if not isinstance(output, Tensor):
             raise ConfigError(
                 f"model: {name} gives {type(output).__name__}, not a tensor; "

@@ -9,7 +9,7 @@ from laconic.bench.forecast.records import ForecastRecord, Setting
 from laconic.bench.forecast.subject import Subject, measure_workload, plan_of
 from laconic.bench.forecast.tables import forecast_table, scaling_table
 from laconic.bench.machine import machine_facts
-from laconic.bench.records.kinds import BASELINE, append
+from laconic.bench.records.kinds import BASELINE, append, check_writable
 from laconic.bench.work.workload import Workload
 from laconic.errors import ConfigError
 from laconic.forecast.forecast import Prediction, predicted
@@ -60,6 +60,7 @@ class SimulateBench:
             raise ConfigError(f"simulate: workers must be at least 1, got {small[0]}")
 
     def run(self, console: Console) -> None:
+        self.check_writable()
         subject = measure_workload(self.workload)
         setting = self.setting(subject)
         records: list[ForecastRecord] = []
@@ -76,6 +77,11 @@ class SimulateBench:
         console.print(forecast_table(records))
         if len(self.workers) > 1:
             console.print(scaling_table(records))
+
+    def check_writable(self) -> None:
+        """Raises before minutes of work whose records could not be kept."""
+        if self.json_path is not None:
+            check_writable(self.json_path)
 
     def predict(self, subject: Subject, case: str, workers: int) -> Prediction:
         return self.predict_plan(subject, plan_of(case, subject.tensors, workers), workers)

@@ -37,6 +37,7 @@ class SimulatedTrain:
 
     def run(self, console: Console) -> list[TrainRecord]:
         """Trains, shows the table, and writes the records one by one."""
+        self.bench.check_writable()
         subject = measure_workload(self.bench.workload, seed=self.seed)
         records: list[TrainRecord] = []
         for workers in self.bench.workers:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from laconic.bench.cases.parse import split_cases
 from laconic.bench.hosts.job import Job
-from laconic.bench.races.race import Race
+from laconic.bench.races.race import Ending, Race
 from laconic.bench.races.train_records import TrainCollector
 from laconic.bench.records.kinds import BASELINE, TrainRecord
 from laconic.bench.records.target import LOSS, Target
@@ -38,8 +38,8 @@ class Demo:
     command: str
     seed: int = 0
 
-    def run(self, console: Console) -> bool:
-        """Races, shows the table and writes the page; False if it was interrupted."""
+    def run(self, console: Console) -> Ending:
+        """Races, shows the table and writes the page."""
         job = Job(
             workload="charlm",
             turns=split_cases(CASES),
@@ -54,7 +54,7 @@ class Demo:
         records = [record for record in results.records if isinstance(record, TrainRecord)]
         if records:
             self._show(records, console)
-        return not results.interrupted
+        return results.ending
 
     def _show(self, records: list[TrainRecord], console: Console) -> None:
         for table in train_tables(records):

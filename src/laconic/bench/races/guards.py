@@ -21,7 +21,7 @@ from laconic.bench.hosts.messages import Failed, Finished, Message
 from laconic.bench.hosts.turns import run_turns
 from laconic.bench.machine import machine_facts
 from laconic.bench.races.live import Live
-from laconic.bench.records.files import VERSION, append
+from laconic.bench.records.files import VERSION, append, check_writable
 from laconic.errors import ConfigError, PeerError
 from laconic.network.cluster import Cluster, open_cluster
 
@@ -84,6 +84,8 @@ class GuardBench:
     def run(self, console: Console) -> list[GuardRecord]:
         """Measures one case after the other, and shows what was found."""
         records: list[GuardRecord] = []
+        if self.json_path is not None:
+            check_writable(self.json_path)
         with open_cluster(self.workers, self.rate) as cluster:
             if cluster.note is not None:
                 console.print(f"Note: {cluster.note}", markup=False, highlight=False)

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from rich.console import Console
 
@@ -14,7 +14,7 @@ from laconic.bench.hosts.messages import Message
 from laconic.bench.hosts.turns import run_turns
 from laconic.bench.machine import machine_facts
 from laconic.bench.races.live import Live
-from laconic.bench.records.files import append
+from laconic.bench.records.files import append, check_writable
 from laconic.bench.records.kinds import Record
 from laconic.network.cluster import open_cluster
 
@@ -42,9 +42,19 @@ class Collector(ABC):
         """Records of what was begun, when there will be no more messages."""
 
 
+Ending: TypeAlias = Literal["done", "failed", "interrupted"]
+
+
 class Results(NamedTuple):
     records: list[Record]
     interrupted: bool
+
+    @property
+    def ending(self) -> Ending:
+        """How all of it ended: `failed` if any run has, though the others went on."""
+        if self.interrupted:
+            return "interrupted"
+        return "failed" if any(record.status == "failed" for record in self.records) else "done"
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,8 @@ class Race:
     def run(self, collect: Callable[[Place], Collector], console: Console) -> Results:
         """All records; when interrupted, those there are, the last of them unfinished."""
         records: list[Record] = []
+        if self.json_path is not None:
+            check_writable(self.json_path)
         with open_cluster(self.workers, self.rate) as cluster:
             if cluster.note is not None:
                 console.print(f"Note: {cluster.note}", markup=False, highlight=False)

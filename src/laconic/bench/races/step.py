@@ -8,7 +8,7 @@ from rich.console import Console
 
 from laconic.bench.device import check_device
 from laconic.bench.hosts.job import Job
-from laconic.bench.races.race import Race
+from laconic.bench.races.race import Ending, Race
 from laconic.bench.races.step_records import StepCollector
 from laconic.bench.races.train import baselines_first
 from laconic.bench.records.kinds import BASELINE, StepRecord
@@ -48,8 +48,8 @@ class StepBench:
     device: str = "cpu"
     commit: str | None = None
 
-    def run(self, console: Console) -> bool:
-        """Measures and shows the table; False if it was interrupted."""
+    def run(self, console: Console) -> Ending:
+        """Measures and shows the table."""
         check_device(self.device)
         workload = parse_workload(self._workload_spec(), self.data)
         job = Job(
@@ -75,7 +75,7 @@ class StepBench:
         records = [record for record in results.records if isinstance(record, StepRecord)]
         if records:
             _show(records, console)
-        return not results.interrupted
+        return results.ending
 
     def _workload_spec(self) -> str:
         if self.batch is None:

@@ -1,6 +1,6 @@
 """Training with many methods and seeds: which gets where, how fast, and for how many bytes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -9,7 +9,7 @@ from rich.console import Console
 
 from laconic.bench.device import check_device
 from laconic.bench.hosts.job import Job
-from laconic.bench.races.race import Race, Results
+from laconic.bench.races.race import Ending, Race, Results
 from laconic.bench.races.tensorboard import Board, check_installed
 from laconic.bench.races.train_records import TrainCollector
 from laconic.bench.records import resume
@@ -58,8 +58,8 @@ class TrainBench:
     command: str
     commit: str | None = None
 
-    def run(self, console: Console) -> bool:
-        """Trains, shows the table and writes the page; False if it was interrupted."""
+    def run(self, console: Console) -> Ending:
+        """Trains, shows the table and writes the page."""
         check_device(self.device)
         if self.tensorboard is not None:
             check_installed()
@@ -67,15 +67,15 @@ class TrainBench:
         workload = parse_workload(self.workload, self.data)
         jobs = self._jobs(workload)
         earlier = resume.earlier(self.json_path, self._setting(workload, jobs[0]))
-        records, interrupted = [] if self.again else earlier, False
+        records, endings = [] if self.again else earlier, set[Ending]()
         for job in jobs:
             turns = self._left(job, resume.done(records, job.seed), console)
-            if turns and not interrupted:
+            if turns and "interrupted" not in endings:
                 results = self._race(replace(job, turns=turns), workload, records, console)
                 records += [r for r in results.records if isinstance(r, TrainRecord)]
-                interrupted = results.interrupted
+                endings.add(results.ending)
         self._show(records, console)
-        return not interrupted
+        return _worst(endings)
 
     def _left(self, job: Job, done: set[str], console: Console) -> tuple[str, ...]:
         for case in (case for case in job.turns if case in done):
@@ -169,6 +169,11 @@ class TrainBench:
 def baselines_first(cases: Iterable[str]) -> tuple[str, ...]:
     """The order in which what others are compared with is known when they are."""
     return tuple(sorted(cases, key=lambda case: (case != COMPUTE, case != BASELINE)))
+
+
+def _worst(endings: Collection[Ending]) -> Ending:
+    order: tuple[Ending, ...] = ("interrupted", "failed")
+    return next((ending for ending in order if ending in endings), "done")
 
 
 def _say(console: Console, line: str) -> None:

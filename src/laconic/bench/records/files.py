@@ -98,13 +98,15 @@ def _row(line: str, where: str) -> dict[str, object] | None:
 
 
 def _record(row: Mapping[str, object], where: str, kinds: Mapping[str, type[R]]) -> R:
-    kind = row.get("kind")
+    kind, version = row.get("kind"), row.get("version")
+    # First, since another version may have other kinds.
+    if version != VERSION:
+        raise ConfigError(
+            f"{where}: record format version {version}, this laconic reads {VERSION}; "
+            "name another file, or use the laconic that wrote this one"
+        )
     if not isinstance(kind, str) or kind not in kinds:
         raise ConfigError(f"{where}: unknown kind {kind!r}, expected {list(kinds)}")
-    if row.get("version") != VERSION:
-        raise ConfigError(
-            f"{where}: record format version {row.get('version')}, this laconic reads {VERSION}"
-        )
     try:
         return from_row(kinds[kind], row)
     except RowError as error:

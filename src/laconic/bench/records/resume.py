@@ -22,7 +22,9 @@ class Setting:
 
 
 def earlier(path: Path | None, setting: Setting) -> list[TrainRecord]:
-    """The finished runs of this setting in a file, which need not be there yet.
+    """The runs of this setting that came to their end in a file, which need not be there yet.
+
+    One that diverged has: with the same seed it would do so again.
 
     Raises if it cannot be read or written, before anything was run for it.
     """
@@ -30,7 +32,7 @@ def earlier(path: Path | None, setting: Setting) -> list[TrainRecord]:
         return []
     check_writable(path)
     records = (record for record in read([path]) if isinstance(record, TrainRecord))
-    return [r for r in records if r.status == "done" and _setting(r) == setting]
+    return [r for r in records if r.status in ("done", "diverged") and _setting(r) == setting]
 
 
 def done(records: Iterable[TrainRecord], seed: int) -> set[str]:

@@ -44,7 +44,7 @@ def write_report(records: Sequence[Record], path: Path) -> None:
 
 def render(records: Sequence[Record]) -> str:
     if not records:
-        raise ConfigError("nothing to report: the files hold no records")
+        raise ConfigError("nothing to report: the files hold no runs (forecasts are none)")
     sections = sections_of(records)
     values = {
         "title": escape(f"Laconic report: {sections[0].heading}"),

@@ -74,7 +74,9 @@ function buildChart(figure) {
   buildTools(figure, plot, state, draw);
   draw();
   charts.push({ draw });
-  new ResizeObserver(() => { if (canvas.clientWidth !== width) draw(); }).observe(canvas);
+  // With the next frame: what an observer changes itself, such as a scroll bar, is an error to browsers.
+  const adapt = () => { if (canvas.clientWidth !== width) draw(); };
+  new ResizeObserver(() => requestAnimationFrame(adapt)).observe(canvas);
 }
 
 function sortKey(row, column) {
