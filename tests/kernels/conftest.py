@@ -21,3 +21,10 @@ def interpreter() -> Iterator[Ranks]:
     """A process of its own: Triton's interpreter is chosen when Triton is imported."""
     with Ranks(1) as ranks:
         yield ranks
+
+
+@pytest.fixture(scope="session")
+def compiler() -> Iterator[Ranks]:
+    """Another one, whose Triton compiles."""
+    with Ranks(1) as ranks:
+        yield ranks

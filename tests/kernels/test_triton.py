@@ -82,6 +82,12 @@ def test_decoding_compiles_nothing_for_lengths_and_places(interpreter: Ranks, sp
     assert counts == [DECODED[spec]] * len(counts)
 
 
+@pytest.mark.parametrize("spec", COMPILED)
+def test_kernels_compile_for_a_card_that_is_not_there(compiler: Ranks, spec: str) -> None:
+    [names] = compiler.run(Jobs("compiled").compiled, spec)
+    assert len(names) > 1
+
+
 def test_thin_factors(interpreter: Ranks) -> None:
     done = {"factors": 16, "orthonormal": 7}
     assert interpreter.run(Jobs("interpreted_lowrank").compare) == [done]

@@ -41,5 +41,4 @@ def study(
     numbers = None if seeds is None else parse_seeds(seeds)
     chosen = tuple(find_study(name).changed(workload, steps, numbers, case) for name in names)
     setting = Setting(data, device, command_line(), commit)
-    finished = StudyBench(chosen, setting, json, minutes, jobs).run(open_console())
-    leave("done" if finished else "interrupted")
+    leave(StudyBench(chosen, setting, json, minutes, jobs).run(open_console()))

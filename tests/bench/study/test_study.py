@@ -104,7 +104,7 @@ def test_a_study_stops_when_time_is_up(
 ) -> None:
     path = tmp_path / "study.jsonl"
     setting = f"cser --workload mlp-tiny --steps 4 --json {path} --minutes 1e-9"
-    assert run(monkeypatch, setting) != 0
+    assert run(monkeypatch, setting) == 130
     assert "runs are left" in capsys.readouterr().out
     assert not path.read_text()
 
@@ -115,7 +115,7 @@ def test_a_run_that_fails_does_not_stop_the_others(
     path = tmp_path / "study.jsonl"
     words = f"exchanges --workload mlp-tiny --steps 2 --seeds 0 --json {path}"
     # Torch's own hook needs processes, which is found out when its turn comes.
-    assert run(monkeypatch, f"{words} --case torch-powersgd:rank=1 --case none") != 0
+    assert run(monkeypatch, f"{words} --case torch-powersgd:rank=1 --case none") == 1
     assert "torch-powersgd:rank=1, seed 0: ConfigError" in capsys.readouterr().out
     assert {r.spec for r in records(path)} == {"none"}
 

@@ -12,6 +12,7 @@ from laconic.bench import human
 from laconic.bench.cases.parse import parse_case
 from laconic.bench.device import check_device, hurry
 from laconic.bench.forecast.subject import Subject, measure_workload
+from laconic.bench.races.race import Ending
 from laconic.bench.records.kinds import TrainRecord, append, check_writable, read
 from laconic.bench.study.jobs import in_processes
 from laconic.bench.study.run import Outcome, Run, Setting, TimeIsUp, runs_of
@@ -44,8 +45,8 @@ class StudyBench:
             for case in study.cases:
                 parse_case(case)
 
-    def run(self, console: Console) -> bool:
-        """Whether all runs are done; each one's records are written when it is over."""
+    def run(self, console: Console) -> Ending:
+        """Runs all that is left; each one's records are written when it is over."""
         check_device(self.setting.device)
         check_writable(self.json_path)
         if self.setting.device == "cuda":
@@ -66,7 +67,7 @@ class StudyBench:
                 _say(console, f"{_words(outcome[0])}; {took_s:.1f} s")
         if late:
             _say(console, f"Time is up; {late} runs are left.")
-        return not failed and not late
+        return "failed" if failed else "interrupted" if late else "done"
 
     def _left(self) -> list[Run]:
         """All that has to be done, each once."""

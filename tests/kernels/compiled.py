@@ -1,0 +1,76 @@
+"""Compiles what methods launch for a card that need not be there: an H100's or H200's."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import torch
+from triton import compile as compile_kernel
+from triton._C.libtriton import native_specialize_impl
+from triton.backends.compiler import BaseBackend, GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from laconic import kernels
+from laconic.bench.costs.ef_step import ef_step
+from laconic.contract import OneRound, take
+from laconic.kernels import cuda, reference
+from laconic.kernels.cuda import early
+from laconic.spec import parse
+from laconic.types import Given, Turn
+
+HOPPER = GPUTarget("cuda", 90, 32)
+SIZE = 1_000_003
+SHAPE = 256, 2304
+RANKS = 8
+
+
+@contextmanager
+def compiling() -> Iterator[list[str]]:
+    """The names of all kernels that are launched; each is compiled, and none is run."""
+    names: list[str] = []
+
+    def build(kernel: JITFunction, *args: object, grid: object, **named: object) -> None:
+        own = [parameter.name for parameter in kernel.params]
+        given = dict(zip(own, args, strict=False)) | {n: v for n, v in named.items() if n in own}
+        options = {n: v for n, v in named.items() if n not in own and n != "warmup"}
+        compile_kernel(_source(kernel, given), target=HOPPER, options=options)
+        names.append(kernel.fn.__name__)
+
+    # As on that card, which sets up the next kernel while one still runs.
+    with patch.object(early, "_can", lambda _: True), patch.object(JITFunction, "run", build):
+        yield names
+
+
+def _source(kernel: JITFunction, given: dict[str, object]) -> ASTSource:
+    """A kernel with the types of its arguments, as a launch would see them."""
+    types: dict[str, str] = {}
+    constants: dict[tuple[int], object] = {}
+    facts: dict[tuple[int], list[list[object]]] = {}
+    for place, parameter in enumerate(kernel.params):
+        value = given[parameter.name]
+        kind, key = "constexpr", value
+        if not parameter.is_constexpr:
+            special = not parameter.do_not_specialize
+            kind, key = native_specialize_impl(BaseBackend, value, False, special, True)
+        types[parameter.name] = kind
+        if kind == "constexpr":
+            constants[place,] = key
+        elif key == "D":
+            facts[place,] = [["tt.divisibility", 16]]
+    return ASTSource(kernel, types, constants, facts)
+
+
+def compiled(spec: str) -> list[str]:
+    """The kernels of a step with error feedback and, where messages are added up, of eight."""
+    method = parse(spec)
+    turn = Turn((SIZE,) if isinstance(method, OneRound) else SHAPE, size=RANKS)
+    with patch.object(kernels, "at", lambda _: cuda), compiling() as names:
+        ef_step(method, torch.zeros(turn.numel), turn)()
+    if isinstance(method, OneRound):
+        with patch.object(kernels, "at", lambda _: reference):
+            said = take(method, Given(torch.randn(SIZE)), turn)
+        with patch.object(kernels, "at", lambda _: cuda), compiling() as more:
+            method.add_to(torch.zeros(SIZE), [said] * RANKS, 1 / RANKS, turn)
+        names += more
+    return names
