@@ -23,7 +23,7 @@ TITLES = {
     "gpu-step": "Step times on a GPU",
     "kernels-cpu": "Kernels on a CPU",
     "kernels-h200": "Kernels on a GPU",
-    "levels": "Two levels of a sparsifier",
+    "adaptive/levels": "Two levels of a sparsifier",
     "validation": "Predicted and measured steps",
     "local": "Talking rarely",
     "adaptive": "Compression that sets itself",
