@@ -239,7 +239,7 @@ def test_they_learn() -> None:
         ({"sync_every": 4, "delay": 4}, "delay must be 0 to 3, got 4"),
         ({"sync_every": 4, "alpha": 1.0}, r"alpha must be in \[0, 1\), got 1.0"),
         ({"sync_every": 4, "outer_lr": 0.0}, "outer_lr must be positive, got 0.0"),
-        ({"sync_every": 4, "outer_lr": "fast"}, "outer_lr must be positive, got 'fast'"),
+        ({"sync_every": 4, "outer_lr": "fast"}, "outer_lr must be a number, got 'fast'"),
         ({"sync_every": 4, "outer_momentum": 1.0}, "outer_momentum must be in"),
         ({"sync_every": 4, "alpha": "half"}, r"alpha must be in \[0, 1\), got 'half'"),
     ],

@@ -155,18 +155,22 @@ def levels(
 
 def sparsifier_of(compressor: Compressor) -> Sparsifier:
     """The part of a compressor that chooses."""
-    chooser = compressor.sparsifier if isinstance(compressor, Pipeline) else compressor
+    chooser = _chooser(compressor)
     assert isinstance(chooser, Sparsifier)
     return chooser
 
 
 def check_factor(who: str, compressor: Compressor) -> None:
     """Raises ConfigError unless the compressor has a part that chooses as many as it is told."""
-    chooser = compressor.sparsifier if isinstance(compressor, Pipeline) else compressor
+    chooser = _chooser(compressor)
     if not isinstance(chooser, Sparsifier) or "ratio" not in {f.name for f in fields(chooser)}:  # type: ignore[arg-type]
         raise ConfigError(
             f"{who}: {format_spec(compressor)} has no factor; use a sparsifier with a ratio"
         )
+
+
+def _chooser(compressor: Compressor) -> Compressor:
+    return compressor.sparsifier if isinstance(compressor, Pipeline) else compressor
 
 
 def at_factor(base: Sparsifier, factor: float) -> Sparsifier:

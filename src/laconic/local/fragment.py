@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from laconic.checks import check_share
+from laconic.checks import check_number, check_share
 from laconic.comm.base import Conversation
 from laconic.errors import ConfigError
 from laconic.lanes import Lanes
@@ -26,8 +26,8 @@ class Outer:
     nesterov: bool = True
 
     def __post_init__(self) -> None:
-        number = isinstance(self.rate, int | float) and not isinstance(self.rate, bool)
-        if not number or not 0 < self.rate < float("inf"):
+        check_number("outer step", "outer_lr", self.rate)
+        if not 0 < self.rate < float("inf"):
             raise ConfigError(f"outer_lr must be positive, got {self.rate!r}")
         check_share("outer step", "outer_momentum", self.momentum)
 
