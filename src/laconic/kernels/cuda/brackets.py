@@ -128,24 +128,24 @@ def _holder(bins_ptr, asked, above, rank, BINS: tl.constexpr):
     Bins lie in 16 columns of neighbours: first the column is found, so that no scan is long.
     """
     row, column = tl.arange(0, BINS // 16) * 16, tl.arange(0, 16)
-    at = bins_ptr[:, None, None] + row[None, :, None] + column[None, None, :]
-    held = tl.sum(tl.load(at, mask=asked[:, None, None], other=0), axis=1)
-    column, higher = _last_reaching(held, above, rank)
-    at = bins_ptr[:, None] + row[None, :] + tl.maximum(column, 0)[:, None]
+    held = tl.sum(tl.load(bins_ptr + row[:, None] + column[None, :]), axis=0)
+    each = tl.where(asked[:, None], held[None, :], 0)
+    column, higher = _last_reaching(each, above, rank)
+    at = bins_ptr + row[None, :] + tl.maximum(column, 0)[:, None]
     row, behind = _last_reaching(tl.load(at, mask=asked[:, None], other=0), higher, rank)
     found = column >= 0
     return tl.where(found, column * (BINS // 16) + row, -1), tl.where(found, behind, higher)
 
 
 @triton.jit
-def narrow(state_ptr, bracket, bins_ptr, shift, numel, BINS: tl.constexpr):
+def narrow(state_ptr, bracket, asked, bins_ptr, shift, numel, BINS: tl.constexpr):
     """Goes on with the bin that holds the rank: above all bins, or below them, if none does.
 
-    For some brackets at once, each with where its bins are.
+    For the brackets that are asked for, with the bins that they share.
     """
     ptr = state_ptr + BRACKETS + 4 * bracket
     first, last, above, rank = tl.load(ptr), tl.load(ptr + 1), tl.load(ptr + 2), tl.load(ptr + 3)
-    asked = first < last
+    asked &= first < last
     chosen, higher = _holder(bins_ptr, asked, above, rank, BINS)
     one_bin = tl.full((), 1, tl.int64) << shift
     over = above >= rank

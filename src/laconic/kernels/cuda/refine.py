@@ -106,8 +106,9 @@ def _refine_kernel(
                 if (first < last) & ((asked >> bracket) & 1 != 0):
                     many = tried if bracket == 3 else numel
                     one = bracket + tl.arange(0, 1)
-                    bins_ptr = fine_row(state_ptr, level, one)
-                    narrow(state_ptr, one, bins_ptr, width(first, last, FINE), many, FINE)
+                    bins_ptr = fine_row(state_ptr, level, bracket)
+                    shift = width(first, last, FINE)
+                    narrow(state_ptr, one, one >= 0, bins_ptr, shift, many, FINE)
             tl.debug_barrier()
             programs = tl.num_programs(0)
             if (KIND == "excess") | (asked == 4):

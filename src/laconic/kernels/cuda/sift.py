@@ -67,7 +67,7 @@ class Sifted(NamedTuple):
 
 
 @triton.jit
-def _close_in(state_ptr, numel, tried):
+def _close_in(state_ptr, numel, tried, KIND: tl.constexpr):
     """Goes on with the bins that the first pass has counted."""
     # Borders are decided by finite entries; all others are above those.
     others, above = tl.load(state_ptr + ODD), tl.load(state_ptr + BEYOND)
@@ -78,9 +78,9 @@ def _close_in(state_ptr, numel, tried):
             tl.store(ptr + 3, tl.load(ptr + 3) + others)
     tl.debug_barrier()
     bracket = tl.arange(0, 4)
-    drawn = bracket == SAMPLE
-    bins_ptr = state_ptr + tl.where(drawn, DRAWN, HEAD)
-    narrow(state_ptr, bracket, bins_ptr, COARSE, tl.where(drawn, tried, numel), BINS)
+    narrow(state_ptr, bracket, bracket != SAMPLE, state_ptr + HEAD, COARSE, numel, BINS)
+    if KIND == "sampled":
+        narrow(state_ptr, bracket, bracket == SAMPLE, state_ptr + DRAWN, COARSE, tried, BINS)
     tl.debug_barrier()
 
 
@@ -179,7 +179,7 @@ def _sift_kernel(
     tl.store(tops_ptr + program, tl.max(top, 0))
     if is_last(state_ptr, 0):
         if KIND != "excess":
-            _close_in(state_ptr, numel, tried)
+            _close_in(state_ptr, numel, tried, KIND)
         decide(state_ptr, sums_ptr, tops_ptr, numel, programs, factor, KIND, ROUNDS, SPAN)
 
 
