@@ -108,8 +108,25 @@ class Lane:
         for key, fresh in talker.state(self.turn, self.device).items():
             self.talk[key] = _fitted(self.talk.get(key), fresh)
 
+    def rescale(self, factor: float) -> None:
+        """Multiplies what waits to be sent."""
+        self.memory.rescale(self.kept, factor)
+        if self.memory.owes:
+            _multiply(self.talk, self.talker.owed, factor)
+
+    def change_units(self, factor: float) -> None:
+        """Multiplies all that is in units of the gradient."""
+        _multiply(self.kept, self.memory.units, factor)
+        _multiply(self.talk, self.talker.units, factor)
+
     def _room(self) -> State:
         return self.memory.state(self.turn.numel, self.device) if self.careful else self.kept
+
+
+def _multiply(state: State, keys: Sequence[str], factor: float) -> None:
+    for key in keys:
+        if key in state:
+            state[key].mul_(factor)
 
 
 def _fitted(old: Tensor | None, fresh: Tensor) -> Tensor:
