@@ -131,10 +131,10 @@ def _tiles(x: Tensor, bucket: int) -> list[tuple[int, NDArray[np.float32]]]:
     return [(start, part.numpy()) for start, part in parts if part.numel()]
 
 
-def _by_tiles(loop: Callable[[int, int], None], rows: NDArray[np.float32]) -> None:
+def _by_tiles(loop: Callable[[int, int], None], rows: NDArray[np.float32], effort: int) -> None:
     tile = rows[0].size
     # Codes of eight tiles fill whole bytes, so that no two threads write to the same one.
-    in_slices(lambda start, stop: loop(start // tile, stop // tile), rows.size, 8 * tile)
+    in_slices(lambda start, stop: loop(start // tile, stop // tile), rows.size, 8 * tile, effort)
 
 
 @cache
@@ -170,7 +170,7 @@ def _rounded(given: Given, rule: Rule, key: int) -> tuple[Tensor, Tensor]:
             (_slopes(), _table(rule)), start, halves(key), codes.numpy(),
             scales.numpy()[start // rule.bucket :],
         )  # fmt: skip
-        _by_tiles(pack, rows)
+        _by_tiles(pack, rows, effort=4)
     return codes, scales
 
 
@@ -195,4 +195,4 @@ def round_add(out: Tensor, codes: Tensor, scales: Tensor, weight: float, rule: R
             rows, packed, distance, units[start // rule.bucket :], apart, len(codes),
             np.float32(weight), kind, top, rule.width, table, start,
         )  # fmt: skip
-        _by_tiles(add, rows)
+        _by_tiles(add, rows, effort=len(codes))

@@ -1,73 +1,90 @@
 """Loops that run over slices of their entries in a few threads, where there are many entries.
 
-As many threads as torch has: one where `torchrun` starts several ranks on a host, or wherever
-`torch.set_num_threads(1)` or `OMP_NUM_THREADS=1` says so. Python's threads suffice, since compiled
-loops hold no GIL; those of OpenMP, which Numba would take, abort in a forked process.
+They are torch's own threads, as many as it has: one where `torchrun` starts several ranks on a
+host, or wherever `torch.set_num_threads(1)` or `OMP_NUM_THREADS=1` says so. After an operation of
+torch its threads turn for some milliseconds waiting for the next; others would get no core beside
+them, but these take up a loop at once.
 """
 
+import ctypes
 import os
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from functools import cache
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
 R = TypeVar("R")
 
-SLICE = 1 << 18
-"""About as many entries as a thread takes at a time."""
+SLICE = 1 << 21
+"""As many entries as a thread takes at a time, at most."""
 
-ENOUGH = 1 << 19
-"""With fewer entries than this, waking up another thread costs more than it brings."""
+WORTH = 1 << 20
+"""With fewer entries than this for each of the threads, starting them costs more than it brings."""
+
+_HOME = os.getpid()
+
+_Task = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
-def in_slices(loop: Callable[[int, int], R], size: int, unit: int = 1) -> list[R]:
+def in_slices(loop: Callable[[int, int], R], size: int, unit: int = 1, effort: int = 1) -> list[R]:
     """What `loop(start, stop)` returns for each slice of `range(size)`, in their order.
 
     The calling thread takes part, and alone there is but one slice. So what is computed must not
     depend on where slices begin, which is at multiples of `unit`: then it has the same bits with
-    any number of threads. What a loop raises is raised here, after all threads have ended.
+    any number of threads. What a loop raises is raised here, after all threads have ended. One
+    that takes so many times as long as a pass over memory as `effort` says pays for fewer entries.
     """
     threads = torch.get_num_threads()
-    if threads == 1 or size < ENOUGH:
+    if threads == 1 or size * effort < threads * WORTH:
         return [loop(0, size)]
-    step = max(1, SLICE // unit) * unit
-    return _shared(loop, [(i, min(size, i + step)) for i in range(0, size, step)], threads)
+    start_threads = _torch_threads()
+    # A forked process has none of the threads that OpenMP believes in, and would wait for them.
+    if start_threads is None or os.getpid() != _HOME:
+        return [loop(0, size)]
+    # As many for one as for the other, so that all end about at once.
+    count = threads * -(-size // (threads * SLICE))
+    step = -(-size // (count * unit)) * unit
+    share = _Share(loop, [(i, min(size, i + step)) for i in range(0, size, step)])
+    start_threads(_Task(share.work), None, threads, 0)
+    return share.results()
 
 
-def _shared(loop: Callable[[int, int], R], slices: list[tuple[int, int]], threads: int) -> list[R]:
-    results: list[R | None] = [None] * len(slices)
-    # Each number is given out once, whoever asks: that step of a range is one of the GIL's.
-    places = iter(range(len(slices)))
+class _Share:
+    """Slices that several threads take one after the other, and what becomes of them."""
 
-    def work() -> None:
-        for place in places:
-            results[place] = loop(*slices[place])
+    def __init__(self, loop: Callable[[int, int], Any], slices: list[tuple[int, int]]) -> None:
+        self._loop, self._slices = loop, slices
+        # Each number is given out once, whoever asks: nothing else runs while a range counts on.
+        self._places = iter(range(len(slices)))
+        self._results: list[Any] = [None] * len(slices)
+        self._errors: list[BaseException] = []
 
-    helpers = _started(work, min(threads, len(slices)) - 1)
-    try:
-        work()
-    finally:
-        # Who has not begun would find nothing to do; the others still write.
-        begun = [helper for helper in helpers if not helper.cancel()]
-        wait(begun)
-    for helper in begun:
-        helper.result()
-    return cast(list[R], results)
+    def work(self, _: object) -> None:
+        """Takes slices until there are no more; keeps what is raised, which OpenMP cannot pass."""
+        try:
+            for place in self._places:
+                self._results[place] = self._loop(*self._slices[place])
+        except BaseException as error:
+            self._errors.append(error)
 
-
-def _started(work: Callable[[], None], count: int) -> list[Future[None]]:
-    helpers: list[Future[None]] = []
-    # None can be had any more while the interpreter shuts down; the caller then works alone.
-    with suppress(RuntimeError):
-        for _ in range(count):
-            helpers.append(_pool(os.getpid(), count).submit(work))
-    return helpers
+    def results(self) -> list[Any]:
+        if self._errors:
+            raise self._errors[0]
+        return self._results
 
 
 @cache
-def _pool(process: int, threads: int) -> ThreadPoolExecutor:
-    """Threads of this process: those of its parent do not live in a forked one."""
-    return ThreadPoolExecutor(threads, "laconic-kernels")
+def _torch_threads() -> Callable[..., None] | None:
+    """What torch is compiled to call where a loop is for all its threads, if that is GNU OpenMP's.
+
+    On Linux it is; elsewhere every loop runs in the thread that calls it.
+    """
+    try:
+        # Found in what torch is linked to. Called so, it runs without the GIL.
+        start = ctypes.CDLL(torch._C.__file__).GOMP_parallel
+    except AttributeError:
+        return None
+    start.argtypes = _Task, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint
+    start.restype = None
+    return cast(Callable[..., None], start)

@@ -125,7 +125,7 @@ def trits_pack(x: Tensor, clip: float, key: int) -> tuple[Tensor, Tensor]:
     def loop(start: int, stop: int) -> None:
         _pack(entries[start:stop], start, np.float32(scale), *dice, out[start // PER_BYTE :])
 
-    in_slices(loop, x.numel(), BLOCK)
+    in_slices(loop, x.numel(), BLOCK, effort=4)
     return packed, torch.tensor([scale], dtype=torch.float32)
 
 
@@ -152,4 +152,4 @@ def trits_add(out: Tensor, packed: Tensor, scales: Tensor, weight: float) -> Non
     def loop(start: int, stop: int) -> None:
         _add(entries[start:stop], flat[start // PER_BYTE :], distance, table)
 
-    in_slices(loop, out.numel(), BLOCK)
+    in_slices(loop, out.numel(), BLOCK, effort=2 * len(table))
