@@ -46,7 +46,8 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     monkeypatch.setattr(threads, "_torch_threads", lambda: counted)
     monkeypatch.setattr(threads, "SLICE", SLICE)
-    monkeypatch.setattr(threads, "WORTH", 1)
+    monkeypatch.setattr(threads, "ENOUGH", 1)
+    monkeypatch.setattr(threads, "EACH", 1)
     yield started
     torch.set_num_threads(usual)
 
@@ -198,10 +199,12 @@ class TestSlices:
 
     def test_few_entries_are_left_to_the_caller(self, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.set_num_threads(2)
-        monkeypatch.setattr(threads, "WORTH", 1000)
+        monkeypatch.setattr(threads, "ENOUGH", 2000)
         assert len(threads.in_slices(lambda start, stop: start, 1999)) == 1
         assert len(threads.in_slices(lambda start, stop: start, 2000)) > 1
         assert len(threads.in_slices(lambda start, stop: start, 1999, effort=2)) > 1
+        monkeypatch.setattr(threads, "EACH", 1001)
+        assert len(threads.in_slices(lambda start, stop: start, 2000)) == 1
 
     def test_so_is_all_where_torch_has_other_threads(self, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.set_num_threads(2)

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from functools import partial
-from threading import RLock
+from threading import Lock
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
@@ -17,7 +17,7 @@ R = TypeVar("R")
 log = logging.getLogger("laconic.kernels")
 
 # One first call at a time: two threads would announce what only one of them compiles.
-_first = RLock()
+_first = Lock()
 
 
 class _Announcer(event.Listener):

@@ -2,8 +2,8 @@
 
 They are torch's own threads, as many as it has: one where `torchrun` starts several ranks on a
 host, or wherever `torch.set_num_threads(1)` or `OMP_NUM_THREADS=1` says so. After an operation of
-torch its threads turn for some milliseconds waiting for the next; others would get no core beside
-them, but these take up a loop at once.
+torch its threads stay on their cores for some milliseconds, waiting for the next. Others would get
+no turn beside them, but these take up a loop at once (docs/log.md).
 """
 
 import ctypes
@@ -19,8 +19,11 @@ R = TypeVar("R")
 SLICE = 1 << 21
 """As many entries as a thread takes at a time, at most."""
 
-WORTH = 1 << 20
-"""With fewer entries than this for each of the threads, starting them costs more than it brings."""
+ENOUGH = 1 << 21
+"""With fewer entries than this, starting threads costs more than it brings: two were measured."""
+
+EACH = 1 << 17
+"""At least so many for each of many threads, since they take the GIL one after the other."""
 
 _HOME = os.getpid()
 
@@ -36,7 +39,7 @@ def in_slices(loop: Callable[[int, int], R], size: int, unit: int = 1, effort: i
     that takes so many times as long as a pass over memory as `effort` says pays for fewer entries.
     """
     threads = torch.get_num_threads()
-    if threads == 1 or size * effort < threads * WORTH:
+    if threads == 1 or size * effort < max(ENOUGH, threads * EACH):
         return [loop(0, size)]
     start_threads = _torch_threads()
     # A forked process has none of the threads that OpenMP believes in, and would wait for them.
