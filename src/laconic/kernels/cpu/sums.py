@@ -112,6 +112,7 @@ def _measure(
         _pack(block, words[start // LANES : start // LANES + BLOCK // LANES])
         for b in range(start // bucket, (stop - 1) // bucket + 1):
             first, last = max(start, b * bucket), min(stop, (b + 1) * bucket)
+            # With every piece the one or the other number rises, so each has a place of its own.
             piece = pieces[start // BLOCK + b]
             if even:
                 _sum_sizes(block[first - start : last - start], piece)

@@ -39,18 +39,23 @@ def in_slices(loop: Callable[[int, int], R], size: int, unit: int = 1, effort: i
     that takes so many times as long as a pass over memory as `effort` says pays for fewer entries.
     """
     threads = torch.get_num_threads()
-    if threads == 1 or size * effort < max(ENOUGH, threads * EACH):
-        return [loop(0, size)]
-    start_threads = _torch_threads()
+    step = _step(size, unit, effort, threads)
+    start_threads = _torch_threads() if step < size else None
     # A forked process has none of the threads that OpenMP believes in, and would wait for them.
     if start_threads is None or os.getpid() != _HOME:
         return [loop(0, size)]
-    # As many for one as for the other, so that all end about at once.
-    count = threads * -(-size // (threads * SLICE))
-    step = -(-size // (count * unit)) * unit
     share = _Share(loop, [(i, min(size, i + step)) for i in range(0, size, step)])
     start_threads(_Task(share.work), None, threads, 0)
     return share.results()
+
+
+def _step(size: int, unit: int, effort: int, threads: int) -> int:
+    """How long a slice is: all there is where other threads do not pay."""
+    if threads == 1 or size * effort < max(ENOUGH, threads * EACH):
+        return size
+    # As many for one as for the other, so that all end about at once.
+    count = threads * -(-size // (threads * SLICE))
+    return -(-size // (count * unit)) * unit
 
 
 class _Share:
