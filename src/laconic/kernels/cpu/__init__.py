@@ -1,5 +1,6 @@
 """The kernels for CPU tensors, compiled by Numba: one pass over memory each, without the GIL.
 
+Large tensors are shared out among torch's threads (`threads.py`), with the same bits as in one.
 Compiled code is cached on disk beside this package, so only a machine's first call waits.
 """
 
