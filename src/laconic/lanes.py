@@ -78,6 +78,10 @@ class Lanes:
         recording = self._recording(names, grads, led)
         return self._noted(names, grads, led if recording is None else recording.talk)
 
+    def message_bytes(self, names: Sequence[str]) -> int:
+        """About how many bytes a message about these parameters has."""
+        return sum(self.lanes[name].message_bytes for name in names)
+
     def is_straight(self) -> bool:
         """Whether a mount may take the mean of gradients by itself, where `pass_by` counts them.
 
