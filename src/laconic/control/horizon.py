@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 FEW = 300
-"""Steps that are taken to follow at least: hardly anybody trains for less. With a fifth of the norm
-a run falls behind by 200, so that much has to arrive from the first step on, and needs no more."""
+"""Steps that are taken to follow at least: hardly anybody trains for less. If a fifth of the norm
+arrives, a run falls behind by 200 steps (LAG), so no more has to arrive in the first steps."""
 
 LOWERED = 0.5
 """A learning rate that has fallen by so much is another one; the usual schedules' stairs do."""

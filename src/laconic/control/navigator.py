@@ -25,7 +25,8 @@ for a tenth faster or slower than it is moves the times of two settings apart by
 half of a step is the wire. What is entered must be worth more than the least by as much."""
 WORTH = 0.6
 """No step may be worth less of a dense one: a run falls behind by no more than two thirds of the
-steps that are taken to follow, whatever the link."""
+steps that are taken to follow, whatever the link. Measured with a narrow ResNet-9 whose learning
+rate falls evenly, on a slow link: 75.9 % at the end, 74.3 % with 0.5, 76.5 % with 1 % of top-k."""
 
 
 class Navigator(Pilot):
