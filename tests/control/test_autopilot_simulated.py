@@ -63,21 +63,26 @@ def test_simulated_ranks_decide_the_same_and_follow_the_link(spec: str) -> None:
         settings.append(explained(led)["setting"])
         worths.append(explained(led)["settings"][settings[-1]]["worth"])
         assert len({str(pilot.places) for pilot in pilots(led)}) == 1
-    assert worths[1] < 0.8
-    assert min(worths[0], worths[2]) > 0.9
+    assert worths[1] < 0.9 < min(worths[0], worths[2])
     assert settings[1].startswith(spec.partition(":")[0])
     saved = [str({k: v for k, v in pilot.save().items() if k != "lost"}) for pilot in pilots(led)]
     assert len(set(saved)) == 1
 
 
-def test_a_choice_at_random_is_not_worth_its_bytes() -> None:
-    """Half of the entries are worth 0.7 of a step, and all of them in 16 bits are no longer."""
-    led = simulation("randomk:ratio=0.1")
-    set_rate(led, 1e6)
-    for step in range(30):
-        led.step(gradients(step))
-    assert explained(led)["setting"] == "bf16"
-    assert explained(led)["settings"]["randomk:ratio=0.1"]["worth"] < 0.5
+def test_a_choice_at_random_has_to_be_of_more_entries() -> None:
+    """And half of them are worth less than all of them in 16 bits, which are no longer."""
+    found = {}
+    for method in ("topk", "randomk"):
+        led = simulation(f"{method}:ratio=0.1")
+        set_rate(led, 1e6)
+        for step in range(60):
+            led.step(gradients(step))
+        found[method] = explained(led)
+    assert found["randomk"]["setting"] == "randomk:ratio=0.05"
+    assert found["topk"]["setting"] == "topk:ratio=0.01"
+    settings = found["randomk"]["settings"]
+    assert settings["randomk:ratio=0.5"]["worth"] < 0.9
+    assert settings["randomk:ratio=0.5"]["step_ms"] >= settings["bf16"]["step_ms"]
 
 
 @pytest.mark.parametrize("spec", ["powersgd:rank=4", "qsgd:bits=4", "topk:ratio=0.1 | qsgd:bits=4"])
@@ -186,7 +191,7 @@ def by(how: str) -> Simulation:
         "topk:ratio=0.2",
         workers=4,
         controller=f"autopilot:by={how}",
-        link=LinkModel(1e-4, 2e6),
+        link=LinkModel(1e-4, 1e6),
         compute_s=0.02,
     )
 
@@ -199,7 +204,7 @@ def test_layers_get_settings_of_their_own() -> None:
     explained_all, found = explained(alike), explained(led)
     assert "layers" not in explained_all
     places = pilots(led)[0].places
-    # Two hundredths of the one are all of it; of the other, twice as much says little more.
+    # A hundredth of the one is all of it; of the other, twice as much says little more.
     assert places["peaks"] < places["flat"]
     assert set(found["layers"]) == {"peaks", "flat"}
     assert ", " in found["setting"]

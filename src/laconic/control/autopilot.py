@@ -19,12 +19,12 @@ class Autopilot(Controller):
     """Minimises the predicted time of a step over what the step is worth.
 
     What a step is worth follows from the share of the gradients' norm that arrives, residual
-    counted, and from how long the run is: what waits arrives in the end, so a run falls behind once
-    (for unbiased rounding without a residual, it is what its variance leaves of every step). A
-    step's time follows from the agreed laps of past steps: computation, encoding and decoding at
-    each setting, and a link model kept current. A setting with which the run would fall behind by
-    more steps than it has taken is never chosen, whatever it would save. Dense and 16 bits are
-    settings too, so nothing is compressed where that does not pay.
+    counted, and from how long the run may last: what waits arrives in the end, so a run falls
+    behind once (for unbiased rounding without a residual, it is what its variance leaves of every
+    step). A step's time follows from the agreed laps of past steps: computation, encoding and
+    decoding at each setting, and a link model kept current. A setting with which the run would fall
+    behind by most of the steps that are to follow is never chosen, whatever it would save. Dense
+    and 16 bits are settings too, so nothing is compressed where that does not pay.
 
     By "layer", bytes go to the layers where they make most of the norm arrive; by "all", all layers
     have one setting. It steers the first of ratio, rank, bits and k that the method has, or

@@ -8,6 +8,7 @@ from laconic.comm.meter import ring_bytes
 from laconic.control.clock import Lap
 from laconic.control.costs import APART, Costs, Link, Said
 from laconic.control.courses import Option, best_course
+from laconic.control.horizon import FEW
 from laconic.control.ladder import Rung, is_whole
 from laconic.control.layer import Layer, load_layer
 from laconic.control.losses import Kind, progress
@@ -39,8 +40,8 @@ class Chart:
         self.rungs, self.kind = list(rungs), kind
         self.costs = Costs(ring_bytes(LONG, size) / LONG, size - 1.0)
         self.layers: dict[str, Layer] = {}
-        self.steps = 0
-        """At this learning rate. As many are taken to follow, since nobody says how many will."""
+        self.ahead = FEW
+        """Steps that are taken to follow."""
 
     def meet(self, shapes: Mapping[str, Sequence[int]]) -> None:
         """Learns which layers there are."""
@@ -147,7 +148,7 @@ class Chart:
         return sum(layer.losses.energy for layer in self.layers.values())
 
     def _worth(self, lost: float, energy: float) -> float:
-        return progress(lost / energy if energy else 0.0, self.kind, self.steps)
+        return progress(lost / energy if energy else 0.0, self.kind, self.ahead)
 
     def _sent(self, said: Said) -> float:
         return self.costs.whole_sent * said.whole_bytes + self.costs.part_sent * said.part_bytes
@@ -164,7 +165,7 @@ class Chart:
             "element_s": _named(self.costs.element_s),
         }
         layers = {name: layer.save() for name, layer in self.layers.items()}
-        return {"costs": costs, "layers": layers, "steps": self.steps}
+        return {"costs": costs, "layers": layers, "ahead": self.ahead}
 
     def load(self, saved: Mapping[str, Any]) -> None:
         costs = saved["costs"]
@@ -177,7 +178,7 @@ class Chart:
         }
         self.costs = Costs(**{**costs, **plain})
         self.layers = {n: load_layer(layer, self.rungs) for n, layer in saved["layers"].items()}
-        self.steps = saved["steps"]
+        self.ahead = saved["ahead"]
 
 
 def _named(by_place: Mapping[int, Any]) -> dict[str, Any]:

@@ -89,13 +89,13 @@ def _along(error: float, old: float, new: float, kind: Kind) -> float:
 
 
 def progress(error: float, kind: Kind, steps: int) -> float:
-    """What a step is worth beside one that loses nothing, in a run of so many.
+    """What a step is worth beside one that loses nothing, if so many are to follow.
 
-    Where what is lost waits, it arrives after all: at first a step is worth the share that arrives,
-    but the run falls behind only once, and the more steps there are the less it matters. Where
-    nothing waits, more variance takes its share of every step.
+    Where what is lost waits, it arrives after all: the run falls behind only once, and the more
+    steps there are the less it matters. Where nothing waits, more variance takes its share of every
+    step.
     """
     if kind == "noise":
         return 1 / (1 + error)
     share = math.sqrt(max(1 - error, TINY))
-    return 1 / (1 + (1 / share - 1) * LAG / max(steps, LAG))
+    return 1 / (1 + (1 / share - 1) * LAG / steps)

@@ -11,6 +11,7 @@ from laconic.contract import Compressor
 from laconic.control.base import Heard, Log, Order, Pilot, Saved
 from laconic.control.chart import Chart, Spot
 from laconic.control.clock import Lap
+from laconic.control.horizon import Horizon
 from laconic.control.ladder import Rung, is_whole
 from laconic.control.losses import Kind
 from laconic.control.reasons import mixture, moves, reason
@@ -22,12 +23,10 @@ BETTER = 0.95
 """A setting takes another's place if it needs at most this share of its time. A link that is taken
 for a tenth faster or slower than it is moves the times of two settings apart by half of that, if
 half of a step is the wire. What is entered must be worth more than the least by as much."""
-WORTH = 0.5
-"""No step may be worth less of a dense one: a run falls behind by no more steps than it has taken,
-whatever the link."""
-
-LOWERED = 0.5
-"""A learning rate that has fallen by so much is another one; the usual schedules' stairs do."""
+WORTH = 0.6
+"""No step may be worth less of a dense one: a run falls behind by no more than two thirds of the
+steps that are taken to follow, whatever the link. Measured with a narrow ResNet-9 whose learning
+rate falls evenly, on a slow link: 75.9 % at the end, 74.3 % with 0.5, 76.5 % with 1 % of top-k."""
 
 
 class Navigator(Pilot):
@@ -56,9 +55,7 @@ class Navigator(Pilot):
         """Where the last step was, whose lap and losses the next one tells."""
         self._judged: tuple[float, float] | None = None
         """The pace when the last decision was made."""
-        self._rate: float | None = None
-        """The highest learning rate since step `_since`, when it was last lowered."""
-        self._since = 0
+        self._horizon = Horizon()
         self._shapes: dict[str, list[int]] = {}
         self._lost: dict[str, Tensor] = {}
         self._lost_at: dict[str, int] | None = None
@@ -70,9 +67,8 @@ class Navigator(Pilot):
             # Another method changes neither the link nor the computation.
             self.chart.costs.recent = list(old.chart.costs.recent)
             self.chart.costs.idle_s = old.chart.costs.idle_s
-            self.chart.steps = old.chart.steps
-            self._rate, self._since = old._rate, old._since
-            self._rest = old._rest
+            self.chart.ahead = old.chart.ahead
+            self._horizon, self._rest = old._horizon, old._rest
         self._note(self.log.decisions[-1].step if self.log.decisions else 0, "as the method is set")
 
     @property
@@ -103,7 +99,7 @@ class Navigator(Pilot):
 
     def step(self, heard: Heard) -> None:
         self.chart.meet(self._shapes)
-        self.chart.steps = heard.step - self._since
+        self.chart.ahead = self._horizon.ahead(heard.step)
         self._shapes = {}
         if not self.asks:
             self._rest.go_on()
@@ -186,22 +182,17 @@ class Navigator(Pilot):
 
     def epoch(self, step: int, learning_rate: float | None) -> None:
         if learning_rate is not None:
-            self.rate_changed(step, learning_rate, learning_rate)
+            self._horizon.hear(step, learning_rate)
 
     def rate_changed(self, step: int, before: float, after: float) -> None:
-        """What is to follow at a far lower rate is another run: what waits may come too late."""
-        highest = max(self._rate or before, before)
-        self._rate = highest
-        if after <= LOWERED * highest:
-            self._rate, self._since = after, step
+        self._horizon.hear(step, after, before)
 
     def save(self) -> Saved:
         return {
             "places": dict(self.places),
             "last": None if self._last is None else dict(self._last),
             "judged": None if self._judged is None else list(self._judged),
-            "rate": self._rate,
-            "since": self._since,
+            "horizon": vars(self._horizon).copy(),
             "lost": {name: tensor.clone() for name, tensor in self._lost.items()},
             "lost_at": None if self._lost_at is None else dict(self._lost_at),
             "rest": vars(self._rest).copy(),
@@ -212,7 +203,7 @@ class Navigator(Pilot):
         last, judged = saved["last"], saved["judged"]
         self.places, self._last = dict(saved["places"]), None if last is None else dict(last)
         self._judged = None if judged is None else (judged[0], judged[1])
-        self._rate, self._since = saved["rate"], saved["since"]
+        self._horizon = Horizon(**saved["horizon"])
         self._lost = {name: tensor.clone() for name, tensor in saved["lost"].items()}
         self._lost_at = None if saved["lost_at"] is None else dict(saved["lost_at"])
         self._rest = Rest(**saved["rest"])
