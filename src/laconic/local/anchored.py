@@ -134,7 +134,9 @@ class AnchoredSteps(LocalSteps):
         self.syncs += 1
         if self.streaming.delay:
             fragment.depart()
-            self._waits[number] = self._peers.start(fragment.talk())
+            # Whoever trains may wait for the whole GPU at any time.
+            in_peace = fragment.lanes.may_record()
+            self._waits[number] = self._peers.start(fragment.talk(), in_peace=in_peace)
         else:
             self._peers.talk(fragment.sync())
 

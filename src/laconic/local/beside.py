@@ -18,10 +18,8 @@ class Beside:
 
     def __init__(self, device: torch.device) -> None:
         self._side = Side(device)
-        # OpenMP keeps its number of threads by thread: a new one would take all cores.
-        cores = torch.get_num_threads()
         self._thread = ThreadPoolExecutor(
-            1, "laconic-local", initializer=torch.set_num_threads, initargs=(cores,)
+            1, "laconic-local", initializer=_settle, initargs=(torch.get_num_threads(), device)
         )
 
     def start(self, conversation: Conversation[None], comm: Comm) -> Wait:
@@ -39,3 +37,10 @@ class Beside:
         with self._side.after(begin):
             drive(conversation, comm)
             return self._side.mark()
+
+
+def _settle(cores: int, device: torch.device) -> None:
+    """Makes a new thread, which would take all cores and the first GPU, like its maker."""
+    torch.set_num_threads(cores)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)

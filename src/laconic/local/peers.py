@@ -34,8 +34,8 @@ class Peers(ABC):
         """Holds a conversation with all others; simulated workers' begins when the last comes."""
 
     @abstractmethod
-    def start(self, conversation: Conversation[None]) -> Wait:
-        """Begins a conversation that goes on while this worker computes."""
+    def start(self, conversation: Conversation[None], *, in_peace: bool = False) -> Wait:
+        """Begins a conversation that goes on while this worker computes, or `in_peace` does not."""
 
     @abstractmethod
     def check_over(self) -> None:
@@ -78,10 +78,13 @@ class GroupPeers(Peers):
             # Behind what is under way, since calls must come in the same order on all ranks.
             self._beside.start(conversation, comm)()
 
-    def start(self, conversation: Conversation[None]) -> Wait:
+    def start(self, conversation: Conversation[None], *, in_peace: bool = False) -> Wait:
         if self._beside is None:
             self._beside = Beside(self._device)
-        return self._beside.start(conversation, self._comm)
+        wait = self._beside.start(conversation, self._comm)
+        if in_peace:
+            wait()
+        return wait
 
     def check_over(self) -> None:
         pass
@@ -107,7 +110,7 @@ class Seat(Peers):
     def talk(self, conversation: Conversation[None], *, aside: bool = False) -> None:
         self._table.come(self.rank, conversation, aside)
 
-    def start(self, conversation: Conversation[None]) -> Wait:
+    def start(self, conversation: Conversation[None], *, in_peace: bool = False) -> Wait:
         self._table.come(self.rank, conversation, aside=False)
         return self.check_over
 

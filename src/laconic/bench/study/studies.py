@@ -65,6 +65,9 @@ _RARE = (
     _qsparse(0.001, 16),
     "efsign @ local=(qsparse:sync_every=8)",
     "int4 @ local=(qsparse:sync_every=32)",
+    "int4 @ local=(qsparse:sync_every=8,delay=7)",
+    "powersgd:rank=4 @ local=(qsparse:sync_every=4,delay=3)",
+    "none @ local=(local_sgd:sync_every=8,delay=7)",
 )
 
 
