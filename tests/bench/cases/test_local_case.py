@@ -20,6 +20,7 @@ from laconic.network.cluster import LoopbackCluster
 QSPARSE = "topk:ratio=0.1 @ local=(qsparse:sync_every=4)"
 PLAIN = "none @ local=(local_sgd:sync_every=4)"
 CSER = "grbs:ratio=0.1,block=16 @ local=(cser:sync_every=2,errors=(grbs:ratio=0.5,block=16))"
+SOON = "int4 @ local=(qsparse:sync_every=4)"
 LATE = "int4 @ local=(qsparse:sync_every=4,delay=3)"
 ALL = (
     QSPARSE,
@@ -89,16 +90,17 @@ class _Opened:
 def test_blocks_have_whole_periods(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Local SGD tells what a dense step tells, but only every fourth time."""
     monkeypatch.setattr(race, "open_cluster", loopback)
-    path, cases = tmp_path / "step.jsonl", ("ddp-fp32", PLAIN, CSER, LATE)
+    path, cases = tmp_path / "step.jsonl", ("ddp-fp32", PLAIN, CSER, SOON, LATE)
     bench = StepBench(cases, 2, None, 6, 1, None, path, "c", workload="mlp-tiny")
     assert bench.run(Console(file=io.StringIO())) == "done"
     found = {r.spec: r for r in read([path]) if isinstance(r, StepRecord)}
-    dense, plain, cser, late = (found[case] for case in cases)
-    assert [r.status for r in (dense, plain, cser, late)] == ["done"] * 4
-    assert [r.steps for r in (dense, plain, cser, late)] == [6, 12, 6, 12]
+    dense, plain, cser, soon, late = (found[case] for case in cases)
+    assert [r.status for r in found.values()] == ["done"] * 5
+    assert [r.steps for r in (dense, plain, cser, soon, late)] == [6, 12, 6, 12, 12]
     assert plain.sent_bytes == (dense.sent_bytes or 0) / 4
     assert 0 < (cser.sent_bytes or 0) < (dense.sent_bytes or 0)
     assert 0 < (late.sent_bytes or 0) < (plain.sent_bytes or 0)
+    assert late.sent_bytes == soon.sent_bytes
 
 
 def test_workers_train_and_are_looked_at_as_one(

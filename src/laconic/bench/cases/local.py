@@ -41,6 +41,7 @@ class LocalCase(Case):
             held,
             averaged=steps.averaged,
             period=parse_local(self.local).sync_every,
+            rest=self.rhythm().delay,
         )
 
     def build(self, around: Around) -> LocalSteps:
