@@ -31,12 +31,14 @@ class Outer:
             raise ConfigError(f"outer_lr must be positive, got {self.rate!r}")
         check_share("outer step", "outer_momentum", self.momentum)
 
-    def move(self, anchor: Tensor, mean: Tensor, momentum: Tensor | None) -> None:
-        """Takes the step, in place."""
-        if momentum is not None:
-            momentum.mul_(self.momentum).add_(mean)
-            mean = mean.add(momentum, alpha=self.momentum) if self.nesterov else momentum
-        anchor.sub_(mean, alpha=self.rate)
+    def move(self, anchors: list[Tensor], means: list[Tensor], momenta: list[Tensor]) -> None:
+        """Takes the step, in place; without momentum there are no momenta."""
+        if momenta:
+            torch._foreach_mul_(momenta, self.momentum)
+            torch._foreach_add_(momenta, means)
+            ahead = torch._foreach_add(means, momenta, alpha=self.momentum)
+            means = list(ahead) if self.nesterov else momenta
+        torch._foreach_sub_(anchors, means, alpha=self.rate)
 
 
 class Fragment:
@@ -97,8 +99,8 @@ class Fragment:
 
     def arrive(self) -> None:
         """Moves the anchor, and the parameters with it."""
-        for name, anchor in self.anchor.items():
-            self.outer.move(anchor, self.drift[name], self.momentum.get(name))
+        states = self.anchor, self.drift, self.momentum
+        self.outer.move(*(list(state.values()) for state in states))
         self.drift.clear()
         if self.alpha is None:
             self._go_on()
