@@ -1,5 +1,6 @@
 """What goes on beside a worker: begun at once, held in order, and what goes wrong is told."""
 
+import time
 from threading import Event
 
 import pytest
@@ -10,6 +11,8 @@ from laconic.comm.base import Call, Comm, Conversation
 from laconic.comm.meter import Meter
 from laconic.errors import PeerError
 from laconic.local.beside import Beside
+from laconic.local.peers import GroupPeers
+from processes import Ranks
 
 
 class Echo(Comm):
@@ -73,3 +76,27 @@ def test_it_keeps_to_as_many_threads() -> None:
     finally:
         torch.set_num_threads(before)
     assert seen == [1]
+
+
+def _peaceful(in_peace: bool) -> bool:
+    """Whether a conversation is over as soon as it is started."""
+    heard: list[int] = []
+    peers = GroupPeers(None, torch.device("cpu"))
+
+    def slow() -> Conversation[None]:
+        time.sleep(0.1)
+        heard.append(1)
+        return
+        yield
+
+    wait = peers.start(slow(), in_peace=in_peace)
+    over = bool(heard)
+    wait()
+    peers.rest(wait=True)
+    assert heard == [1]
+    return over
+
+
+def test_what_needs_peace_is_waited_for(four_ranks: Ranks) -> None:
+    assert four_ranks.run(_peaceful, True) == [True] * 4
+    assert four_ranks.run(_peaceful, False) == [False] * 4
