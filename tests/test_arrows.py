@@ -16,7 +16,7 @@ LEVELS = (
     ("cast", "chosen", "difference", "matrix", "compressors", "sparse", "memory", "rounded"),
     ("exchange",),
     ("spec",),
-    ("alarm", "carry", "census"),
+    ("alarm", "carry", "census", "skips"),
     ("step",),
     ("keys", "capture"),
     ("recorded",),

@@ -112,4 +112,9 @@ def test_advice_is_printed_with_a_verdict(
     out = capsys.readouterr().out
     assert "4 workers, links of 1mbit, 0.1 ms" in out
     assert "Use " in out.splitlines()[-1]
-    assert len(read_forecasts(tmp_path / "a.jsonl")) == 4
+    records = read_forecasts(tmp_path / "a.jsonl")
+    assert len(records) == 4
+    [advised] = [record.spec for record in records if record.advised]
+    assert f"Use {advised}:" in out.splitlines()[-1]
+    assert {record.risk for record in records if record.spec == "none"} == {"none"}
+    assert all(0 <= (record.relative_error or 0) <= 1 for record in records)

@@ -1,6 +1,5 @@
 """All lanes of one model on one rank: what a link and a simulated worker have in common."""
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Literal, TypeAlias, get_args
@@ -19,10 +18,9 @@ from laconic.control.helm import Helm
 from laconic.errors import ConfigError, NonFiniteError
 from laconic.plan import Plan
 from laconic.recorded import Recorder, Recording, is_steady
+from laconic.skips import Skips
 from laconic.step import Ended, Lane, exchange, together
-from laconic.types import Rounds, State
-
-log = logging.getLogger("laconic")
+from laconic.types import Rounds
 
 Led: TypeAlias = Conversation[Ended]
 
@@ -58,8 +56,7 @@ class Lanes:
         self.tensors = tensors
         self.plan, self.lanes = plan, self._open(plan)
         self.dense_bytes = 0
-        self.skipped = 0
-        self._skipped_in_a_row = 0
+        self.skips = Skips()
         self.loss_scale = 1.0
         self._step = Verdict()
         self.helm: Helm | None = None
@@ -88,6 +85,10 @@ class Lanes:
         """
         names, on_gpu = tuple(self.tensors), any(t.is_cuda for t in self.tensors.values())
         return on_gpu and self._is_recordable(names) and not self._recorder.has(names)
+
+    def message_bytes(self, names: Sequence[str]) -> int:
+        """About how many bytes a message about these parameters has."""
+        return sum(self.lanes[name].message_bytes for name in names)
 
     def is_straight(self) -> bool:
         """Whether a mount may take the mean of gradients by itself, where `pass_by` counts them.
@@ -205,26 +206,11 @@ class Lanes:
             lane.forget() if bad else lane.keep()
         if self.helm is not None:
             self.helm.settle(self.steps(), counts=not bad)
-        if bad:
-            return self._complain()
-        self._recover()
-        return None
-
-    def _complain(self) -> NonFiniteError | None:
-        """Counts a step that does not count; the log has the 1st, 2nd, 4th, 8th ... in a row."""
-        self.skipped += 1
-        self._skipped_in_a_row += 1
-        text = f"a gradient of step {self.steps()} is not finite on some rank; it does not count"
-        number = self._skipped_in_a_row
-        if number & (number - 1) == 0:
-            log.warning(text + (f" ({number} times in a row)" if number > 1 else ""))
+        if not bad:
+            self.skips.end()
+            return None
+        text = self.skips.add(self.steps())
         return NonFiniteError(text) if self.nan_policy == "raise" else None
-
-    def _recover(self) -> None:
-        # Who saw few lines of many should know how many there would have been.
-        if self._skipped_in_a_row > 2:
-            log.warning("gradients are finite again after %d steps", self._skipped_in_a_row)
-        self._skipped_in_a_row = 0
 
     def switch(self, plan: Plan) -> None:
         """Changes the method; what the memory kept is kept where the new one keeps the same."""
@@ -263,9 +249,7 @@ class Lanes:
         """Multiplies what waits to be sent, since the learning rate has changed by 1/`factor`."""
         self.settle()
         for lane in self.lanes.values():
-            lane.memory.rescale(lane.kept, factor)
-            if lane.memory.owes:
-                _multiply(lane.talk, lane.talker.owed, factor)
+            lane.rescale(factor)
 
     def rate_changed(self, before: float, after: float) -> None:
         """Rescales what waits to a new learning rate, which the controller hears of, too."""
@@ -286,8 +270,7 @@ class Lanes:
         self.settle()
         if scale != self.loss_scale:
             for lane in self.lanes.values():
-                _multiply(lane.kept, lane.memory.units, scale / self.loss_scale)
-                _multiply(lane.talk, lane.talker.units, scale / self.loss_scale)
+                lane.change_units(scale / self.loss_scale)
             self.loss_scale = scale
 
     def steps(self) -> int:
@@ -304,7 +287,7 @@ class Lanes:
         return {
             **self.plan.describe(),
             "steps": self.steps(),
-            "skipped": self.skipped,
+            "skipped": self.skips.total,
             "sent_bytes": sent,
             "received_bytes": meter.received_bytes,
             "inside_bytes": meter.inside_bytes,
@@ -321,9 +304,3 @@ class Lanes:
             "recordings": self._recorder.recordings,
             **({} if self.helm is None else {"controller": self.helm.stats()}),
         }
-
-
-def _multiply(state: State, keys: Sequence[str], factor: float) -> None:
-    for key in keys:
-        if key in state:
-            state[key].mul_(factor)

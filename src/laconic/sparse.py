@@ -20,7 +20,6 @@ from laconic.compressors.none import NoCompression
 from laconic.contract import Fused, OneRound, Traits
 from laconic.errors import ConfigError
 from laconic.kernels.aim import Aim
-from laconic.kernels.reference.passing import passing
 from laconic.types import Given, Layout, Parts, Turn
 from laconic.wire.indices import add_packed, index_bytes, pack_index
 from laconic.wire.layout import packed_bytes
@@ -71,7 +70,7 @@ class Passing(Sparsifier):
         """How the threshold for `numel` entries is found, and the most that may pass."""
 
     def select(self, given: Given, turn: Turn) -> Tensor:
-        return passing(kernels.at(given.x), given, self.aim(given.x.numel(), turn))
+        return kernels.at(given.x).passing(given, self.aim(given.x.numel(), turn))
 
     def draft(self, given: Given, turn: Turn) -> Parts:
         """The message in room for the longest one: the host is not told yet how long it is.

@@ -54,6 +54,8 @@ class Lane:
     """The memory's state."""
     talk: State = field(init=False)
     """The talker's state."""
+    message_bytes: int = field(init=False)
+    """About as many as a message has."""
     relative_error: Tensor | None = None
     sample_every: int = field(init=False, default=SAMPLE_EVERY)
     lost: Tensor | None = field(init=False, default=None)  # [2]
@@ -65,6 +67,7 @@ class Lane:
         self.kept = self.memory.state(self.turn.numel, self.device)
         self.talk = self.talker.state(self.turn, self.device)
         self._then = self._room()
+        self.message_bytes = self.compressor.nbytes(self.turn.shape)
 
     def begin(self) -> tuple[State, State]:
         """Room for what the memory and the talker will remember of the coming step."""
@@ -105,11 +108,29 @@ class Lane:
         """Goes on with another setting of the method; all that still fits is remembered."""
         assert self._draft is None, "a lane changes between two steps"
         self.compressor, self.talker = compressor, talker
+        self.message_bytes = compressor.nbytes(self.turn.shape)
         for key, fresh in talker.state(self.turn, self.device).items():
             self.talk[key] = _fitted(self.talk.get(key), fresh)
 
+    def rescale(self, factor: float) -> None:
+        """Multiplies what waits to be sent."""
+        self.memory.rescale(self.kept, factor)
+        if self.memory.owes:
+            _multiply(self.talk, self.talker.owed, factor)
+
+    def change_units(self, factor: float) -> None:
+        """Multiplies all that is in units of the gradient."""
+        _multiply(self.kept, self.memory.units, factor)
+        _multiply(self.talk, self.talker.units, factor)
+
     def _room(self) -> State:
         return self.memory.state(self.turn.numel, self.device) if self.careful else self.kept
+
+
+def _multiply(state: State, keys: Sequence[str], factor: float) -> None:
+    for key in keys:
+        if key in state:
+            state[key].mul_(factor)
 
 
 def _fitted(old: Tensor | None, fresh: Tensor) -> Tensor:

@@ -91,6 +91,10 @@ def test_messages_of_what_passes(kind: str, numel: int) -> None:
         told = reference.tell(Given(x, torch.zeros_like(x), other), aim, torch.bfloat16)
         assert all(same_bits(a, b) for a, b in zip(said, told, strict=True)), aim
         assert same_numbers(left, other), aim
+        left.fill_(torch.nan)
+        index = cuda.passing(Given(x, torch.zeros_like(x), left), aim)
+        assert same_bits(index, reference.passing(Given(x), aim)), aim
+        assert same_numbers(left, x), aim
 
 
 def test_messages_of_large_tensors() -> None:
@@ -113,6 +117,8 @@ def test_messages_of_large_tensors() -> None:
             said = trimmed(draft, numel)
             assert all(same_bits(a, b) for a, b in zip(said, told, strict=True)), aim
             assert same_numbers(left, other), aim
+            index = cuda.passing(Given(x), aim)
+            assert same_bits(index, reference.passing(Given(x), aim)), aim
 
 
 @each_size

@@ -15,6 +15,7 @@ from laconic import kernels
 from laconic.bench.costs.ef_step import ef_step
 from laconic.contract import OneRound, take
 from laconic.kernels import cuda, reference
+from laconic.kernels.aim import Aim
 from laconic.kernels.cuda import early
 from laconic.spec import parse
 from laconic.types import Given, Turn
@@ -73,4 +74,13 @@ def compiled(spec: str) -> list[str]:
         with patch.object(kernels, "at", lambda _: cuda), compiling() as more:
             method.add_to(torch.zeros(SIZE), [said] * RANKS, 1 / RANKS, turn)
         names += more
+    return names
+
+
+def positions() -> list[str]:
+    """The kernels for positions alone, of which the host asks how many there are."""
+    # Memory of zeros, since nothing is run that would write the number.
+    with patch.object(torch, "empty", torch.zeros), compiling() as names:
+        cuda.passing(Given(torch.randn(SIZE)), Aim("bisected", wanted=100))
+        cuda.passing(Given(torch.randn(SIZE)), Aim("fixed", border=1.0))
     return names

@@ -137,6 +137,11 @@ def compare_told(x: torch.Tensor, most: int, kinds: str = "") -> None:
         mine = trimmed(draft, numel)
         assert all(same_bits(a, b) for a, b in zip(mine, told, strict=True)), (aim, mine, told)
         assert same_numbers(left, expected), aim
+        # The positions alone, and all that there is stays.
+        left.fill_(torch.nan)
+        index = cuda.passing(Given(x, torch.zeros_like(x), left), aim)
+        assert same_bits(index, reference.passing(Given(x), aim)), aim
+        assert same_numbers(left, x), aim
         done["messages"] += 1
 
 

@@ -88,6 +88,11 @@ def test_kernels_compile_for_a_card_that_is_not_there(compiler: Ranks, spec: str
     assert len(names) > 1
 
 
+def test_kernels_for_positions_alone_compile(compiler: Ranks) -> None:
+    [names] = compiler.run(Jobs("compiled").positions)
+    assert names.count("_tell_kernel") == 2
+
+
 def test_thin_factors(interpreter: Ranks) -> None:
     done = {"factors": 16, "orthonormal": 7}
     assert interpreter.run(Jobs("interpreted_lowrank").compare) == [done]

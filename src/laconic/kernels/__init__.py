@@ -54,6 +54,9 @@ class Kernels(Protocol):
     def excess_border(self, given: Given, shares: Sequence[float]) -> Tensor: ...
     def normal_border(self, given: Given, spread: float, count: int, rounds: int) -> Tensor: ...
     def lift(self, left: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor: ...
+    def passing(self, given: Given, aim: Aim) -> Tensor:
+        """The positions of what `tell` would tell: int64, ascending."""
+
     def tell(self, given: Given, aim: Aim, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """How many entries pass (int32), their positions as bytes, and their values.
 

@@ -1,7 +1,8 @@
 """Which parameters share a message: as DDP hands them over, or once more as they did before.
 
 DDP orders its buckets anew after the first step. Sums of floats depend on where in a message an
-entry lies, so a resumed run sends its first step in the buckets of the run that was saved.
+entry lies, so a resumed run sends its first step in the buckets of the run that was saved. Where a
+message costs more than its bytes, buckets with little to say wait for each other.
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,8 @@ class Ready(NamedTuple):
 class Buckets:
     """The grouping of the last backward pass, and where it is to be repeated."""
 
-    def __init__(self) -> None:
+    def __init__(self, least_bytes: int = 0) -> None:
+        self._least_bytes, self._waiting_bytes = least_bytes, 0
         self._now: list[list[str]] = []
         self._last: list[list[str]] = []
         self._replay: list[list[str]] | None = None
@@ -45,22 +47,32 @@ class Buckets:
         self._last = [list(names) for names in groups]
         self._replay = self.last() or None
 
-    def add(self, load: Load, is_last: bool) -> Ready | None:
-        """What can go out now that this bucket is full; None where more are waited for."""
-        if self._replay is None:
-            ready = Ready([(load.names, load.gradients)], [load])
-        else:
-            self._held.append(load)
-            if not is_last:
-                return None
-            ready = self._replayed(self._replay)
+    def add(self, load: Load, nbytes: int, is_last: bool) -> Ready | None:
+        """What can go out now that this bucket is full, of which so many bytes are to be said.
+
+        None where more are waited for.
+        """
+        self._held.append(load)
+        self._waiting_bytes += nbytes
+        enough = self._replay is None and self._waiting_bytes >= self._least_bytes
+        if not (enough or is_last):
+            return None
+        ready = self._merged() if self._replay is None else self._replayed(self._replay)
+        self._held, self._waiting_bytes = [], 0
         self._now += [names for names, _ in ready.messages]
         if is_last:
             self._last, self._now = self._now, []
         return ready
 
+    def _merged(self) -> Ready:
+        loads = self._held
+        if len(loads) == 1:
+            return Ready([(loads[0].names, loads[0].gradients)], loads)
+        names = [name for load in loads for name in load.names]
+        return Ready([(names, [grad for load in loads for grad in load.gradients])], loads)
+
     def _replayed(self, groups: list[list[str]]) -> Ready:
-        loads, self._held, self._replay = self._held, [], None
+        loads, self._replay = self._held, None
         gradients = {n: g for one in loads for n, g in zip(one.names, one.gradients, strict=True)}
         if gradients.keys() != {n for group in groups for n in group}:
             groups = [one.names for one in loads]

@@ -43,6 +43,8 @@ class Options(NamedTuple):
     checksum: bool = False
     controller: Controller | None = None
     cuda_graphs: bool = True
+    least_bytes: int = 0
+    """Buckets wait for each other until so many are to be said."""
 
 
 class Wanted(NamedTuple):
@@ -82,6 +84,7 @@ class Handle(ABC):
             "nan_policy": policy,
             "check_every": options.check_every,
             "checksum": options.checksum,
+            "least_bytes": options.least_bytes,
             "controller": "none" if options.controller is None else format_spec(options.controller),
         }
         # Without checksums, on which they have yet to agree.
@@ -93,7 +96,7 @@ class Handle(ABC):
             )
             self._lanes.steer(options.controller, clock)
         self._comm.prepare(plan.node())
-        self._buckets = Buckets()
+        self._buckets = Buckets(options.least_bytes)
         self._check_every, self._passes = options.check_every, 0
         claim(self._parameters, self)
         log.info("attached: %s, kernels: %s", plan.describe(), self.stats()["backend"])

@@ -97,6 +97,10 @@ def test_brackets_hold_settings_of_settings_together() -> None:
         ("efsign @ exchange=mean", "efsign does not go with exchange 'mean'"),
         ("efsign @ color=red", "efsign @ color=red: unknown parameter ['color']"),
         ("efsign @ nan_policy=hope", "efsign @ nan_policy=hope: nan_policy must be one of"),
+        (
+            "efsign @ least_bytes=few",
+            "efsign: least_bytes must be auto or a whole number, got 'few'",
+        ),
         ("efsign @ controller=autopilot", "autopilot: efsign has no factor"),
         ("efsign @ controller=otto", "no controller named 'otto'"),
         ("topk:ratio=0.1 @ controller=(gravac:low=9,high=2)", "gravac: factors must be"),

@@ -30,6 +30,7 @@ class Laconic(Case):
     nan_policy: NanPolicy = "propagate"
     checksum: bool = False
     controller: str = "none"
+    least_bytes: str = "auto"
 
     def __post_init__(self) -> None:
         layers = None if self.exchange == "auto" else find_layers(self.exchange)
@@ -37,6 +38,7 @@ class Laconic(Case):
         plan = make_plan(self.spec, self._memory(), self.exchange, (), size)
         if (rule := self.rule()) is not None:
             rule.pilot(plan.compressor, [], size)
+        self._least_bytes()
 
     def mount(self, ddp: DDP, optimizer: Optimizer, seed: int) -> Mounted:
         link = attach(
@@ -47,6 +49,7 @@ class Laconic(Case):
             nan_policy=self.nan_policy,
             checksum=self.checksum,
             controller=self.rule(),
+            least_bytes=self._least_bytes(),
             seed=seed,
         )
         return _LaconicAtWork(optimizer, link)
@@ -60,6 +63,15 @@ class Laconic(Case):
 
     def _memory(self) -> str | None:
         return None if self.memory == "auto" else self.memory
+
+    def _least_bytes(self) -> int | None:
+        if self.least_bytes == "auto":
+            return None
+        if not self.least_bytes.isdecimal():
+            raise ConfigError(
+                f"{self.spec}: least_bytes must be auto or a whole number, got {self.least_bytes!r}"
+            )
+        return int(self.least_bytes)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """`laconic advise`: whether compression pays for a model that is not running yet."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from laconic.bench.forecast.records import Setting
@@ -45,4 +46,12 @@ def write_advice(
         machine_facts(),
     )
     for option in found.options:
-        append(path, setting.record(option.spec, option.exchange, workers, option.prediction))
+        record = setting.record(option.spec, option.exchange, workers, option.prediction)
+        risk = option.risk
+        judged = replace(
+            record,
+            relative_error=risk.relative_error,
+            risk=risk.level,
+            advised=option is found.choice,
+        )
+        append(path, judged)

@@ -7,6 +7,7 @@ from typing import Literal
 from laconic.bench.records.files import VERSION, read_kinds
 from laconic.bench.records.kinds import FORECAST, KINDS
 from laconic.forecast.forecast import Prediction
+from laconic.forecast.risk import Level
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,10 @@ class ForecastRecord:
     """Cores that other programs used while it was measured."""
     beside_others_ms: float | None = None
     """What would have been predicted for the cores that they left."""
+    relative_error: float | None = None
+    risk: Level | None = None
+    advised: bool | None = None
+    """What one step leaves unsaid, what that means for accuracy, and the choice, of an advice."""
 
     @property
     def off(self) -> float | None:

@@ -78,6 +78,14 @@ _RARE = (
     *_LATE,
 )
 
+_WITH_AND_WITHOUT = (
+    BASELINE,
+    "topk:ratio=0.01",
+    "topk:ratio=0.01 @ memory=none",
+    "randomk:ratio=0.01",
+    "randomk:ratio=0.01 @ memory=none",
+)
+
 
 def _cser(updates: int, errors: int, gap: int, qsparse: int) -> tuple[str, ...]:
     """CSER, error feedback at every step, and Qsparse, all at the same overall ratio."""
@@ -136,14 +144,16 @@ STUDIES: Mapping[str, Study] = {
         "what error feedback is worth to sparsifiers, beside GRACE's table",
         _RESNET,
         12 * _EPOCH,
-        (
-            BASELINE,
-            "topk:ratio=0.01",
-            "topk:ratio=0.01 @ memory=none",
-            "randomk:ratio=0.01",
-            "randomk:ratio=0.01 @ memory=none",
-        ),
+        _WITH_AND_WITHOUT,
         target="accuracy=0.9",
+    ),
+    "error-feedback-long": Study(
+        "the same in a run that is long beside the steps that an entry waits",
+        _NARROW,
+        5200,
+        _WITH_AND_WITHOUT,
+        target="accuracy=0.9",
+        rates=("1gbit",),
     ),
     "exchanges": Study(
         "what choosing a second time, shard by shard, costs top-k",

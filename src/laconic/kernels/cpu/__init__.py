@@ -1,5 +1,6 @@
 """The kernels for CPU tensors, compiled by Numba: one pass over memory each, without the GIL.
 
+Large tensors are shared out among torch's threads (`threads.py`), with the same bits as in one.
 Compiled code is cached on disk beside this package, so only a machine's first call waits.
 """
 
@@ -21,10 +22,10 @@ from laconic.kernels.cpu.sides import sides_add, sides_pack, sides_pack_sum
 from laconic.kernels.cpu.sign import sign_add, sign_pack, sign_pack_sum
 from laconic.kernels.cpu.trits import trits_add, trits_pack
 from laconic.kernels.cpu.votes import votes_pack
+from laconic.kernels.reference.by_steps import composed
 from laconic.kernels.reference.casts import cast_add
-from laconic.kernels.reference.passing import telling_by_steps
 
-tell, add_told = telling_by_steps(__name__)
+passing, tell, add_told = composed(__name__)
 
 __all__ = [
     "add_at",
@@ -46,6 +47,7 @@ __all__ = [
     "outer",
     "pack_bits",
     "pack_index",
+    "passing",
     "random_blocks",
     "reaching",
     "round_add",

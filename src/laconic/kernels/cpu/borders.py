@@ -4,7 +4,8 @@ One pass over memory for every statistic and every threshold that is tried.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from laconic.kernels.cpu.jit import compiled, compiled_sums
 from laconic.kernels.cpu.random import strata
 from laconic.kernels.cpu.select import largest
+from laconic.kernels.cpu.threads import in_slices
 from laconic.kernels.reference.borders import HALVINGS, LOWERINGS
 from laconic.types import Given
 
@@ -21,17 +23,26 @@ INFINITE = np.int32(0x7F800000)
 """The bits of infinity; those of NaN are above."""
 
 
+BLOCK = 1 << 14
+"""Entries of one partial sum."""
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+
+
 @compiled_sums
-def _sums(x: NDArray[np.float32]) -> tuple[float, float, float]:
-    """The sums of |x|, x and x^2 over finite entries."""
-    size, total, square = 0.0, 0.0, 0.0
-    for i in range(x.size):
-        # Written so that NaN is out.
-        value = np.float64(x[i] if abs(x[i]) < np.float32(np.inf) else np.float32(0))
-        size += abs(value)
-        total += value
-        square += value * value
-    return size, total, square
+def _sums(x: Floats, out: Doubles) -> None:
+    """The sums of |x|, x and x^2 over finite entries, block by block."""
+    for start in range(0, x.size, BLOCK):
+        block = x[start : start + BLOCK]
+        size, total, square = 0.0, 0.0, 0.0
+        for i in range(block.size):
+            # Written so that NaN is out.
+            value = np.float64(block[i] if abs(block[i]) < np.float32(np.inf) else np.float32(0))
+            size += abs(value)
+            total += value
+            square += value * value
+        out[start // BLOCK, 0], out[start // BLOCK, 1], out[start // BLOCK, 2] = size, total, square
 
 
 @compiled
@@ -45,7 +56,7 @@ def _largest(bits: NDArray[np.int32]) -> int:
 
 
 @compiled
-def _reach(x: NDArray[np.float32], border: float) -> int:
+def _reach(x: Floats, border: float) -> int:
     """How many finite magnitudes reach the border, rounded to float32."""
     least = np.float32(border)
     if least == 0:
@@ -57,19 +68,38 @@ def _reach(x: NDArray[np.float32], border: float) -> int:
 
 
 @compiled_sums
-def _excess(x: NDArray[np.float32], border: float) -> float:
-    """The sum of what finite magnitudes have above the border, rounded to float32."""
-    least, total = np.float32(border), 0.0
-    for i in range(x.size):
-        size = abs(x[i])
-        over = (size > least) & (size < np.float32(np.inf))
-        total += np.float64(size - least if over else np.float32(0))
-    return total
+def _excess(border: float, x: Floats, out: Doubles) -> None:
+    """The sums of what finite magnitudes have above the border, rounded to float32."""
+    least = np.float32(border)
+    for start in range(0, x.size, BLOCK):
+        block, total = x[start : start + BLOCK], 0.0
+        for i in range(block.size):
+            size = abs(block[i])
+            over = (size > least) & (size < np.float32(np.inf))
+            total += np.float64(size - least if over else np.float32(0))
+        out[start // BLOCK, 0] = total
+
+
+def _summed(loop: Callable[[Floats, Doubles], None], x: Tensor, count: int) -> list[float]:
+    """So many sums over all blocks, exact from there on: their order does not matter."""
+    entries = x.numpy()
+    sums = np.empty((-(-x.numel() // BLOCK), count))
+    in_slices(
+        lambda start, stop: loop(entries[start:stop], sums[start // BLOCK :]), x.numel(), BLOCK
+    )
+    return [math.fsum(column) for column in sums.T]
+
+
+def _reaching(x: Tensor, border: float) -> int:
+    entries = x.numpy()
+    return sum(in_slices(lambda start, stop: _reach(entries[start:stop], border), x.numel()))
 
 
 def _top(x: Tensor) -> float:
     """The largest finite magnitude."""
-    return float(np.int32(_largest(x.view(torch.int32).numpy())).view(np.float32))
+    bits = x.view(torch.int32).numpy()
+    largest = max(in_slices(lambda start, stop: _largest(bits[start:stop]), x.numel()))
+    return float(np.int32(largest).view(np.float32))
 
 
 def _border(value: float) -> Tensor:
@@ -83,7 +113,7 @@ def sampled_border(given: Given, key: int, tried: int, top: int, enough: int) ->
     sample = x[strata(key, x.numel(), tried, x.device)].abs().nan_to_num_(0.0, 0.0)
     border = float(sample[largest(Given(sample), top)].min())
     for _ in range(LOWERINGS):
-        if _reach(x.numpy(), border) >= enough:
+        if _reaching(x, border) >= enough:
             break
         border = 0.8 * border
     return _border(border)
@@ -94,10 +124,10 @@ def bisected_border(given: Given, count: int) -> Tensor:
     if not x.numel():
         return _border(0.0)
     high = _top(x)
-    low = min(_sums(x.numpy())[0] / x.numel(), high)
+    low = min(_summed(_sums, x, 3)[0] / x.numel(), high)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        reach = _reach(x.numpy(), middle)
+        reach = _reaching(x, middle)
         if count <= reach <= 2 * count:
             return _border(middle)
         low, high = (low, middle) if reach < count else (middle, high)
@@ -110,7 +140,8 @@ def excess_border(given: Given, shares: Sequence[float]) -> Tensor:
         return _border(0.0)
     border, top = 0.0, _top(x)
     for share in shares:
-        over = _excess(x.numpy(), border) / _reach(x.numpy(), border)
+        [over] = _summed(partial(_excess, border), x, 1)
+        over /= _reaching(x, border)
         border = min(border - over * math.log(share), top)
     return _border(border)
 
@@ -119,11 +150,11 @@ def normal_border(given: Given, spread: float, count: int, rounds: int) -> Tenso
     x = given.total()
     if not x.numel():
         return _border(0.0)
-    _, total, square = _sums(x.numpy())
+    _, total, square = _summed(_sums, x, 3)
     mean = total / x.numel()
     border = abs(mean) + spread * math.sqrt(max(0.0, square / x.numel() - mean * mean))
     for _ in range(rounds):
-        reach = _reach(x.numpy(), border)
+        reach = _reaching(x, border)
         if 2 * count <= 3 * reach <= 4 * count:
             break
         border = border / 2 if 3 * reach < 2 * count else border * 1.5

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from functools import partial
+from threading import Lock
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
@@ -14,6 +15,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 log = logging.getLogger("laconic.kernels")
+
+# One first call at a time: two threads would announce what only one of them compiles.
+_first = Lock()
 
 
 class _Announcer(event.Listener):
@@ -52,8 +56,11 @@ def _compiled(function: Callable[P, R], **options: Any) -> Callable[P, R]:
         # Its list of signatures would be made anew, which takes longer than many a call.
         if fast.overloads:
             return cast(R, fast(*args, **kwargs))
-        with event.install_listener("numba:compile", _Announcer()):
-            return cast(R, fast(*args, **kwargs))
+        with _first:
+            if not fast.overloads:
+                with event.install_listener("numba:compile", _Announcer()):
+                    return cast(R, fast(*args, **kwargs))
+        return cast(R, fast(*args, **kwargs))
 
     return call
 

@@ -5,6 +5,9 @@ These loops take them a stretch of columns at a time, so that the factor's part 
 Adding the residual first, by torch, costs no more than doing so on the way.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -12,12 +15,16 @@ from torch import Tensor
 
 from laconic.kernels import reference
 from laconic.kernels.cpu.jit import compiled_sums
+from laconic.kernels.cpu.threads import in_slices
 from laconic.kernels.reference import orthonormal
 
 __all__ = ["factor", "factor_sum", "lessen", "orthonormal", "outer"]
 
 FEW = range(2, 9)
 STRETCH = 1024
+
+LINE = 16
+"""Columns of a line of the cache, which two threads should not share."""
 
 
 # Slices below, since only loops from 0 on are known to have no negative index.
@@ -38,11 +45,17 @@ def _along(m: NDArray[np.float32], base: NDArray[np.float32], out: NDArray[np.fl
 
 
 @compiled_sums
-def _across(m: NDArray[np.float32], base: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-    """Adds baseᵀ @ m to `out`, two rows for one reading of it."""
-    rows, cols = m.shape
-    for start in range(0, cols, STRETCH):
-        stop = min(cols, start + STRETCH)
+def _across(
+    m: NDArray[np.float32],
+    base: NDArray[np.float32],
+    out: NDArray[np.float32],
+    begin: int,
+    end: int,
+) -> None:
+    """Adds baseᵀ @ m to columns of `out`, two rows for one reading of it."""
+    rows = m.shape[0]
+    for start in range(begin, end, STRETCH):
+        stop = min(end, start + STRETCH)
         for i in range(0, rows - 1, 2):
             above, below = m[i, start:stop], m[i + 1, start:stop]
             for k in range(base.shape[1]):
@@ -83,16 +96,30 @@ def _turned(base: Tensor) -> NDArray[np.float32]:
     return base.T.contiguous().numpy()
 
 
+def _by_rows(loop: Callable[[slice], None], m: Tensor, rank: int) -> None:
+    cols = max(1, m.shape[1])
+    in_slices(lambda start, stop: loop(slice(start // cols, stop // cols)), m.numel(), cols, rank)
+
+
+def _by_columns(loop: Callable[[int, int], None], m: Tensor, rank: int) -> None:
+    rows = max(1, m.shape[0])
+    unit = LINE * rows
+    in_slices(lambda start, stop: loop(start // rows, stop // rows), m.numel(), unit, rank)
+
+
 def factor(m: Tensor, base: Tensor, turned: bool) -> Tensor:
     rank = base.shape[1]
     if rank not in FEW:
         return reference.factor(m, base, turned)
+    matrix = m.numpy()
     if turned:
         sums = torch.zeros(rank, m.shape[1])
-        _across(m.numpy(), base.contiguous().numpy(), sums.numpy())
+        loop = partial(_across, matrix, base.contiguous().numpy(), sums.numpy())
+        _by_columns(loop, m, rank)
         return sums.T.contiguous()
-    out = torch.zeros(m.shape[0], rank)
-    _along(m.numpy(), _turned(base), out.numpy())
+    out, base_rows = torch.zeros(m.shape[0], rank), _turned(base)
+    sums_of = out.numpy()
+    _by_rows(lambda rows: _along(matrix[rows], base_rows, sums_of[rows]), m, rank)
     return out
 
 
@@ -102,15 +129,20 @@ def factor_sum(
     return factor(torch.add(x, residual, alpha=decay, out=left), base, turned)
 
 
+def _spread_over(out: Tensor, p: Tensor, q: Tensor, less: bool) -> None:
+    matrix, left, right = out.numpy(), p.contiguous().numpy(), _turned(q)
+    _by_rows(lambda rows: _spread(matrix[rows], left[rows], right, less), out, p.shape[1])
+
+
 def lessen(m: Tensor, p: Tensor, q: Tensor) -> None:
     if p.shape[1] in FEW:
-        _spread(m.numpy(), p.contiguous().numpy(), _turned(q), True)
+        _spread_over(m, p, q, True)
     else:
         reference.lessen(m, p, q)
 
 
 def outer(out: Tensor, p: Tensor, q: Tensor) -> None:
     if p.shape[1] in FEW:
-        _spread(out.numpy(), p.contiguous().numpy(), _turned(q), False)
+        _spread_over(out, p, q, False)
     else:
         reference.outer(out, p, q)

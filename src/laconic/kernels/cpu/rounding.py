@@ -3,7 +3,8 @@
 A bucket fits the first cache, so it is walked through several times before the next one comes.
 """
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from laconic.kernels.cpu.encode import SCALES, encode
 from laconic.kernels.cpu.jit import called, compiled
 from laconic.kernels.cpu.random import halves, random_words
 from laconic.kernels.cpu.stream import pack_codes, unpack_codes
+from laconic.kernels.cpu.threads import in_slices
 from laconic.kernels.cpu.vector import sum_of
 from laconic.kernels.door import check_out
 from laconic.kernels.reference.rounding import meaning, slopes
@@ -50,19 +52,21 @@ def _pack(
     key: tuple[np.uint32, np.uint32],
     out: Bytes,
     scales: Floats,
+    begin: int,
+    end: int,
 ) -> None:
     """Buckets [tiles, rows, bucket] of x, or of x + decay * residual where there is a `left`.
 
-    So many entries come before as `first` says.
+    Tiles from `begin` to `end`. So many entries come before the first of all as `first` says.
     """
-    tiles, rows, bucket = x.shape
+    _, rows, bucket = x.shape
     size = rows * bucket
     total, rest = np.empty((rows, bucket), np.float32), np.empty((rows, bucket), np.float32)
     codes, chance = np.empty((rows, bucket), np.uint8), np.empty((rows, bucket), np.uint32)
     exact = np.empty((rows, bucket), np.float32)
     flat_codes, flat_chance = codes.reshape(-1), chance.reshape(-1)
     feedback, draws = left.size > 0, kind in (rules.CHANCE, rules.POWER)
-    for tile in range(tiles):
+    for tile in range(begin, end):
         start = first + tile * size
         entries = x[tile]
         if feedback:
@@ -98,12 +102,14 @@ def _add(
     width: int,
     table: Floats,
     first: int,
+    begin: int,
+    end: int,
 ) -> None:
     """Buckets [tiles, rows, bucket] of `out`. A tile stays in the cache for all messages."""
-    tiles, rows, bucket = out.shape
+    _, rows, bucket = out.shape
     codes, said = np.empty(rows * bucket, np.uint8), np.empty((rows, bucket), np.float32)
     flat = said.reshape(-1)
-    for tile in range(tiles):
+    for tile in range(begin, end):
         start = first + tile * rows * bucket
         for message in range(messages):
             unpack_codes(packed, 8 * message * distance + start * width, width, codes)
@@ -123,6 +129,12 @@ def _tiles(x: Tensor, bucket: int) -> list[tuple[int, NDArray[np.float32]]]:
         (whole, x[whole:].view(1, 1, -1)),
     ]
     return [(start, part.numpy()) for start, part in parts if part.numel()]
+
+
+def _by_tiles(loop: Callable[[int, int], None], rows: NDArray[np.float32], effort: int) -> None:
+    tile = rows[0].size
+    # Codes of eight tiles fill whole bytes, so that no two threads write to the same one.
+    in_slices(lambda start, stop: loop(start // tile, stop // tile), rows.size, 8 * tile, effort)
 
 
 @cache
@@ -151,12 +163,14 @@ def _rounded(given: Given, rule: Rule, key: int) -> tuple[Tensor, Tensor]:
     for start, rows in _tiles(x, rule.bucket):
         form = rows.shape if rest.size else (0, 0, 0)
         here = slice(start, start + rows.size)
-        _pack(
+        pack = partial(
+            _pack,
             rows, np.float32(given.decay), kept[here].reshape(form), rest[here].reshape(form),
             *how, np.float32(rule.over), np.float32(rule.top), rule.width,
             (_slopes(), _table(rule)), start, halves(key), codes.numpy(),
             scales.numpy()[start // rule.bucket :],
         )  # fmt: skip
+        _by_tiles(pack, rows, effort=4)
     return codes, scales
 
 
@@ -176,7 +190,9 @@ def round_add(out: Tensor, codes: Tensor, scales: Tensor, weight: float, rule: R
     units, apart = flat_rows(scales)
     kind, top, table = rules.KINDS.index(rule.kind), np.float32(rule.top), _table(rule)
     for start, rows in _tiles(out, rule.bucket):
-        _add(
+        add = partial(
+            _add,
             rows, packed, distance, units[start // rule.bucket :], apart, len(codes),
             np.float32(weight), kind, top, rule.width, table, start,
         )  # fmt: skip
+        _by_tiles(add, rows, effort=len(codes))

@@ -1,11 +1,14 @@
 """Which entries are chosen, by counting instead of sorting (the meaning: kernels/reference)."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from laconic.kernels.cpu.jit import compiled, inlined
+from laconic.kernels.cpu.threads import in_slices
 from laconic.types import Given
 
 # Exponent and four bits of mantissa: bins within 6 % of each other in magnitude.
@@ -117,15 +120,33 @@ def _find(x: NDArray[np.float32], border: np.float32, out: NDArray[np.int64]) ->
 
 def _reached(given: Given, border: np.float32) -> NDArray[np.int64]:
     """Positions of the magnitudes of the sum that reach the border, which is above 0."""
-    x, residual, left, decay = given
-    out = np.empty(x.numel() + 1, dtype=np.int64)
-    if residual is None or left is None:
-        found = _find(given.total().numpy(), border, out)
-    else:
-        found = _add_and_find(
-            x.numpy(), residual.numpy(), np.float32(decay), left.numpy(), border, out
-        )
-    return out[:found]
+    if given.residual is None or given.left is None:
+        total = given.total().numpy()
+        return _gathered(lambda s, out: _find(total[s], border, out), total.size, total.size)
+    x, residual, left = given.x.numpy(), given.residual.numpy(), given.left.numpy()
+    decay = np.float32(given.decay)
+    return _gathered(
+        lambda s, out: _add_and_find(x[s], residual[s], decay, left[s], border, out), x.size, x.size
+    )
+
+
+def _gathered(
+    find: Callable[[slice, NDArray[np.int64]], int], size: int, most: int
+) -> NDArray[np.int64]:
+    """The positions of what `find` finds in slices: it writes them and returns how many.
+
+    There are `most` of them, or fewer.
+    """
+
+    def loop(start: int, stop: int) -> NDArray[np.int64]:
+        # One more, since the place after the last that is found is written, too.
+        out = np.empty(min(stop - start, most) + 1, dtype=np.int64)
+        found = out[: find(slice(start, stop), out)]
+        found += start
+        return found
+
+    parts = in_slices(loop, size)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def largest(given: Given, count: int) -> Tensor:
@@ -145,6 +166,7 @@ def largest(given: Given, count: int) -> Tensor:
 
 def reaching(given: Given, border: Tensor) -> Tensor:
     # Zeros reach no border.
+    # A copy, so that memory for all entries does not live on with the few found.
     return torch.from_numpy(_reached(given, max(np.float32(border.item()), SMALLEST)).copy())
 
 
@@ -153,12 +175,18 @@ def _counted(x: Tensor, count: int) -> Tensor:
     if count == 0 or count >= x.numel():
         return torch.arange(min(count, x.numel()))
     bits = x.view(torch.int32).numpy()
-    counts = np.zeros((4, BINS), dtype=np.int64)
-    _histogram(bits, counts)
-    above = counts.sum(0)[::-1].cumsum()[::-1]
+
+    def counted(start: int, stop: int) -> NDArray[np.int64]:
+        counts = np.zeros((4, BINS), dtype=np.int64)
+        _histogram(bits[start:stop], counts)
+        return counts.sum(0)
+
+    above = np.sum(in_slices(counted, bits.size), axis=0)[::-1].cumsum()[::-1]
     edge = int(np.flatnonzero(above >= count)[-1])
-    candidates = np.empty(above[edge] + 1, dtype=np.int64)
-    return _exactly(bits, candidates[: _at_least(bits, edge << SHIFT, candidates)], count)
+    candidates = _gathered(
+        lambda s, out: _at_least(bits[s], edge << SHIFT, out), bits.size, above[edge]
+    )
+    return _exactly(bits, candidates, count)
 
 
 def _exactly(bits: NDArray[np.int32], candidates: NDArray[np.int64], count: int) -> Tensor:

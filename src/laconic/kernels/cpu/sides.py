@@ -1,5 +1,7 @@
 """Signs, one bit each, with a mean for each side of zero (kernels/reference/sides.py)."""
 
+from functools import partial
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -8,6 +10,7 @@ from torch import Tensor
 from laconic.kernels.cpu.arrays import flat_rows
 from laconic.kernels.cpu.jit import called, compiled, inlined
 from laconic.kernels.cpu.sums import BLOCK, Floats, measure, settle
+from laconic.kernels.cpu.threads import in_slices
 from laconic.kernels.cpu.vector import LANES, add_either, word_at
 from laconic.kernels.door import check_out
 from laconic.types import Given
@@ -41,10 +44,17 @@ def _add_run(
 
 @compiled
 def _add(
-    out: Floats, bits: Bytes, distance: int, low: NDArray[np.float32], high: Floats, bucket: int
+    out: Floats,
+    bits: Bytes,
+    distance: int,
+    low: NDArray[np.float32],
+    high: Floats,
+    bucket: int,
+    begin: int,
+    end: int,
 ) -> None:
-    for start in range(0, out.size, BLOCK):
-        stop = min(start + BLOCK, out.size)
+    for start in range(begin, end, BLOCK):
+        stop = min(start + BLOCK, end)
         for row in range(low.shape[0]):
             for b in range(start // bucket, (stop - 1) // bucket + 1):
                 first, last = max(start, b * bucket), min(stop, (b + 1) * bucket)
@@ -70,7 +80,7 @@ def sides_pack_sum(
 ) -> tuple[Tensor, Tensor, Tensor]:
     bits, sums = measure(Given(x, residual, left, decay), bucket)
     low, high = _means(sums, x.numel(), bucket)
-    settle(left.numpy(), low.numpy(), high.numpy(), bucket)
+    settle(left, low, high, bucket)
     return bits, low, high
 
 
@@ -80,4 +90,4 @@ def sides_add(
     check_out(out)
     packed, distance = flat_rows(bits)
     sides = (low * weight).numpy(), (high * weight).numpy()
-    _add(out.numpy(), packed, distance, *sides, bucket)
+    in_slices(partial(_add, out.numpy(), packed, distance, *sides, bucket), out.numel(), BLOCK)

@@ -25,7 +25,7 @@ def sign_pack_sum(x: Tensor, residual: Tensor, decay: float, left: Tensor) -> tu
     bucket = max(1, x.numel())
     bits, sums = measure(Given(x, residual, left, decay), bucket, even=True)
     scale = _scale(sums, x.numel())
-    settle(left.numpy(), (-scale).numpy()[: len(sums)], scale.numpy(), bucket)
+    settle(left, -scale, scale, bucket)
     return bits, scale
 
 

@@ -3,6 +3,8 @@
 A block of entries stays in the first cache while it is added, packed and summed up.
 """
 
+from functools import partial
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from laconic.kernels.cpu.arrays import memory_of
 from laconic.kernels.cpu.jit import called, compiled, summing
+from laconic.kernels.cpu.threads import in_slices
 from laconic.kernels.cpu.vector import LANES, negatives, sum_of
 from laconic.types import Given
 
@@ -88,17 +91,19 @@ def _measure(
     left: Floats,
     apart: bool,
     words: NDArray[np.uint32],
-    sums: NDArray[np.float64],
+    pieces: NDArray[np.float64],
     bucket: int,
     even: bool,
+    begin: int,
+    end: int,
 ) -> None:
-    """Packs x, or x + decay * residual where there is a `left`, and sums it up bucket by bucket.
+    """Packs x, or x + decay * residual where there is a `left`, and sums it up piece by piece.
 
-    The residual is in `left`, unless that is `apart`.
+    The residual is in `left`, unless that is `apart`. A piece ends with a block or a bucket.
     """
     feedback = left.size > 0
-    for start in range(0, x.size, BLOCK):
-        stop = min(start + BLOCK, x.size)
+    for start in range(begin, end, BLOCK):
+        stop = min(start + BLOCK, end)
         block = left[start:stop] if feedback else x[start:stop]
         if apart:
             _add_beside(x[start:stop], decay, residual[start:stop], block)
@@ -107,10 +112,22 @@ def _measure(
         _pack(block, words[start // LANES : start // LANES + BLOCK // LANES])
         for b in range(start // bucket, (stop - 1) // bucket + 1):
             first, last = max(start, b * bucket), min(stop, (b + 1) * bucket)
+            # With every piece the one or the other number rises, so each has a place of its own.
+            piece = pieces[start // BLOCK + b]
             if even:
-                _sum_sizes(block[first - start : last - start], sums[b])
+                _sum_sizes(block[first - start : last - start], piece)
             else:
-                _sum_up(block[first - start : last - start], sums[b])
+                _sum_up(block[first - start : last - start], piece)
+
+
+@compiled
+def _join(pieces: NDArray[np.float64], numel: int, bucket: int, sums: NDArray[np.float64]) -> None:
+    """The sums of buckets, piece after piece."""
+    for b in range(sums.shape[0]):
+        last = min(numel, (b + 1) * bucket) - 1
+        for block in range(b * bucket // BLOCK, last // BLOCK + 1):
+            for side in range(sums.shape[1]):
+                sums[b, side] += pieces[block + b, side]
 
 
 @called
@@ -120,9 +137,15 @@ def _take_back(left: Floats, low: np.float32, high: np.float32) -> None:
 
 
 @compiled
-def settle(left: Floats, low: Floats, high: Floats, bucket: int) -> None:
-    for b in range(low.size):
-        _take_back(left[b * bucket : (b + 1) * bucket], low[b], high[b])
+def _settle(left: Floats, low: Floats, high: Floats, bucket: int, start: int, stop: int) -> None:
+    for b in range(start // bucket, (stop - 1) // bucket + 1):
+        first, last = max(start, b * bucket), min(stop, (b + 1) * bucket)
+        _take_back(left[first:last], low[b], high[b])
+
+
+def settle(left: Tensor, low: Tensor, high: Tensor, bucket: int) -> None:
+    """Takes away from each bucket what is said of its two sides."""
+    in_slices(partial(_settle, left.numpy(), low.numpy(), high.numpy(), bucket), left.numel())
 
 
 def measure(given: Given, bucket: int, even: bool = False) -> tuple[Tensor, NDArray[np.float64]]:
@@ -134,9 +157,12 @@ def measure(given: Given, bucket: int, even: bool = False) -> tuple[Tensor, NDAr
     x = given.x
     words = torch.empty(-(-x.numel() // LANES), dtype=torch.int32)
     sums = np.zeros((-(-x.numel() // bucket), 3))
+    pieces = np.zeros((-(-x.numel() // BLOCK) + len(sums), 3))
     bits = words.view(torch.uint8)[: -(-x.numel() // 8)]
     packed = words.numpy().view(np.uint32)
     kept, rest = memory_of(given)
-    apart = kept is not rest
-    _measure(x.numpy(), np.float32(given.decay), kept, rest, apart, packed, sums, bucket, even)
+    apart, decay = kept is not rest, np.float32(given.decay)
+    loop = partial(_measure, x.numpy(), decay, kept, rest, apart, packed, pieces, bucket, even)
+    in_slices(loop, x.numel(), BLOCK)
+    _join(pieces, x.numel(), bucket, sums)
     return bits, sums

@@ -10,7 +10,7 @@ from torch import Tensor
 from laconic.kernels.cpu.arrays import flat_rows
 from laconic.kernels.cpu.jit import called, compiled, summing
 from laconic.kernels.cpu.random import halves, random_words
-from laconic.kernels.cpu.vector import number_of
+from laconic.kernels.cpu.threads import in_slices
 from laconic.kernels.cpu.votes import largest_bits
 from laconic.kernels.door import check_out
 from laconic.kernels.reference.trits import PER_BYTE
@@ -30,15 +30,15 @@ def _squares(x: Floats) -> float:
 
 
 @compiled
-def _measure(x: Floats, clip: bool) -> tuple[np.float32, float]:
-    """The largest magnitude and, where asked for, the sum of squares."""
-    largest, squares = np.int32(0), 0.0
+def _measure(x: Floats, squares: NDArray[np.float64]) -> np.int32:
+    """The largest magnitude's bits; and where there is room for them, the squares of each block."""
+    largest = np.int32(0)
     for start in range(0, x.size, BLOCK):
         block = x[start : start + BLOCK]
         largest = max(largest, largest_bits(block))
-        if clip:
-            squares += _squares(block)
-    return number_of(largest), squares
+        if squares.size:
+            squares[start // BLOCK] = _squares(block)
+    return largest
 
 
 @called
@@ -63,7 +63,10 @@ def _join(digits: Bytes, out: Bytes) -> None:
 
 
 @compiled
-def _pack(x: Floats, scale: np.float32, low: np.uint32, high: np.uint32, out: Bytes) -> None:
+def _pack(
+    x: Floats, first: int, scale: np.float32, low: np.uint32, high: np.uint32, out: Bytes
+) -> None:
+    """So many entries come before as `first` says."""
     lift = np.float32(2.0**64 if scale < np.float32(2.0**-64) else 1.0)
     digits = np.ones(BLOCK, dtype=np.uint8)
     chance = np.empty(BLOCK, dtype=np.uint32)
@@ -71,12 +74,12 @@ def _pack(x: Floats, scale: np.float32, low: np.uint32, high: np.uint32, out: By
     for start in range(0, x.size, BLOCK):
         block = x[start : start + BLOCK]
         if good:
-            random_words(start, low, high, chance[: block.size])
+            random_words(first + start, low, high, chance[: block.size])
             _draw(block, chance, scale, lift, digits)
         # What fills up the last byte is zeros.
         digits[block.size :] = 1
-        first = start // PER_BYTE
-        _join(digits, out[first : first + (block.size + PER_BYTE - 1) // PER_BYTE])
+        place = start // PER_BYTE
+        _join(digits, out[place : place + (block.size + PER_BYTE - 1) // PER_BYTE])
 
 
 @called
@@ -89,20 +92,16 @@ def _add_run(out: Floats, packed: Bytes, table: Floats) -> None:
 
 
 @compiled
-def _add(out: Floats, packed: Bytes, distance: int, scales: Floats, trits: Floats) -> None:
+def _add(out: Floats, packed: Bytes, distance: int, table: NDArray[np.float32]) -> None:
     # A block of the output stays in the cache while all messages are added to it.
     whole, block = out.size // PER_BYTE, BLOCK // PER_BYTE
-    table = np.empty((scales.size, trits.size), dtype=np.float32)
-    for row in range(scales.size):
-        for i in range(trits.size):
-            table[row, i] = trits[i] * scales[row]
     for start in range(0, whole, block):
         stop = min(whole, start + block)
         entries = out[start * PER_BYTE : stop * PER_BYTE]
-        for row in range(scales.size):
+        for row in range(table.shape[0]):
             first = row * distance
             _add_run(entries, packed[first + start : first + stop], table[row])
-    for row in range(scales.size):
+    for row in range(table.shape[0]):
         for i in range(out.size - whole * PER_BYTE):
             out[whole * PER_BYTE + i] += table[row, np.intp(packed[row * distance + whole]) * 8 + i]
 
@@ -119,16 +118,38 @@ _TRITS = _meanings()
 
 
 def trits_pack(x: Tensor, clip: float, key: int) -> tuple[Tensor, Tensor]:
-    largest, squares = _measure(x.numpy(), clip > 0)
-    scale = float(largest)
-    if clip and math.isfinite(scale):
-        scale = min(scale, clip * math.sqrt(squares / max(1, x.numel())))
+    scale = _scale(x, clip)
     packed = torch.empty(-(-x.numel() // PER_BYTE), dtype=torch.uint8)
-    _pack(x.numpy(), np.float32(scale), *halves(key), packed.numpy())
+    entries, dice, out = x.numpy(), halves(key), packed.numpy()
+
+    def loop(start: int, stop: int) -> None:
+        _pack(entries[start:stop], start, np.float32(scale), *dice, out[start // PER_BYTE :])
+
+    in_slices(loop, x.numel(), BLOCK, effort=4)
     return packed, torch.tensor([scale], dtype=torch.float32)
+
+
+def _scale(x: Tensor, clip: float) -> float:
+    """The largest magnitude, or so many root mean squares as `clip` says where that is less."""
+    entries = x.numpy()
+    squares = np.empty(-(-x.numel() // BLOCK) if clip else 0)
+
+    def loop(start: int, stop: int) -> np.int32:
+        return _measure(entries[start:stop], squares[start // BLOCK :])
+
+    scale = float(np.int32(max(in_slices(loop, x.numel(), BLOCK))).view(np.float32))
+    if clip and math.isfinite(scale):
+        scale = min(scale, clip * math.sqrt(math.fsum(squares) / max(1, x.numel())))
+    return scale
 
 
 def trits_add(out: Tensor, packed: Tensor, scales: Tensor, weight: float) -> None:
     check_out(out)
     flat, distance = flat_rows(packed)
-    _add(out.numpy(), flat, distance, (scales * weight).view(-1).numpy(), _TRITS)
+    table = torch.outer((scales * weight).view(-1), torch.from_numpy(_TRITS)).numpy()
+    entries = out.numpy()
+
+    def loop(start: int, stop: int) -> None:
+        _add(entries[start:stop], flat[start // PER_BYTE :], distance, table)
+
+    in_slices(loop, out.numel(), BLOCK, effort=2 * len(table))

@@ -1,7 +1,7 @@
 """The kernels for CUDA tensors, in Triton.
 
-Nothing here makes the host wait for the card, but `reaching`, which must say how many there are:
-`tell` leaves that on the card.
+Nothing here makes the host wait for the card, but `reaching` and `passing`, which must say how many
+there are: `tell` leaves that on the card.
 """
 
 from laconic.kernels.cuda.bits import pack_bits, unpack_bits
@@ -22,7 +22,7 @@ from laconic.kernels.cuda.rounding import round_add, round_pack, round_pack_sum
 from laconic.kernels.cuda.select import largest, reaching
 from laconic.kernels.cuda.sides import sides_add, sides_pack, sides_pack_sum
 from laconic.kernels.cuda.sign import sign_add, sign_pack, sign_pack_sum
-from laconic.kernels.cuda.tell import tell
+from laconic.kernels.cuda.tell import passing, tell
 from laconic.kernels.cuda.trits import trits_add, trits_pack
 from laconic.kernels.cuda.votes import votes_pack
 
@@ -46,6 +46,7 @@ __all__ = [
     "outer",
     "pack_bits",
     "pack_index",
+    "passing",
     "random_blocks",
     "reaching",
     "round_add",

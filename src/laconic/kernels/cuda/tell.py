@@ -5,6 +5,8 @@ reach the border, counted by program; then each program knows how many come befo
 writes their values and positions where they belong.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -63,10 +65,13 @@ def _write_bits(packed_ptr, bit, value, mask):
 @triton.jit(do_not_specialize=["programs"])
 def _tell_kernel(
     x_ptr, state_ptr, words_ptr, ties_ptr, plan_ptr, packed_ptr, values_ptr, programs,
-    CUTS: tl.constexpr, KEEP: tl.constexpr, HALF: tl.constexpr, EACH: tl.constexpr,
-    WORDS: tl.constexpr, EARLY: tl.constexpr,
+    CUTS: tl.constexpr, KEEP: tl.constexpr, HALF: tl.constexpr, BARE: tl.constexpr,
+    EACH: tl.constexpr, WORDS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Writes values and positions; with KEEP, what was said is taken off `x`."""
+    """Writes values and positions; with KEEP, what was said is taken off `x`.
+
+    If BARE, positions as they are, in the place of the values, and nothing else.
+    """
     in_turn(EARLY)
     mine = tl.program_id(0)
     low, base, wanted = tl.load(plan_ptr), tl.load(plan_ptr + 1), tl.load(plan_ptr + 2)
@@ -92,21 +97,63 @@ def _tell_kernel(
         while turns > 0:
             here = held != 0
             place = word * 32 + lowest_bit(held).to(tl.int64)
-            chosen = tl.load(x_ptr + place, mask=here, other=0.0)
-            value = said(chosen, values_ptr, HALF)
-            tl.store(values_ptr + rank, value, mask=here)
-            if KEEP:
-                tl.store(x_ptr + place, chosen - value.to(tl.float32), mask=here)
-            _write_bits(packed_ptr, (place >> low) + rank, tl.full(place.shape, 1, tl.int64), here)
-            _write_bits(packed_ptr, base + rank * low, place & below, here)
+            if BARE:
+                tl.store(values_ptr + rank, place, mask=here)
+            else:
+                chosen = tl.load(x_ptr + place, mask=here, other=0.0)
+                value = said(chosen, values_ptr, HALF)
+                tl.store(values_ptr + rank, value, mask=here)
+                if KEEP:
+                    tl.store(x_ptr + place, chosen - value.to(tl.float32), mask=here)
+                one = tl.full(place.shape, 1, tl.int64)
+                _write_bits(packed_ptr, (place >> low) + rank, one, here)
+                _write_bits(packed_ptr, base + rank * low, place & below, here)
             rank += 1
             held &= held - 1
             turns -= 1
 
 
+class _Marked(NamedTuple):
+    """What is chosen, and where each program writes its own."""
+
+    x: Tensor
+    state: Tensor
+    words: Tensor
+    ties: Tensor
+    plan: Tensor
+    cuts: bool
+
+    def write(self, packed: Tensor, values: Tensor, *, keep: bool, bare: bool = False) -> None:
+        programs, tiles = spread(self.x.numel())
+        _tell_kernel[(programs,)](
+            self.x, self.state, self.words, self.ties, self.plan, packed, values, programs,
+            CUTS=self.cuts, KEEP=keep, HALF=values.dtype == torch.float16, BARE=bare,
+            EACH=tiles * TILE // 32, WORDS=WORDS, num_warps=WARPS, **follows(self.x),
+        )  # fmt: skip
+
+
+def _marked(given: Given, aim: Aim, count: Tensor, packed: Tensor) -> _Marked:
+    """Marks what passes, whose number goes to `count`; `packed` is cleared."""
+    numel = given.x.numel()
+    total = given.x if given.left is None else given.left
+    counts = torch.empty(spread(numel)[0], dtype=torch.int32, device=total.device)
+    if aim.kind == "fixed":
+        words = new_marks(total)
+        mark(given, aim.border, words, counts, packed)
+        return _Marked(total, counts, words, counts, planned(counts, count, numel), False)
+    search = search_of(aim)
+    sifted = found(given, search, packed)
+    ties, plan = thin(total, sifted, search, _most(aim, numel), counts, count)
+    return _Marked(total, sifted.state, sifted.words, ties, plan, True)
+
+
+def _most(aim: Aim, numel: int) -> int:
+    return min(aim.most or numel, numel)
+
+
 def tell(given: Given, aim: Aim, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     x, numel = given.x, given.x.numel()
-    most = min(aim.most or numel, numel)
+    most = _most(aim, numel)
     count = torch.empty(1, dtype=torch.int32, device=x.device)
     values = torch.empty(most, dtype=dtype, device=x.device)
     # Fewer positions may take a byte more.
@@ -114,22 +161,17 @@ def tell(given: Given, aim: Aim, dtype: torch.dtype) -> tuple[Tensor, Tensor, Te
     packed = torch.empty(-(-room // 4) + 1, dtype=torch.int32, device=x.device)
     if not numel:
         return count.zero_(), packed.zero_().view(torch.uint8)[:room], values
-    total = x if given.left is None else given.left
-    programs, tiles = spread(numel)
-    counts = torch.empty(programs, dtype=torch.int32, device=x.device)
-    cuts = aim.kind != "fixed"
-    if cuts:
-        search = search_of(aim)
-        sifted = found(given, search, packed)
-        state, words = sifted.state, sifted.words
-        ties, plan = thin(total, sifted, search, most, counts, count)
-    else:
-        state, ties, words = counts, counts, new_marks(x)
-        mark(given, aim.border, words, counts, packed)
-        plan = planned(counts, count, numel)
-    _tell_kernel[(programs,)](
-        total, state, words, ties, plan, packed, values, programs, CUTS=cuts,
-        KEEP=given.left is not None, HALF=dtype == torch.float16, EACH=tiles * TILE // 32,
-        WORDS=WORDS, num_warps=WARPS, **follows(x),
-    )  # fmt: skip
+    _marked(given, aim, count, packed).write(packed, values, keep=given.left is not None)
     return count, packed.view(torch.uint8)[:room], values
+
+
+def passing(given: Given, aim: Aim) -> Tensor:
+    x = given.x
+    if not x.numel():
+        return torch.arange(0, device=x.device)
+    count = torch.empty(1, dtype=torch.int32, device=x.device)
+    marked = _marked(given, aim, count, count[:0])
+    # Here the host waits: who asks for positions wants to know how many there are.
+    index = torch.empty(int(count), dtype=torch.int64, device=x.device)
+    marked.write(count, index, keep=False, bare=True)
+    return index

@@ -7,11 +7,11 @@ from laconic.kernels.reference.borders import (
     normal_border,
     sampled_border,
 )
+from laconic.kernels.reference.by_steps import composed
 from laconic.kernels.reference.casts import cast_add, cast_pack, cast_pack_sum
 from laconic.kernels.reference.entries import add_at, add_packed, lift
 from laconic.kernels.reference.index import index_fits, pack_index, unpack_index
 from laconic.kernels.reference.lowrank import factor, factor_sum, lessen, orthonormal, outer
-from laconic.kernels.reference.passing import telling_by_steps
 from laconic.kernels.reference.random import random_blocks, strata, uniform
 from laconic.kernels.reference.rounding import round_add, round_pack, round_pack_sum
 from laconic.kernels.reference.select import largest, reaching
@@ -20,7 +20,7 @@ from laconic.kernels.reference.sign import sign_add, sign_pack, sign_pack_sum
 from laconic.kernels.reference.trits import trits_add, trits_pack
 from laconic.kernels.reference.votes import votes_pack
 
-tell, add_told = telling_by_steps(__name__)
+passing, tell, add_told = composed(__name__)
 
 __all__ = [
     "add_at",
@@ -42,6 +42,7 @@ __all__ = [
     "outer",
     "pack_bits",
     "pack_index",
+    "passing",
     "random_blocks",
     "reaching",
     "round_add",

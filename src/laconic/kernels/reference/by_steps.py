@@ -17,17 +17,19 @@ if TYPE_CHECKING:
     from laconic.kernels import Kernels
 
 
+Passing: TypeAlias = Callable[[Given, Aim], Tensor]
 Tell: TypeAlias = Callable[[Given, Aim, torch.dtype], tuple[Tensor, Tensor, Tensor]]
 AddTold: TypeAlias = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor], float], None]
 
 
-def telling_by_steps(backend: str) -> tuple[Tell, AddTold]:
-    """`tell` and `add_told` of a backend that has no loops for them, by its module's name."""
+def composed(backend: str) -> tuple[Passing, Tell, AddTold]:
+    """What a backend has no loops for, made of those that it has, by its module's name."""
     here = cast("Kernels", modules[backend])
-    return partial(tell_by_steps, here), partial(add_one_by_one, here)
+    told = partial(tell_by_steps, here), partial(add_one_by_one, here)
+    return partial(passing_by_steps, here), *told
 
 
-def passing(kernels: "Kernels", given: Given, aim: Aim) -> Tensor:
+def passing_by_steps(kernels: "Kernels", given: Given, aim: Aim) -> Tensor:
     """The positions of all that reach the border of an aim; of more than its most, the largest."""
     if aim.kind == "fixed":
         # Filled where it is: a copy from the host would wait.
@@ -55,7 +57,7 @@ def tell_by_steps(
     kernels: "Kernels", given: Given, aim: Aim, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     """How many pass, their positions as bytes, and their values; what is left stays in `left`."""
-    index = passing(kernels, given, aim)
+    index = passing_by_steps(kernels, given, aim)
     if given.left is None:
         values = rounded(given.x[index], dtype)
     else:
