@@ -63,6 +63,7 @@ _LATE = (
     "powersgd:rank=4 @ local=(qsparse:sync_every=2,delay=1)",
     "powersgd:rank=4 @ local=(qsparse:sync_every=4,delay=3)",
     "efsign @ local=(qsparse:sync_every=2,delay=1)",
+    "efsign @ local=(qsparse:sync_every=3,delay=2)",
     "int4 @ local=(qsparse:sync_every=5,delay=4)",
     "int4 @ local=(qsparse:sync_every=8,delay=7)",
     "none @ local=(local_sgd:sync_every=8,delay=7)",
