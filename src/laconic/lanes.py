@@ -78,6 +78,14 @@ class Lanes:
         recording = self._recording(names, grads, led)
         return self._noted(names, grads, led if recording is None else recording.talk)
 
+    def may_record(self) -> bool:
+        """Whether the next conversation about all parameters may become a recording on a GPU.
+
+        While it does nobody may wait for the whole GPU, or the recording is spoilt.
+        """
+        names, on_gpu = tuple(self.tensors), any(t.is_cuda for t in self.tensors.values())
+        return on_gpu and self._is_recordable(names) and not self._recorder.has(names)
+
     def message_bytes(self, names: Sequence[str]) -> int:
         """About how many bytes a message about these parameters has."""
         return sum(self.lanes[name].message_bytes for name in names)
@@ -112,13 +120,16 @@ class Lanes:
         self, names: Sequence[str], grads: Sequence[Tensor], led: Callable[[], Led]
     ) -> Recording | None:
         """What to replay in place of a conversation, if it can be recorded."""
-        on_gpu = self.cuda_graphs and bool(grads) and grads[0].is_cuda
-        scaled = self.plan.counts_votes() and self.loss_scale != 1
-        if not on_gpu or scaled or not all(is_steady(self.lanes[name]) for name in names):
-            return None
-        if self.helm is not None and self.helm.pilot.measures:
+        on_gpu = bool(grads) and grads[0].is_cuda
+        if not on_gpu or not self._is_recordable(names):
             return None
         return self._recorder.find(self.lanes, names, grads, led)
+
+    def _is_recordable(self, names: Sequence[str]) -> bool:
+        scaled = self.plan.counts_votes() and self.loss_scale != 1
+        if not self.cuda_graphs or scaled or (self.helm is not None and self.helm.pilot.measures):
+            return False
+        return all(is_steady(self.lanes[name]) for name in names)
 
     def _led(self, names: Sequence[str], grads: Sequence[Tensor]) -> Led:
         """The conversation itself, with what the pilot has to know."""

@@ -66,6 +66,11 @@ class Recording:
         self._rehearsed = False
         self._pool = torch.cuda.graph_pool_handle()
 
+    @property
+    def made(self) -> bool:
+        """Whether the next conversation is a replay."""
+        return bool(self._segments)
+
     def talk(self) -> Conversation[Ended]:
         """The conversation about the gradients that are there now."""
         if not self._rehearsed:
@@ -161,6 +166,11 @@ class Recorder:
     @property
     def recordings(self) -> int:
         return len(self._made)
+
+    def has(self, names: Sequence[str]) -> bool:
+        """Whether the step of these lanes is recorded already."""
+        recording = self._made.get(tuple(names))
+        return recording is not None and recording.made
 
     def forget(self) -> None:
         """Starts anew, as lanes have changed."""

@@ -1,6 +1,7 @@
 """What the ranks of the GPU tests do; several ranks may share one card over gloo."""
 
 import os
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -8,6 +9,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import laconic
+from laconic.local import LocalSGD, QsparseLocalSGD
+from laconic.local.steps import LocalSteps
 
 
 def mlp() -> nn.Sequential:
@@ -43,6 +46,40 @@ def trained_on(spec: str, exchange: str, device: str, steps: int) -> Tensor:
     train(model, steps, device)
     link.detach()
     return weights(model)
+
+
+class Late(NamedTuple):
+    """What a rank has after local steps whose means come late."""
+
+    weights: Tensor
+    anchor: Tensor
+    recordings: int
+
+
+def late_on(spec: str, device: str, sync_every: int, delay: int, steps: int) -> Late:
+    """Local steps over gloo, parameters on the card or on the CPU."""
+    model = mlp().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    with _late(spec, model, optimizer, sync_every, delay) as worker:
+        for step in range(steps):
+            optimizer.zero_grad()
+            loss_of(model, step, dist.get_rank(), device).backward()
+            optimizer.step()
+            if device != "cpu":
+                # As clocks do: nothing of what goes on beside may be spoilt by it.
+                torch.cuda.synchronize()
+        recordings = worker.stats()["recordings"]
+        assert isinstance(recordings, int)
+        anchor = torch.cat([one.cpu() for one in worker._common().values()])
+        return Late(weights(model), anchor, recordings)
+
+
+def _late(
+    spec: str, model: nn.Module, optimizer: torch.optim.Optimizer, sync_every: int, delay: int
+) -> LocalSteps:
+    if spec == "local":
+        return LocalSGD(model, optimizer, sync_every=sync_every, delay=delay)
+    return QsparseLocalSGD(model, optimizer, spec, sync_every=sync_every, delay=delay)
 
 
 def one_rank_of_nccl(spec: str, exchange: str, port: int) -> tuple[Tensor, Tensor]:

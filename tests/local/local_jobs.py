@@ -21,6 +21,8 @@ METHODS: dict[str, Setting] = {
         {"sync_every": 4},
     ),
     "local": (LocalSGD, (), {"sync_every": 4}),
+    "local-late": (LocalSGD, (), {"sync_every": 4, "delay": 3}),
+    "qsparse-late": (QsparseLocalSGD, ("topk:ratio=0.1",), {"sync_every": 4, "delay": 2}),
     "diloco": (DiLoCo, ("codebook:bits=8,spread=12",), {"sync_every": 4}),
     "streaming": (DiLoCo, ("fp16",), {"sync_every": 4, "fragments": 2, "delay": 1}),
     "sparseloco": (SparseLoCo, ("chunktopk:k=8,chunk=64 | codebook",), {"sync_every": 4}),

@@ -115,7 +115,7 @@ def test_a_number_that_is_none_is_an_error_on_all_workers(name: str) -> None:
     with crew_of(name) as crew:
         crew.train(3)
         next(crew.models[1].parameters()).data[0, 0] = torch.nan
-        if name in ("local", "cser-blocks"):
+        if name in ("local", "local-late", "cser-blocks"):
             # All is said as it is, so that all have it.
             crew.train(8, first=3)
             assert all(not w.isfinite().all() for w in crew.weights())
@@ -293,7 +293,7 @@ def test_simulated_workers_are_averaged_together() -> None:
         assert torch.equal(crew.weights()[0], before[0])
 
 
-@pytest.mark.parametrize("name", sorted(set(METHODS) - {"local", "cser-blocks"}))
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"local", "local-late", "cser-blocks"}))
 def test_a_policy_for_gradients_is_none_for_parameters(name: str) -> None:
     message = r"nan_policy must be one of \['raise', 'ignore'\], got 'propagate'"
     with pytest.raises(ConfigError, match=f"{METHODS[name][0].__name__}: {message}"):

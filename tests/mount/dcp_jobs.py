@@ -14,6 +14,7 @@ from laconic.local import BlockCSER, DiLoCo, QsparseLocalSGD, SparseLoCo
 
 LOCAL: dict[str, Any] = {
     "qsparse": lambda m, o: QsparseLocalSGD(m, o, "topk:ratio=0.1 | qsgd:bits=4", sync_every=4),
+    "late": lambda m, o: QsparseLocalSGD(m, o, "int4", sync_every=4, delay=2),
     "cser": lambda m, o: BlockCSER(
         m, o, "grbs:ratio=0.1,block=16", "grbs:ratio=0.25,block=16", sync_every=4
     ),

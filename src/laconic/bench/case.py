@@ -43,6 +43,8 @@ class Mounted(ABC):
     optimizer: Optimizer
     period: int = field(default=1, kw_only=True)
     """Steps after which what a step does repeats; a mean counts over whole periods."""
+    rest: int = field(default=0, kw_only=True)
+    """After so many steps of a period nothing is under way."""
     averaged: Callable[[], AbstractContextManager[None]] = field(default=nullcontext, kw_only=True)
     """While it is entered, on all workers, their models are the one that all of them train."""
 

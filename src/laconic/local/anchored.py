@@ -16,9 +16,10 @@ from laconic.checks import check_fraction, check_share, check_whole
 from laconic.contract import Compressor, Memory
 from laconic.errors import ConfigError
 from laconic.lanes import Lanes
+from laconic.local.beside import Wait
 from laconic.local.fragment import Fragment, Outer
 from laconic.local.layers import Division, divide
-from laconic.local.peers import Group, Wait
+from laconic.local.peers import Group
 from laconic.local.plans import LocalNanPolicy, check_nan_policy, drift_plan
 from laconic.local.ratio import message_ratio
 from laconic.local.steps import LocalSteps
@@ -33,17 +34,24 @@ class Streaming:
 
     Of `fragments` every `sync_every / fragments` steps one is told. Its mean is taken up `delay`
     steps later, and the share `alpha` of a parameter stays as the steps in between have made it.
+    With None these steps are kept in full, on top of the mean.
     """
 
     fragments: Division = 1
     delay: int = 0
-    alpha: float = 0.0
+    alpha: float | None = 0.0
 
     def check(self, sync_every: int, count: int) -> None:
         if sync_every % count:
             raise ConfigError(f"sync_every {sync_every} must be a multiple of {count} fragments")
         check_whole("streaming", "delay", self.delay, 0, sync_every - 1)
-        check_share("streaming", "alpha", self.alpha)
+        if self.alpha is not None:
+            check_share("streaming", "alpha", self.alpha)
+
+
+def kept_steps(delay: int) -> Streaming:
+    """All of the model at once, whose mean comes so late; no step is lost meanwhile."""
+    return Streaming(delay=delay, alpha=None if delay else 0.0)
 
 
 @dataclass(frozen=True)
@@ -105,7 +113,7 @@ class AnchoredSteps(LocalSteps):
         for number, fragment in enumerate(self._fragments):
             if self.streaming.delay and self._due(number, self.streaming.delay):
                 self._rest(number)
-                fragment.arrive(self.streaming.alpha)
+                fragment.arrive()
         for number, fragment in enumerate(self._fragments):
             if self._due(number, 0):
                 self._tell(number, fragment)
@@ -126,9 +134,11 @@ class AnchoredSteps(LocalSteps):
         self.syncs += 1
         if self.streaming.delay:
             fragment.depart()
-            self._waits[number] = self._peers.start(fragment.talk())
+            # Whoever trains may wait for the whole GPU at any time.
+            in_peace = fragment.lanes.may_record()
+            self._waits[number] = self._peers.start(fragment.talk(), in_peace=in_peace)
         else:
-            self._peers.talk(fragment.sync(self.streaming.alpha))
+            self._peers.talk(fragment.sync())
 
     def _forget_after_decay(self, fragment: Fragment) -> None:
         share, before, now = self._telling.forget_below, float(self._rate), self._learning_rate()
@@ -154,6 +164,8 @@ class AnchoredSteps(LocalSteps):
             kinds["momentum"] |= fragment.momentum
             if self.streaming.delay:
                 kinds.setdefault("drift", {}).update(fragment.hold())
+            if fragment.base:
+                kinds.setdefault("base", {}).update(fragment.base)
         return kinds
 
     def _common(self) -> Mapping[str, Tensor]:
@@ -170,4 +182,4 @@ class AnchoredSteps(LocalSteps):
             size,
         )
         lanes = Lanes(plan, parameters, rank, size, self.seed, telling.nan_policy)
-        return Fragment(parameters, lanes, self.outer)
+        return Fragment(parameters, lanes, self.outer, self.streaming.alpha)

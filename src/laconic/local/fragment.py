@@ -31,22 +31,37 @@ class Outer:
             raise ConfigError(f"outer_lr must be positive, got {self.rate!r}")
         check_share("outer step", "outer_momentum", self.momentum)
 
-    def move(self, anchor: Tensor, mean: Tensor, momentum: Tensor | None) -> None:
-        """Takes the step, in place."""
-        if momentum is not None:
-            momentum.mul_(self.momentum).add_(mean)
-            mean = mean.add(momentum, alpha=self.momentum) if self.nesterov else momentum
-        anchor.sub_(mean, alpha=self.rate)
+    def move(self, anchors: list[Tensor], means: list[Tensor], momenta: list[Tensor]) -> None:
+        """Takes the step, in place; without momentum there are no momenta."""
+        if momenta:
+            torch._foreach_mul_(momenta, self.momentum)
+            torch._foreach_add_(momenta, means)
+            ahead = torch._foreach_add(means, momenta, alpha=self.momentum)
+            means = list(ahead) if self.nesterov else momenta
+        torch._foreach_sub_(anchors, means, alpha=self.rate)
 
 
 class Fragment:
-    """Parameters that are told together: all of a model, or one of several parts of it."""
+    """Parameters that are told together: all of a model, or one of several parts of it.
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], lanes: Lanes, outer: Outer) -> None:
-        self.parameters, self.lanes, self.outer = parameters, lanes, outer
+    When the mean arrives, the share `alpha` of a parameter stays where steps have led meanwhile.
+    With None all of these steps are kept, on top of the mean, and told with the next drift. `base`
+    is then where a parameter would be without the steps that have yet to be told: at the anchor,
+    but for what its type rounds off, of which nobody is told.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        lanes: Lanes,
+        outer: Outer,
+        alpha: float | None,
+    ) -> None:
+        self.parameters, self.lanes, self.outer, self.alpha = parameters, lanes, outer, alpha
         self.anchor = float_copies(parameters)
         zeros = {name: torch.zeros_like(anchor) for name, anchor in self.anchor.items()}
         self.momentum: State = zeros if outer.momentum else {}
+        self.base: State = float_copies(parameters) if alpha is None else {}
         self.drift: State = {}
         self._rooms: State = {}
 
@@ -54,6 +69,8 @@ class Fragment:
         """Takes the parameters as they are for what all workers agree on."""
         for name, copy in float_copies(self.parameters).items():
             self.anchor[name].copy_(copy)
+            if self.base:
+                self.base[name].copy_(copy)
 
     def hold(self) -> State:
         """The drift, with room for it where there is none under way."""
@@ -64,11 +81,13 @@ class Fragment:
 
     def depart(self) -> None:
         """Notes how far the parameters are from where they started."""
-        for name, parameter in self.parameters.items():
-            # From where the parameter was put, which in 16 bits is only near the anchor.
-            drift = room_for(self._rooms, name, self.anchor[name])
-            drift.copy_(self.anchor[name].to(parameter.dtype))
-            self.drift[name] = drift.sub_(parameter.detach().reshape(-1))
+        for name, anchor in self.anchor.items():
+            self.drift[name] = room_for(self._rooms, name, anchor)
+        drifts, now = list(self.drift.values()), self._flat()
+        torch._foreach_copy_(drifts, self._starts())
+        torch._foreach_sub_(drifts, now)
+        if self.base:
+            torch._foreach_copy_(list(self.base.values()), now)
 
     def talk(self) -> Conversation[None]:
         """The drift becomes the mean of all workers', as far as the method says it."""
@@ -78,17 +97,44 @@ class Fragment:
         if complaint is not None:
             raise complaint
 
-    def arrive(self, alpha: float) -> None:
-        """Moves the anchor, and puts the parameters there; the share `alpha` stays where it is."""
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                self.outer.move(self.anchor[name], self.drift[name], self.momentum.get(name))
-                there = self.anchor[name].view(parameter.shape).to(parameter.dtype)
-                parameter.copy_(there.lerp(parameter, alpha) if alpha else there)
+    def arrive(self) -> None:
+        """Moves the anchor, and the parameters with it."""
+        states = self.anchor, self.drift, self.momentum
+        self.outer.move(*(list(state.values()) for state in states))
         self.drift.clear()
+        if self.alpha is None:
+            self._go_on()
+        else:
+            self._go_there(self.alpha)
 
-    def sync(self, alpha: float) -> Conversation[None]:
+    def sync(self) -> Conversation[None]:
         """All of it at once."""
         self.depart()
         yield from self.talk()
-        self.arrive(alpha)
+        self.arrive()
+
+    def _go_there(self, alpha: float) -> None:
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                there = self.anchor[name].view(parameter.shape).to(parameter.dtype)
+                parameter.copy_(there.lerp(parameter, alpha) if alpha else there)
+
+    def _go_on(self) -> None:
+        """Puts parameters at the anchor plus the steps since departure, which stay untold."""
+        bases, parameters = list(self.base.values()), list(self.parameters.values())
+        since = torch._foreach_sub(self._flat(), bases)
+        sums = torch._foreach_add(list(self.anchor.values()), since)
+        there = [t.to(p.dtype) for t, p in zip(sums, parameters, strict=True)]
+        torch._foreach_copy_(bases, there)
+        torch._foreach_sub_(bases, since)
+        shaped = [t.view(p.shape) for t, p in zip(there, parameters, strict=True)]
+        torch._foreach_copy_([p.detach() for p in parameters], shaped)
+
+    def _flat(self) -> list[Tensor]:
+        return [parameter.detach().reshape(-1) for parameter in self.parameters.values()]
+
+    def _starts(self) -> list[Tensor]:
+        """Where the parameters were put, which in 16 bits is only near the anchor."""
+        if self.base:
+            return list(self.base.values())
+        return [self.anchor[name].to(p.dtype) for name, p in self.parameters.items()]

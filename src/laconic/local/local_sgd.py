@@ -1,18 +1,23 @@
 """Local SGD: workers take steps of their own, and every so often meet at their mean.
 
-Stich 2019, arXiv:1805.09767.
+Stich 2019, arXiv:1805.09767. Means that come late: CoCoD-SGD, Shen et al. 2019, arXiv:1906.12043;
+DaSGD, Zhou et al. 2020.
 """
 
 from torch import nn
 from torch.optim import Optimizer
 
-from laconic.local.anchored import AnchoredSteps, Streaming, Telling
+from laconic.local.anchored import AnchoredSteps, Telling, kept_steps
 from laconic.local.fragment import Outer
 from laconic.local.peers import Group
 
 
 class LocalSGD(AnchoredSteps):
-    """Every `sync_every` steps all workers' parameters become their mean, in full precision."""
+    """Every `sync_every` steps all workers' parameters become their mean, in full precision.
+
+    With `delay` the mean is taken up so many steps later, and the steps taken since it set out stay
+    on top of it.
+    """
 
     def __init__(
         self,
@@ -20,13 +25,12 @@ class LocalSGD(AnchoredSteps):
         optimizer: Optimizer,
         *,
         sync_every: int,
+        delay: int = 0,
         process_group: Group = None,
         seed: int = 0,
         broadcast: bool = False,
     ) -> None:
         # A mean of all there is shows by itself what is not finite.
         telling = Telling("none", "none", "auto", "ignore")
-        who = process_group, seed, broadcast
-        AnchoredSteps.__init__(
-            self, model, optimizer, telling, Outer(), Streaming(), sync_every, *who
-        )
+        when, who = kept_steps(delay), (process_group, seed, broadcast)
+        AnchoredSteps.__init__(self, model, optimizer, telling, Outer(), when, sync_every, *who)

@@ -1,8 +1,6 @@
 """Who a worker talks to: the ranks of a process group, or other workers in this process."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias, TypeVar, cast
 from weakref import finalize
 
@@ -16,11 +14,9 @@ from laconic.comm.meter import Meter
 from laconic.comm.simulated import Simulated
 from laconic.comm.torch import TorchComm
 from laconic.errors import ConfigError, PeerError
+from laconic.local.beside import Beside, Wait
 
 T = TypeVar("T")
-
-Wait: TypeAlias = Callable[[], None]
-"""Returns when a conversation is over, and raises what went wrong in it."""
 
 
 class Peers(ABC):
@@ -38,8 +34,8 @@ class Peers(ABC):
         """Holds a conversation with all others; simulated workers' begins when the last comes."""
 
     @abstractmethod
-    def start(self, conversation: Conversation[None]) -> Wait:
-        """Begins a conversation that goes on while this worker computes."""
+    def start(self, conversation: Conversation[None], *, in_peace: bool = False) -> Wait:
+        """Begins a conversation that goes on while this worker computes, or `in_peace` does not."""
 
     @abstractmethod
     def check_over(self) -> None:
@@ -71,24 +67,24 @@ class GroupPeers(Peers):
         self._comm, self._aside = TorchComm(loan.group), TorchComm(loan.group)
         self.rank, self.size = self._comm.rank, self._comm.size
         self.meter, self.aside = self._comm.meter, self._aside.meter
-        self._thread: ThreadPoolExecutor | None = None
+        self._device = device
+        self._beside: Beside | None = None
 
     def talk(self, conversation: Conversation[None], *, aside: bool = False) -> None:
         comm = self._aside if aside else self._comm
-        if self._thread is None:
+        if self._beside is None:
             drive(conversation, comm)
         else:
             # Behind what is under way, since calls must come in the same order on all ranks.
-            self._thread.submit(drive, conversation, comm).result()
+            self._beside.start(conversation, comm)()
 
-    def start(self, conversation: Conversation[None]) -> Wait:
-        if self._thread is None:
-            # OpenMP keeps its number of threads by thread: a new one would take all cores.
-            cores = torch.get_num_threads()
-            self._thread = ThreadPoolExecutor(
-                1, "laconic-local", initializer=torch.set_num_threads, initargs=(cores,)
-            )
-        return self._thread.submit(drive, conversation, self._comm).result
+    def start(self, conversation: Conversation[None], *, in_peace: bool = False) -> Wait:
+        if self._beside is None:
+            self._beside = Beside(self._device)
+        wait = self._beside.start(conversation, self._comm)
+        if in_peace:
+            wait()
+        return wait
 
     def check_over(self) -> None:
         pass
@@ -96,9 +92,9 @@ class GroupPeers(Peers):
     def rest(self, *, wait: bool) -> None:
         if not wait:
             self._give_back.detach()
-        if self._thread is not None:
-            self._thread.shutdown(wait=wait)
-            self._thread = None
+        if self._beside is not None:
+            self._beside.end(wait=wait)
+            self._beside = None
 
     def prepare(self, node: int | None) -> None:
         self._comm.prepare(node)
@@ -114,7 +110,7 @@ class Seat(Peers):
     def talk(self, conversation: Conversation[None], *, aside: bool = False) -> None:
         self._table.come(self.rank, conversation, aside)
 
-    def start(self, conversation: Conversation[None]) -> Wait:
+    def start(self, conversation: Conversation[None], *, in_peace: bool = False) -> Wait:
         self._table.come(self.rank, conversation, aside=False)
         return self.check_over
 

@@ -1,13 +1,14 @@
 """Qsparse-local-SGD: local steps, then what is left of the drift after choosing and quantising.
 
-Basu, Data, Karakus & Diggavi 2019, arXiv:1906.02367.
+Basu, Data, Karakus & Diggavi 2019, arXiv:1906.02367. Means that come late are taken up as in
+CoCoD-SGD, Shen et al. 2019, arXiv:1906.12043.
 """
 
 from torch import nn
 from torch.optim import Optimizer
 
 from laconic.contract import Compressor, Memory
-from laconic.local.anchored import AnchoredSteps, Streaming, Telling
+from laconic.local.anchored import AnchoredSteps, Telling, kept_steps
 from laconic.local.fragment import Outer
 from laconic.local.peers import Group
 from laconic.local.plans import LocalNanPolicy
@@ -21,6 +22,9 @@ class QsparseLocalSGD(AnchoredSteps):
     `forget_below=0.5` it is dropped at a sync where the rate is below half of what it was at the
     last one, as in the paper's experiments. Momentum and all else of the optimiser stay local. The
     compressor must be a contraction; an unbiased one that is none goes with `memory="none"`.
+
+    With `delay` training goes on for so many steps while what was said is under way, and none of
+    them is lost: x moves as far as the anchor then is from where x was when it was told.
     """
 
     def __init__(
@@ -30,6 +34,7 @@ class QsparseLocalSGD(AnchoredSteps):
         compressor: Compressor | str = "topk:ratio=0.01 | qsgd:bits=4",
         *,
         sync_every: int,
+        delay: int = 0,
         memory: Memory | str = "residual",
         forget_below: float | None = None,
         exchange: str = "auto",
@@ -39,7 +44,5 @@ class QsparseLocalSGD(AnchoredSteps):
         nan_policy: LocalNanPolicy = "raise",
     ) -> None:
         telling = Telling(compressor, memory, exchange, nan_policy, forget_below)
-        who = process_group, seed, broadcast
-        AnchoredSteps.__init__(
-            self, model, optimizer, telling, Outer(), Streaming(), sync_every, *who
-        )
+        when, who = kept_steps(delay), (process_group, seed, broadcast)
+        AnchoredSteps.__init__(self, model, optimizer, telling, Outer(), when, sync_every, *who)

@@ -7,8 +7,7 @@ the order of what is enqueued, and nobody waits.
 
 import atexit
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from queue import Queue
 from threading import Thread
 from typing import NamedTuple, TypeAlias
@@ -17,40 +16,11 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
+from laconic.comm.side import Side
 from laconic.comm.torch import LEAVING
 from laconic.mount.buckets import Load
 
 Errand: TypeAlias = Callable[[], None]
-
-
-class Side:
-    """A stream beside the one that computes gradients; on a CPU there is none and no need."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-
-    def future(self) -> "Future[Tensor]":
-        return Future(devices=[] if self.stream is None else [self.device])
-
-    def mark(self) -> torch.cuda.Event | None:
-        """The point that the computing stream has reached."""
-        if self.stream is None:
-            return None
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self.device))
-        return event
-
-    @contextmanager
-    def after(self, mark: torch.cuda.Event | None) -> Iterator[None]:
-        """Work that starts on the side when the computing stream has passed the mark."""
-        if self.stream is None:
-            yield
-            return
-        with torch.cuda.stream(self.stream):
-            if mark is not None:
-                self.stream.wait_event(mark)
-            yield
 
 
 class Courier(ABC):

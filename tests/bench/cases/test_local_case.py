@@ -20,9 +20,13 @@ from laconic.network.cluster import LoopbackCluster
 QSPARSE = "topk:ratio=0.1 @ local=(qsparse:sync_every=4)"
 PLAIN = "none @ local=(local_sgd:sync_every=4)"
 CSER = "grbs:ratio=0.1,block=16 @ local=(cser:sync_every=2,errors=(grbs:ratio=0.5,block=16))"
+SOON = "int4 @ local=(qsparse:sync_every=4)"
+LATE = "int4 @ local=(qsparse:sync_every=4,delay=3)"
 ALL = (
     QSPARSE,
+    LATE,
     PLAIN,
+    "none @ local=(local_sgd:sync_every=4,delay=1)",
     CSER,
     CSER.replace("(cser", "(block_cser"),
     "fp16 @ local=(diloco:sync_every=4,fragments=2,outer_lr=0.5)",
@@ -43,6 +47,8 @@ def test_every_method_has_a_case(text: str) -> None:
         ("none @ local=qsparse", "qsparse: missing parameter ['sync_every']"),
         ("none @ local=(qsparse:sync_every=0)", "QsparseLocalSGD: sync_every must be at least 1"),
         ("none @ local=(diloco:sync_every=4,decay=1)", "diloco: unknown parameter ['decay']"),
+        ("int4 @ local=(qsparse:sync_every=4,delay=4)", "delay must be 0 to 3, got 4"),
+        ("none @ local=(block_cser:sync_every=4,delay=1)", "unknown parameter ['delay']"),
         ("efsign @ local=(local_sgd:sync_every=4)", "local_sgd: tells all there is"),
         ("terngrad @ local=(qsparse:sync_every=4)", "terngrad does not go with memory"),
         ("none @ local=(qsparse:sync_every=4", "brackets do not match in"),
@@ -84,15 +90,17 @@ class _Opened:
 def test_blocks_have_whole_periods(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Local SGD tells what a dense step tells, but only every fourth time."""
     monkeypatch.setattr(race, "open_cluster", loopback)
-    path, cases = tmp_path / "step.jsonl", ("ddp-fp32", PLAIN, CSER)
+    path, cases = tmp_path / "step.jsonl", ("ddp-fp32", PLAIN, CSER, SOON, LATE)
     bench = StepBench(cases, 2, None, 6, 1, None, path, "c", workload="mlp-tiny")
     assert bench.run(Console(file=io.StringIO())) == "done"
     found = {r.spec: r for r in read([path]) if isinstance(r, StepRecord)}
-    dense, plain, cser = (found[case] for case in cases)
-    assert [r.status for r in (dense, plain, cser)] == ["done"] * 3
-    assert [r.steps for r in (dense, plain, cser)] == [6, 12, 6]
+    dense, plain, cser, soon, late = (found[case] for case in cases)
+    assert [r.status for r in found.values()] == ["done"] * 5
+    assert [r.steps for r in (dense, plain, cser, soon, late)] == [6, 12, 6, 12, 12]
     assert plain.sent_bytes == (dense.sent_bytes or 0) / 4
     assert 0 < (cser.sent_bytes or 0) < (dense.sent_bytes or 0)
+    assert 0 < (late.sent_bytes or 0) < (plain.sent_bytes or 0)
+    assert late.sent_bytes == soon.sent_bytes
 
 
 def test_workers_train_and_are_looked_at_as_one(

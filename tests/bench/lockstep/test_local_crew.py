@@ -14,6 +14,7 @@ from laconic.bench.work.workload import parse_workload
 CASES = {
     "dense": "none @ local=(qsparse:sync_every=1)",
     "qtopk": "topk:ratio=0.01 | qsgd:bits=4 @ local=(qsparse:sync_every=8)",
+    "late": "int4 @ local=(qsparse:sync_every=2,delay=1)",
     "cser": "grbs:ratio=0.1,block=64 @ local=(cser:sync_every=2,errors=(grbs:ratio=0.5,block=64))",
     "diloco": "none @ local=(diloco:sync_every=2)",
     "sparseloco": "topk:ratio=0.1 @ local=(sparseloco:sync_every=2)",

@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import SGD, Optimizer
 
 from laconic.bench.case import Case, Mounted, Traffic
-from laconic.bench.cases.local_methods import Around, parse_local
+from laconic.bench.cases.local_methods import Around, Rhythm, parse_local
 from laconic.local.peers import simulated
 from laconic.local.steps import LocalSteps
 
@@ -41,11 +41,16 @@ class LocalCase(Case):
             held,
             averaged=steps.averaged,
             period=parse_local(self.local).sync_every,
+            rest=self.rhythm().delay,
         )
 
     def build(self, around: Around) -> LocalSteps:
         """The local method around one worker's optimiser."""
         return parse_local(self.local).build(self.spec, self.exchange, around)
+
+    def rhythm(self) -> Rhythm:
+        """How often workers talk, and how late they listen."""
+        return parse_local(self.local).rhythm()
 
 
 @dataclass(frozen=True)

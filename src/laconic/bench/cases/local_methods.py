@@ -26,6 +26,13 @@ class Around(NamedTuple):
     seed: int
 
 
+class Rhythm(NamedTuple):
+    """Something is told every `gap` steps, and heard `delay` steps later."""
+
+    gap: int
+    delay: int = 0
+
+
 @dataclass(frozen=True)
 class Local(ABC):
     """A local method's settings; with a compressor's spec and an exchange it can be built."""
@@ -35,42 +42,52 @@ class Local(ABC):
     @abstractmethod
     def build(self, spec: str, exchange: str, around: Around) -> LocalSteps: ...
 
+    @abstractmethod
+    def rhythm(self) -> Rhythm: ...
+
 
 @dataclass(frozen=True)
-class _Plain(Local):
+class _Whole(Local):
+    """What methods share that tell of the whole model."""
+
+    delay: int = 0
+
+    def rhythm(self) -> Rhythm:
+        return Rhythm(self.sync_every, self.delay)
+
+
+@dataclass(frozen=True)
+class _Plain(_Whole):
     def build(self, spec: str, exchange: str, around: Around) -> LocalSteps:
         if (spec, exchange) != ("none", "auto"):
             raise ConfigError(f"local_sgd: tells all there is, so the method is none, got {spec}")
         model, optimizer, group, seed = around
-        return LocalSGD(
-            model, optimizer, sync_every=self.sync_every, process_group=group, seed=seed
-        )
+        return LocalSGD(model, optimizer, process_group=group, seed=seed, **vars(self))
 
 
 @dataclass(frozen=True)
-class _Qsparse(Local):
+class _Qsparse(_Whole):
     memory: str = "residual"
 
     def build(self, spec: str, exchange: str, around: Around) -> LocalSteps:
         model, optimizer, group, seed = around
         return QsparseLocalSGD(
-            model,
-            optimizer,
-            spec,
-            sync_every=self.sync_every,
-            memory=self.memory,
-            exchange=exchange,
-            process_group=group,
-            seed=seed,
+            model, optimizer, spec, exchange=exchange, process_group=group, seed=seed, **vars(self)
         )
 
 
 @dataclass(frozen=True)
-class _Cser(Local):
-    """The case's own method is for updates, this one for errors."""
+class _TwoWays(Local):
+    """The case's own method is for updates, which are told at every step, this one for errors."""
 
     errors: str
 
+    def rhythm(self) -> Rhythm:
+        return Rhythm(1)
+
+
+@dataclass(frozen=True)
+class _Cser(_TwoWays):
     def build(self, spec: str, exchange: str, around: Around) -> LocalSteps:
         model, optimizer, group, seed = around
         return CSER(
@@ -86,9 +103,7 @@ class _Cser(Local):
 
 
 @dataclass(frozen=True)
-class _BlockCser(Local):
-    errors: str
-
+class _BlockCser(_TwoWays):
     def build(self, spec: str, exchange: str, around: Around) -> LocalSteps:
         if exchange != "auto":
             raise ConfigError(f"block_cser: takes a mean, so exchange is auto, got {exchange!r}")
@@ -105,6 +120,9 @@ class _Outward(Local):
 
     fragments: int = 1
     delay: int = 0
+
+    def rhythm(self) -> Rhythm:
+        return Rhythm(self.sync_every // self.fragments, self.delay)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,8 @@ def train(job: Job, case: str, tell: Tell, count: Count) -> None:
         steps_ms.append(session.step() * 1e3)
         tick(step, steps_ms[-1])
         if step % job.evaluate_every == 0 or step == job.steps:
-            # What others still wait for has not left this host yet.
+            # What is under way, or what others still wait for, has not left this host yet.
+            session.traffic()
             dist.barrier()
             looking = count()
             _look(session, case, sum(steps_ms) / 1e3, tell)
@@ -51,10 +52,11 @@ def block(job: Job, session: Session, case: str, tell: Tell, count: Count) -> No
     """Takes some steps more; the first few, which find cold caches, are not counted.
 
     Where steps are not alike, as many periods of them warm up, since workers who talk now and then
-    have only talked as often after these; and there are as many steps as make whole periods.
+    have only talked as often after these; and there are as many steps as make whole periods. They
+    begin where nothing is under way, for which nobody would have waited on the clock.
     """
     period = session.mounted.period
-    for _ in range(job.warmup * period):
+    for _ in range(job.warmup * period + (session.mounted.rest - session.steps) % period):
         session.step()
     steps = _to_whole(job.steps, period)
     before = session.traffic()

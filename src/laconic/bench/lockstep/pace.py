@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from laconic.bench.cases.local_methods import Rhythm
 from laconic.bench.forecast.simulate import Links
 from laconic.bench.lockstep.laps import Watch
 from laconic.bench.lockstep.trainee import Seen
@@ -54,16 +55,22 @@ class ForecastPace(Pace):
 class CountedPace(Pace):
     """Of a method that says now more, now less: all computation, then all bytes of a link.
 
-    What encoding and decoding take is left out, and every call waits like a ring's mean.
+    What encoding and decoding take is left out, and every call waits like a ring's mean. What is
+    heard later than told travels meanwhile, one telling after the other, and only what is left of
+    its way then is waited for.
     """
 
-    compute_s: float
     links: Links
+    compute_s: float
     workers: int
+    rhythm: Rhythm
 
     def time_s(self, seen: Seen) -> float:
         waits_s = seen.calls * way("mean", 0, self.workers).hops * self.links.latency_s
-        return seen.step * self.compute_s + 8 * seen.sent_bytes / self.links.rate_bits + waits_s
+        wire_s = 8 * seen.sent_bytes / self.links.rate_bits + waits_s
+        gap, delay = self.rhythm
+        meanwhile_s = seen.step // gap * min(gap, delay) * self.compute_s
+        return seen.step * self.compute_s + max(0.0, wire_s - meanwhile_s)
 
     def steps_ms(self, last: Seen) -> tuple[float, ...]:
         return (self.time_s(last) / last.step * 1e3,)

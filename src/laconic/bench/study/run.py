@@ -120,7 +120,8 @@ class Run:
         case = parse_case(self.case)
         if isinstance(case, LocalCase):
             local = stack.enter_context(local_crew(workload, case, workers, self.seed))
-            return local, {r: CountedPace(compute_s, some, workers) for r, some in links.items()}
+            known = compute_s, workers, case.rhythm()
+            return local, {r: CountedPace(some, *known) for r, some in links.items()}
         crew = crew_of(workload, self.case, workers, self.seed)
         return crew, {r: self._watched(crew, subject, room, some) for r, some in links.items()}
 
