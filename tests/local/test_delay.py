@@ -44,7 +44,7 @@ def pushed(crew: Crew, step: int, gradient: Callable[[int, int], Tensor] = given
 
 
 @both
-@pytest.mark.parametrize("delay", [0, 1, 2, GAP - 1])
+@pytest.mark.parametrize("delay", [0, 1, 2, GAP - 1, GAP])
 def test_no_step_is_lost_and_none_counts_twice(
     method: Method, args: tuple[Any, ...], delay: int
 ) -> None:
@@ -174,9 +174,9 @@ def test_it_learns_as_well_as_without_delay() -> None:
 
 
 @both
-@pytest.mark.parametrize("delay", [GAP, -1, 1.0, True])
+@pytest.mark.parametrize("delay", [GAP + 1, -1, 1.0, True])
 def test_a_delay_out_of_range(method: Method, args: tuple[Any, ...], delay: object) -> None:
-    with pytest.raises(ConfigError, match="delay must be 0 to 3, got"):
+    with pytest.raises(ConfigError, match="delay must be 0 to 4, got"):
         Crew(method, *args, sync_every=GAP, delay=delay)
 
 

@@ -236,7 +236,7 @@ def test_they_learn() -> None:
         ({"sync_every": 4, "fragments": 0}, "fragments must be at least 1, got 0"),
         ({"sync_every": 4, "fragments": [["0."]]}, "'2.weight' is in 0 fragments, not in one"),
         ({"sync_every": 2, "fragments": [["0.", "2."], ["x"]]}, "fragment without parameters"),
-        ({"sync_every": 4, "delay": 4}, "delay must be 0 to 3, got 4"),
+        ({"sync_every": 4, "delay": 5}, "delay must be 0 to 4, got 5"),
         ({"sync_every": 4, "alpha": 1.0}, r"alpha must be in \[0, 1\), got 1.0"),
         ({"sync_every": 4, "outer_lr": 0.0}, "outer_lr must be positive, got 0.0"),
         ({"sync_every": 4, "outer_lr": "fast"}, "outer_lr must be a number, got 'fast'"),

@@ -44,7 +44,7 @@ class Streaming:
     def check(self, sync_every: int, count: int) -> None:
         if sync_every % count:
             raise ConfigError(f"sync_every {sync_every} must be a multiple of {count} fragments")
-        check_whole("streaming", "delay", self.delay, 0, sync_every - 1)
+        check_whole("streaming", "delay", self.delay, 0, sync_every)
         if self.alpha is not None:
             check_share("streaming", "alpha", self.alpha)
 

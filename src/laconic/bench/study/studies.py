@@ -60,6 +60,8 @@ def _qsparse(ratio: float, gap: int, code: str = "qsgd:bits=4") -> str:
 
 
 _LATE = (
+    "powersgd:rank=4 @ local=(qsparse:sync_every=1,delay=1)",
+    "efsign @ local=(qsparse:sync_every=1,delay=1)",
     "powersgd:rank=4 @ local=(qsparse:sync_every=2,delay=1)",
     "powersgd:rank=4 @ local=(qsparse:sync_every=4,delay=3)",
     "efsign @ local=(qsparse:sync_every=2,delay=1)",
