@@ -47,7 +47,7 @@ def test_every_method_has_a_case(text: str) -> None:
         ("none @ local=qsparse", "qsparse: missing parameter ['sync_every']"),
         ("none @ local=(qsparse:sync_every=0)", "QsparseLocalSGD: sync_every must be at least 1"),
         ("none @ local=(diloco:sync_every=4,decay=1)", "diloco: unknown parameter ['decay']"),
-        ("int4 @ local=(qsparse:sync_every=4,delay=4)", "delay must be 0 to 3, got 4"),
+        ("int4 @ local=(qsparse:sync_every=4,delay=5)", "delay must be 0 to 4, got 5"),
         ("none @ local=(block_cser:sync_every=4,delay=1)", "unknown parameter ['delay']"),
         ("efsign @ local=(local_sgd:sync_every=4)", "local_sgd: tells all there is"),
         ("terngrad @ local=(qsparse:sync_every=4)", "terngrad does not go with memory"),
