@@ -28,8 +28,7 @@ from laconic.mount.straight import begin_means
 from laconic.plan import make_plan
 
 LEAST_BYTES = 1_000_000
-"""To say less than this takes about as long as to say nothing: 8 ms at 1 Gbit/s, where a card that
-four ranks share makes each of them wait some milliseconds for its turn."""
+"""Half of this takes 4 ms at 1 Gbit/s, and to wait for the card some more where ranks share one."""
 
 
 class Slot:
