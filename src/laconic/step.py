@@ -55,7 +55,7 @@ class Lane:
     talk: State = field(init=False)
     """The talker's state."""
     message_bytes: int = field(init=False)
-    """About as many as a message has."""
+    """About as many as a message has: kept, since it is asked for at every step."""
     relative_error: Tensor | None = None
     sample_every: int = field(init=False, default=SAMPLE_EVERY)
     lost: Tensor | None = field(init=False, default=None)  # [2]

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -353,31 +354,30 @@ def test_gains_are_those_of_all_ranks_and_layers(norm: str, ref: str) -> None:
     assert pilots(run)[0].known.floor_gain == pytest.approx(float(expected), rel=1e-4)
 
 
-def test_zero_and_spoilt_gradients_move_nothing() -> None:
-    run = run_of("dgc:ratio=0.1", "gravac:low=3,high=100,epsilon=0.5,window=2")
+@pytest.mark.parametrize(
+    ("spec", "options", "value"),
+    [
+        ("dgc:ratio=0.1", {}, "inf"),
+        # Nobody looks for it here.
+        ("topk:ratio=0.1", {"nan_policy": "ignore", "memory": "none"}, "nan"),
+    ],
+)
+def test_spoilt_gradients_move_nothing(spec: str, options: dict[str, Any], value: str) -> None:
+    run = run_of(spec, "gravac:low=3,high=100,epsilon=0.5,window=2", **options)
     for step in range(3):
         run.step(gradients(step))
     before = pilots(run)[0].save()
     spoilt = gradients(3)
-    spoilt[2]["v"][0, 0] = float("inf")
+    spoilt[2]["v"][0, 0] = float(value)
     run.step(spoilt)
     assert pilots(run)[0].save() == {**before, "last_factor": None}
+
+
+def test_zero_gradients_move_nothing() -> None:
     fresh = run_of("dgc:ratio=0.1", "gravac:low=3,high=100")
     zero = [{n: torch.zeros_like(g) for n, g in one.items()} for one in gradients(0)]
     fresh.step(zero)
     assert pilots(fresh)[0].known.seen == 0
-
-
-def test_a_spoilt_step_moves_nothing_where_nobody_looks_for_it_either() -> None:
-    rule = "gravac:low=3,high=100,epsilon=0.5,window=2"
-    run = run_of("topk:ratio=0.1", rule, nan_policy="ignore", memory="none")
-    for step in range(3):
-        run.step(gradients(step))
-    before = pilots(run)[0].save()
-    spoilt = gradients(3)
-    spoilt[2]["v"][0, 0] = float("nan")
-    run.step(spoilt)
-    assert pilots(run)[0].save() == {**before, "last_factor": None}
 
 
 @pytest.mark.parametrize("size", [2, 8])

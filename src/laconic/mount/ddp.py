@@ -27,9 +27,6 @@ from laconic.mount.names import check_dense
 from laconic.mount.straight import begin_means
 from laconic.plan import make_plan
 
-LEAST_BYTES = 1_000_000
-"""Half of this takes 4 ms at 1 Gbit/s, and to wait for the card some more where ranks share one."""
-
 
 class Slot:
     """DDP's only hook slot, which cannot be emptied again; but who answers in it can change."""
@@ -195,24 +192,18 @@ def attach(
     check_whole("attach", "check_every", check_every, 0)
     names = _names(model)
     group = process_group or model.process_group
-    if least_bytes is None:
-        least_bytes = _least_bytes(model, group)
-    check_whole("attach", "least_bytes", least_bytes, 0)
+    if least_bytes is not None:
+        check_whole("attach", "least_bytes", least_bytes, 0)
+    rule = find_controller(controller)
     wanted = Wanted(compressor, memory, exchange)
     # Refused before the slot is taken, which cannot be undone.
     make_plan(*wanted, names, group.size())
     slot = _take_slot(model)
-    rule = find_controller(controller)
     options = Options(seed, nan_policy, check_every, checksum, rule, cuda_graphs, least_bytes)
     slot.link = Link(slot, group, names, wanted, options)
     if scaler is not None:
         slot.link._follow(model, scaler)
     return slot.link
-
-
-def _least_bytes(model: DDP, group: dist.ProcessGroup) -> int:
-    through_host = next(model.parameters()).is_cuda and dist.get_backend(group) != "nccl"
-    return LEAST_BYTES if through_host else 0
 
 
 def _names(model: DDP) -> dict[nn.Parameter, str]:

@@ -20,7 +20,7 @@ from laconic.control.base import Controller
 from laconic.control.clock import WallClock
 from laconic.errors import ConfigError
 from laconic.lanes import Lanes, NanPolicy
-from laconic.mount.buckets import Buckets
+from laconic.mount.buckets import LEAST_BYTES, Buckets
 from laconic.mount.claims import check_free, claim, release
 from laconic.plan import Plan
 from laconic.spec import format_spec
@@ -43,7 +43,7 @@ class Options(NamedTuple):
     checksum: bool = False
     controller: Controller | None = None
     cuda_graphs: bool = True
-    least_bytes: int = 0
+    least_bytes: int | None = None
     """Buckets wait for each other until so many are to be said."""
 
 
@@ -80,11 +80,14 @@ class Handle(ABC):
         size, seed, policy = self._comm.size, options.seed, options.nan_policy
         plan = planner(*wanted, tensors.values(), size)
         self._lanes = Lanes(plan, tensors, self._comm.rank, size, seed, policy, options.cuda_graphs)
+        least_bytes = options.least_bytes
+        if least_bytes is None:
+            least_bytes = 0 if self._comm.is_direct(self._device) else LEAST_BYTES
         guards = {
             "nan_policy": policy,
             "check_every": options.check_every,
             "checksum": options.checksum,
-            "least_bytes": options.least_bytes,
+            "least_bytes": least_bytes,
             "controller": "none" if options.controller is None else format_spec(options.controller),
         }
         # Without checksums, on which they have yet to agree.
@@ -96,7 +99,7 @@ class Handle(ABC):
             )
             self._lanes.steer(options.controller, clock)
         self._comm.prepare(plan.node())
-        self._buckets = Buckets(options.least_bytes)
+        self._buckets = Buckets(least_bytes)
         self._check_every, self._passes = options.check_every, 0
         claim(self._parameters, self)
         log.info("attached: %s, kernels: %s", plan.describe(), self.stats()["backend"])
