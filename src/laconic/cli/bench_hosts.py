@@ -142,6 +142,7 @@ def validate(
     case: Cases = None,
     steps: Annotated[int, typer.Option(help="Timed steps of each case, in each of 5 blocks.")] = 4,
     json: Json = None,
+    commit: Commit = None,
 ) -> None:
     """Compares predicted step times with measured ones on emulated hosts (minutes; Linux, root)."""
     from laconic.bench.cases.parse import split_cases
@@ -154,4 +155,5 @@ def validate(
         steps,
         json,
         command_line(),
+        commit=commit,
     ).run(open_console())

@@ -89,13 +89,16 @@ def test_a_port_in_use_costs_a_try(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_small_run_on_loopback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "v.jsonl"
     monkeypatch.setattr(validation, "_ROUNDS", 1)
-    run = Validation(("powersgd:rank=1",), (None,), (2,), 2, path, "c", workload="mlp-tiny")
+    run = Validation(
+        ("powersgd:rank=1",), (None,), (2,), 2, path, "c", workload="mlp-tiny", commit="c0ffee"
+    )
     run.run(Console(quiet=True))
     [found] = read_forecasts(path)
     assert (found.spec, found.workers, found.rate) == ("powersgd:rank=1", 2, None)
     assert (found.measured_ms or 0) > 0
     assert found.step_ms > 0
     assert found.calls == 2
+    assert found.machine["commit"] == "c0ffee"
 
 
 def test_what_is_measured_is_not_measured_again(

@@ -67,6 +67,7 @@ class Validation:
     json_path: Path | None
     command: str
     workload: str = "mlp"
+    commit: str | None = None
 
     def run(self, console: Console) -> None:
         """Measures what the file does not have yet, and shows all that it has then."""
@@ -112,6 +113,8 @@ class Validation:
 
     def _record(self, cell: Cell, workers: int, rate: str | None) -> ForecastRecord:
         facts = machine_facts()
+        if self.commit is not None:
+            facts["commit"] = self.commit
         setting = Setting(cell.workload, cell.parameters, rate, None, "cpu", self.command, facts)
         predicted = Prediction(Forecast(*cell.forecast_s), cell.sent_bytes, cell.calls)
         record = setting.record(cell.spec, cell.exchange, workers, predicted)
