@@ -14,6 +14,14 @@ class Side:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._cpu_threads = torch.get_num_threads()
+
+    def settle(self) -> None:
+        """Makes a new thread, which would take all cores and the first GPU, like its maker."""
+        # OpenMP keeps its number of threads by thread, and CUDA its device.
+        torch.set_num_threads(self._cpu_threads)
+        if self.stream is not None:
+            torch.cuda.set_device(self.device)
 
     def future(self) -> "Future[Tensor]":
         return Future(devices=[] if self.stream is None else [self.device])

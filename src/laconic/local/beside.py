@@ -18,9 +18,7 @@ class Beside:
 
     def __init__(self, device: torch.device) -> None:
         self._side = Side(device)
-        self._thread = ThreadPoolExecutor(
-            1, "laconic-local", initializer=_settle, initargs=(torch.get_num_threads(), device)
-        )
+        self._thread = ThreadPoolExecutor(1, "laconic-local", initializer=self._side.settle)
 
     def start(self, conversation: Conversation[None], comm: Comm) -> Wait:
         """Begins when the GPU has done what it was given so far; what it is given later goes on."""
@@ -37,10 +35,3 @@ class Beside:
         with self._side.after(begin):
             drive(conversation, comm)
             return self._side.mark()
-
-
-def _settle(cores: int, device: torch.device) -> None:
-    """Makes a new thread, which would take all cores and the first GPU, like its maker."""
-    torch.set_num_threads(cores)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)

@@ -108,7 +108,6 @@ class OnThread(Courier):
 
     def __init__(self, device: torch.device) -> None:
         self._side = Side(device)
-        self._cpu_threads = torch.get_num_threads()
         self._failure: Exception | None = None
         self._begun: list[_Item] = []
         self._queue: Queue[list[_Item] | None] = Queue()
@@ -154,8 +153,7 @@ class OnThread(Courier):
         self.close()
 
     def _work(self) -> None:
-        # OpenMP keeps its number of threads by thread: a new one would take all cores.
-        torch.set_num_threads(self._cpu_threads)
+        self._side.settle()
         while (items := self._queue.get()) is not None:
             self._run(items)
             # An idle thread must not keep the last bucket alive.
