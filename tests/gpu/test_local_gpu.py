@@ -55,20 +55,29 @@ def test_streams_wait_for_each_other_and_for_nobody_else(number: int) -> None:
     told, heard = torch.zeros(1000, device=device), torch.zeros(1000, device=device)
     seen: list[object] = []
 
-    def copied() -> Conversation[None]:
+    def copied(cycles: int) -> Conversation[None]:
         seen.extend([torch.cuda.current_device(), torch.cuda.current_stream(device)])
         [answer] = yield Call("mean", [told.clone()])
-        torch.cuda._sleep(LONG)
+        torch.cuda._sleep(cycles)
         heard.copy_(answer)
 
     beside, before = Beside(device), torch.cuda.current_device()
-    with torch.cuda.device(device):
-        torch.cuda._sleep(LONG)
-        told.fill_(1.0)
-        wait = beside.start(copied(), Echo())
+
+    def at_work(cycles: int, value: float) -> torch.cuda.Event:
+        """What the computing stream has reached when a conversation had been started."""
+        torch.cuda._sleep(cycles)
+        told.fill_(value)
+        wait = beside.start(copied(cycles), Echo())
         later = torch.cuda.Event()
         later.record()
         wait()
+        return later
+
+    with torch.cuda.device(device):
+        # A kernel that is used for the first time waits until the card is idle.
+        at_work(1, 0.5)
+        assert float((heard * 2).min()) == 1.0
+        later = at_work(LONG, 1.0)
         # The computing stream waits for what was heard, and the host for neither.
         doubled = heard * 2
         assert not later.query()

@@ -56,7 +56,7 @@ def measure(
     step = cost(
         ef_step(compressor, x, turn),
         lambda: replayed_step(compressor, x, turn),
-        compressor,
+        _waits(compressor),
         watch,
         x.device,
     )
@@ -112,22 +112,30 @@ def _decode8(compressor: Compressor, payload: Payload, turn: Turn, watch: Stopwa
     def add() -> None:
         compressor.add_to(out, said, 0.125, turn)
 
-    return cost(add, lambda: replay_of(add), compressor, watch, device)
+    return cost(add, lambda: replay_of(add), _waits(compressor), watch, device)
+
+
+def _waits(compressor: Compressor) -> bool:
+    """Whether the host takes part in a step, or in decoding."""
+    traits = compressor.traits()
+    return traits.waits or (traits.varies and not isinstance(compressor, Passing))
 
 
 def cost(
     call: Call,
     replayed: Callable[[], Call],
-    compressor: Compressor,
+    waits: bool,
     watch: Stopwatch,
     device: torch.device,
 ) -> Cost:
-    """By calls, and as the graph that `replayed` makes where the card can do without the host."""
+    """By calls, and as the graph that `replayed` makes unless the host `waits` for the card.
+
+    To try would not do: a graph that fails to be made leaves torch's random numbers unusable.
+    """
     eager_us = watch.median_us(call)
     if device.type != "cuda":
         return Cost(None, eager_us, None)
-    varies = compressor.traits().varies and not isinstance(compressor, Passing)
-    if varies or compressor.traits().waits:
+    if waits:
         return Cost(None, eager_us, WAITS)
     try:
         replay = replayed()

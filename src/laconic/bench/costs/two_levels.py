@@ -100,8 +100,11 @@ class LevelsBench:
         given = Given(x, torch.zeros_like(x), torch.empty_like(x), 1.0)
         turn = Turn((numel,))
 
+        # Who asks for positions asks how many there are.
+        waits = base.traits().varies or base.traits().waits
+
         def timed(choose: Call) -> Cost:
-            return cost(choose, lambda: replay_of(choose), base, watch, device)
+            return cost(choose, lambda: replay_of(choose), waits, watch, device)
 
         # In turn, so that neither has the card or the caches to itself when they are warm.
         both = [
