@@ -34,8 +34,8 @@ class Aside(NamedTuple):
 
 
 @triton.jit
-def none_aside(state_ptr, COLUMNS: tl.constexpr, ROOM: tl.constexpr):
-    """What is aside at first, and both brackets."""
+def none_aside(state_ptr):
+    """Sums and numbers beyond both brackets and what columns hold, all zero; and the brackets."""
     total, count = tl.zeros((COLUMNS,), tl.float64), tl.zeros((COLUMNS,), tl.int32)
     low, middle = bracket_ahead(state_ptr, 0)
     high, end = bracket_ahead(state_ptr, 1)
@@ -51,9 +51,14 @@ def put_aside(values_ptr, size, aside, brackets, ROOM: tl.constexpr):
         past, over = size >= middle, size >= end
         first, many = first + summed(tl.where(past, number(size), 0.0)), many + _count(past)
         second, few = second + summed(tl.where(over, number(size), 0.0)), few + _count(over)
-        near = (size >= low) & ~past | (size >= high) & ~over
+        near = _between(size, low, middle) | _between(size, high, end)
         held = _write(values_ptr, size, near, held, ROOM)
     return first, many, second, few, held
+
+
+@triton.jit
+def _between(size, low, end):
+    return (size - low).to(tl.uint32) < (end - low).to(tl.uint32)
 
 
 @triton.jit
@@ -63,23 +68,23 @@ def _count(here):
 
 @triton.jit
 def _write(values_ptr, size, here, held, ROOM: tl.constexpr):
-    """Writes what is here below what the columns have held; how many they hold then.
+    """Writes what is here into the columns, behind what they hold; how many they hold then.
 
-    No thread waits for another: of its 4 by 4 entries it knows how many come before each.
+    No thread waits for another: each knows of its 4 by 4 entries how many come before.
     """
     LANES: tl.constexpr = size.shape[1]
-    COLUMNS: tl.constexpr = held.shape[0]
     row, lane = tl.arange(0, 4)[:, None] * 8, tl.arange(0, 4)[None, :] * 8
     each, above = _prefixes(tl.sum(here.to(tl.int32) << row, axis=0))
     more, left = _prefixes(tl.sum(tl.reshape(each, (COLUMNS, 4)) << lane, axis=1))
     before = tl.reshape(held[:, None] + ((left[:, None] >> lane) & 0xFF), (LANES,))
-    spot = before[None, :] + ((above[None, :] >> row) & 0xFF)
-    at = spot * COLUMNS + tl.arange(0, LANES)[None, :] // 4
-    # They lie apart. But so the compiler leaves entries with the threads that have loaded them, and
-    # under a mask for each, it writes one by one.
-    at = tl.max_contiguous(tl.multiple_of(at, [1, 4]), [1, 4])
-    start = tl.program_id(0).to(tl.int64) * COLUMNS * ROOM
-    tl.store(values_ptr + start + at, size, mask=here & (spot < ROOM))
+    # Where there is no room left, it does not matter what is written over.
+    spot = tl.minimum(before, ROOM - 4) * COLUMNS + tl.arange(0, LANES) // 4
+    start_ptr = values_ptr + tl.program_id(0).to(tl.int64) * COLUMNS * ROOM
+    at_ptr = (start_ptr + spot)[None, :] + ((above[None, :] >> row) & 0xFF) * COLUMNS
+    # Not so, but told so the compiler leaves entries with the threads that have loaded them. What
+    # a mask decides entry by entry is written one by one in any case.
+    at_ptr = tl.max_contiguous(tl.multiple_of(at_ptr, [1, 16]), [1, 4])
+    tl.store(at_ptr, size, mask=here)
     return held + more
 
 
@@ -100,16 +105,15 @@ def tell_aside(told_ptr, helds_ptr, aside, ROOM: tl.constexpr):
         tl.store(ptr + programs, tl.sum(second))
         tl.store(ptr + 2 * programs, tl.sum(many).to(tl.float64))
         tl.store(ptr + 3 * programs, tl.sum(few).to(tl.float64))
-        COLUMNS: tl.constexpr = held.shape[0]
         tl.store(helds_ptr + tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), held)
 
 
 @triton.jit
 def is_told(state_ptr, helds_ptr, program, bracket, border, ROOM: tl.constexpr):
-    """Whether what a program has put aside tells what reaches a border (bits); or it is counted."""
+    """Whether what a program has put aside tells what reaches a border (bits); counts if not."""
     first, end = bracket_ahead(state_ptr, bracket)
     held = tl.max(tl.load(helds_ptr + program * COLUMNS + tl.arange(0, COLUMNS)), 0)
-    told = (first <= border) & (border <= end) & (held <= ROOM)
+    told = (first <= border) & (border <= end) & (held <= ROOM - 4)
     tl.atomic_add(state_ptr + AGAIN, tl.full((), 1, tl.int64), mask=~told, sem="relaxed")
     return told
 
@@ -141,11 +145,11 @@ def summed_aside(
 
 
 def new_aside(x: Tensor, rises: Sequence[int]) -> Aside:
-    """Room for one in ten entries of each thread and some more; none where nothing is foreseen."""
+    """Room for a tenth of the entries of each thread and 16; none where nothing is foreseen."""
     programs, tiles = spread(x.numel())
     foreseen = is_foreseen(rises, x.numel())
     columns = programs * COLUMNS.value if foreseen else 0
-    room = tiles * TILE // COLUMNS.value // 10 + 14 if foreseen else 0
+    room = tiles * TILE // COLUMNS.value // 10 + 16 if foreseen else 0
     values = torch.empty(columns * room, dtype=torch.int32, device=x.device)
     held = torch.empty(columns, dtype=torch.int32, device=x.device)
     told = torch.empty(4 if foreseen else 0, programs, dtype=torch.float64, device=x.device)

@@ -147,7 +147,7 @@ def _sift_kernel(
     squares = tl.zeros((THREADS,), tl.float64)
     top = tl.zeros((THREADS,), tl.int32)
     apart = tl.zeros((RUN * TILE // 32,), tl.int32)
-    aside, brackets = none_aside(state_ptr, THREADS, ASIDE)
+    aside, brackets = none_aside(state_ptr)
     for first in range(0, TILES, RUN):
         for tile in range(first, min(first + RUN, TILES)):
             place = start + tile * TILE + row[:, None] * (TILE // HEIGHT) + lane[None, :]
