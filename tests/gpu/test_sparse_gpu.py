@@ -121,6 +121,25 @@ def test_messages_of_large_tensors() -> None:
             assert same_bits(index, reference.passing(Given(x), aim)), aim
 
 
+def test_borders_that_a_sample_foresees_or_not() -> None:
+    from laconic.kernels.cuda import borders, guess
+    from laconic.kernels.cuda.brackets import AGAIN, BORDER
+    from laconic.kernels.cuda.passes import spread
+
+    numel = 20_000_003
+    plain = torch.randn(numel, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
+    unseen = plain.clone()
+    unseen[:: (numel // (guess.BLOCK * guess.BLOCKS) - 1) | 1] = 0
+    shares = (0.25, 0.25, 0.16)
+    search = borders.search_of(Aim("excess", numel // 50, shares=shares))
+    nothing = torch.empty(0, dtype=torch.int32, device="cuda")
+    for x, again in ((plain, 0), (plain**3, 0), (unseen, 2 * spread(numel)[0])):
+        state = borders.found(Given(x), search, nothing).state
+        border = state[BORDER.value].to(torch.int32).view(1).view(torch.float32)
+        assert apart(border.cpu(), reference.excess_border(Given(x), shares).cpu()) <= 1
+        assert int(state[AGAIN.value]) == again
+
+
 @each_size
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_casts(numel: int, dtype: torch.dtype) -> None:

@@ -16,7 +16,7 @@ from laconic.bench.costs.ef_step import ef_step
 from laconic.contract import OneRound, take
 from laconic.kernels import cuda, reference
 from laconic.kernels.aim import Aim
-from laconic.kernels.cuda import early
+from laconic.kernels.cuda import early, guess, passes
 from laconic.spec import parse
 from laconic.types import Given, Turn
 
@@ -74,6 +74,15 @@ def compiled(spec: str) -> list[str]:
         with patch.object(kernels, "at", lambda _: cuda), compiling() as more:
             method.add_to(torch.zeros(SIZE), [said] * RANKS, 1 / RANKS, turn)
         names += more
+    return names
+
+
+def large(spec: str) -> list[str]:
+    """The kernels of a step with error feedback, as if a tensor were large."""
+    turn = Turn((SIZE,), size=RANKS)
+    small = patch.object(passes, "PROGRAMS", 16), patch.object(guess, "LARGE", 0)
+    with patch.object(kernels, "at", lambda _: cuda), small[0], small[1], compiling() as names:
+        ef_step(parse(spec), torch.zeros(SIZE), turn)()
     return names
 
 

@@ -12,7 +12,9 @@ import torch
 
 from laconic.kernels import cuda, reference
 from laconic.kernels.aim import Aim
+from laconic.kernels.cuda import borders as borders_of
 from laconic.kernels.cuda import guess, passes
+from laconic.kernels.cuda.brackets import AGAIN, BORDER
 from laconic.sparse import trimmed
 from laconic.types import Given
 from laconic.wire.indices import bitmap_bits, low_bits
@@ -195,6 +197,37 @@ def large() -> None:
             compare_told(x, most, "excess")
 
 
+def climbed(x: torch.Tensor, stages: int) -> int:
+    """How often a program had to pass over all again; the border is the reference's."""
+    shares = [0.25] * stages
+    search = borders_of.search_of(Aim("excess", x.numel() // 50, shares=tuple(shares)))
+    state = borders_of.found(Given(x), search, torch.empty(0, dtype=torch.int32)).state
+    border = state[BORDER.value].to(torch.int32).view(1).view(torch.float32)
+    assert apart(border, reference.excess_border(Given(x), shares)) <= 1, stages
+    done["climbs"] += 1
+    return int(state[AGAIN.value])
+
+
+def ahead() -> None:
+    """Two programs, of several tiles each, and a sample of 8192."""
+    with patch.object(guess, "LARGE", 0), patch.object(passes, "PROGRAMS", 2):
+        for power in (1, 3):
+            x = normal(40_001) ** power
+            x[7], x[-7] = torch.nan, -torch.inf
+            assert [climbed(x, stages) for stages in (1, 2, 3, 5)] == [0, 0, 0, 0]
+        # One thread has more entries near the first border than there is room for.
+        x.view(-1)[: 5 * 4096].view(20, 1024)[:, :4] = reference.excess_border(Given(x), [0.25])
+        assert climbed(x, 3) == 2
+        # Of what the sample sees nothing is foreseen; without anything else it is right.
+        x[:: (40_001 // 8192 - 1) | 1] = 0
+        assert climbed(x, 3) == 4
+        x = torch.zeros(40_001)
+        assert climbed(x, 3) == 4
+        # A border at the largest of all, which nearly all are.
+        x.fill_(0.1)
+        assert climbed(x, 3) == 0
+
+
 def casts() -> None:
     for dtype in (torch.float32, torch.float16):
         for kind, x in odd_numbers(2051).items():
@@ -222,6 +255,7 @@ def compare(part: str) -> dict[str, int]:
         "messages": partial(messages, ("normal", "ties")),
         "more messages": partial(messages, ("nan", "mostly zeros")),
         "large": large,
+        "ahead": ahead,
         "casts": casts,
     }
     done.clear()

@@ -18,6 +18,7 @@ SPARSE = {
     "messages": {"messages": 15},
     "more messages": {"messages": 15},
     "large": {"messages": 6},
+    "ahead": {"climbs": 12},
     "casts": {"casts": 20},
 }
 
@@ -86,6 +87,11 @@ def test_decoding_compiles_nothing_for_lengths_and_places(interpreter: Ranks, sp
 def test_kernels_compile_for_a_card_that_is_not_there(compiler: Ranks, spec: str) -> None:
     [names] = compiler.run(Jobs("compiled").compiled, spec)
     assert len(names) > 1
+
+
+def test_kernels_of_large_tensors_compile(compiler: Ranks) -> None:
+    [names] = compiler.run(Jobs("compiled").large, "sidco:ratio=0.01")
+    assert names[:4] == ["_guess_kernel", "_sift_kernel", "_excess_kernel", "_excess_kernel"]
 
 
 def test_kernels_for_positions_alone_compile(compiler: Ranks) -> None:

@@ -68,16 +68,16 @@ def _reach(x: Floats, border: float) -> int:
 
 
 @compiled_sums
-def _excess(border: float, x: Floats, out: Doubles) -> None:
-    """The sums of what finite magnitudes have above the border, rounded to float32."""
-    least = np.float32(border)
+def _above(least: float, x: Floats, out: Doubles) -> None:
+    """The sums of magnitudes that reach a float32, and how many do; what is not finite is zero."""
     for start in range(0, x.size, BLOCK):
-        block, total = x[start : start + BLOCK], 0.0
+        block, total, reach = x[start : start + BLOCK], 0.0, 0
         for i in range(block.size):
-            size = abs(block[i])
-            over = (size > least) & (size < np.float32(np.inf))
-            total += np.float64(size - least if over else np.float32(0))
-        out[start // BLOCK, 0] = total
+            size = abs(block[i]) if abs(block[i]) < np.float32(np.inf) else np.float32(0)
+            here = size >= least
+            total += np.float64(size if here else np.float32(0))
+            reach += here
+        out[start // BLOCK, 0], out[start // BLOCK, 1] = total, reach
 
 
 def _summed(loop: Callable[[Floats, Doubles], None], x: Tensor, count: int) -> list[float]:
@@ -140,8 +140,9 @@ def excess_border(given: Given, shares: Sequence[float]) -> Tensor:
         return _border(0.0)
     border, top = 0.0, _top(x)
     for share in shares:
-        [over] = _summed(partial(_excess, border), x, 1)
-        over /= _reaching(x, border)
+        least = np.float32(border)
+        total, reach = _summed(partial(_above, least), x, 2)
+        over = max(total / reach - float(least), 0.0)
         border = min(border - over * math.log(share), top)
     return _border(border)
 

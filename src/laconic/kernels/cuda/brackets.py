@@ -27,6 +27,10 @@ GUESS = tl.constexpr(38)
 """The magnitude from which on entries were marked first."""
 BEYOND = tl.constexpr(39)
 """Entries beyond the first bins."""
+AHEAD = tl.constexpr(40)
+"""Two numbers for each border of cuda/ahead.py: first magnitude put aside, and first beyond."""
+AGAIN = tl.constexpr(44)
+"""Programs to which what was put aside did not tell enough."""
 BRACKETS = tl.constexpr(48)
 """Four numbers each: first and last magnitude, entries above them, and the rank."""
 HEAD = tl.constexpr(64)

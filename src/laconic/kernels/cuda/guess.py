@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from laconic.kernels.cuda.ahead import foresee, is_foreseen
 from laconic.kernels.cuda.brackets import BRACKETS, GUESS, HEAD, ROWS, SIZE, is_last
 from laconic.kernels.cuda.early import in_turn, leads
 from laconic.kernels.cuda.passes import magnitude, spread
@@ -73,10 +74,15 @@ def _open(state_ptr, least, few, many, most, top):
     tl.store(state_ptr + GUESS, least.to(tl.int64))
 
 
-@triton.jit(do_not_specialize=["stride", "count", "lower", "few", "many", "most", "top"])
+@triton.jit(
+    do_not_specialize=[
+        "stride", "count", "lower", "few", "many", "most", "top", "factor", "rise",
+    ]
+)  # fmt: skip
 def _guess_kernel(
     x_ptr, residual_ptr, state_ptr, sizes_ptr, decay, stride, count, lower, few, many, most, top,
-    FEEDBACK: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
+    factor, rise, FORESEEN: tl.constexpr, FEEDBACK: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Guesses where the brackets begin by a sample at equal distances.
 
@@ -96,11 +102,15 @@ def _guess_kernel(
     size = tl.where(i < count, magnitude(total), -1)
     if BLOCKS == 1:
         _open(state_ptr, _rank(size, lower, 3, 4), few, many, most, top)
+        if FORESEEN:
+            foresee(state_ptr, size, factor, rise)
     else:
         tl.store(sizes_ptr + i, size)
         if is_last(state_ptr, LAUNCH):
             sizes = tl.load(sizes_ptr + tl.arange(0, BLOCK * BLOCKS))
             _open(state_ptr, _rank(sizes, lower, 8, 2), few, many, most, top)
+            if FORESEEN:
+                foresee(state_ptr, sizes, factor, rise)
 
 
 def is_guessed(search: Search, numel: int) -> bool:
@@ -128,7 +138,8 @@ def begun(given: Given, search: Search) -> Tensor:
     sizes = torch.empty(BLOCK * blocks, dtype=torch.int32, device=x.device)
     _guess_kernel[(blocks,)](
         x, x if residual is None else residual, state, sizes, decay, stride, tried, lower,
-        search.few, search.many, search.most, search.top, FEEDBACK=feedback,
-        BLOCK=BLOCK, BLOCKS=blocks, num_warps=8, **leads(x),
+        search.few, search.many, search.most, search.top, search.factor, sum(search.rises[:1]),
+        FORESEEN=is_foreseen(search.rises, x.numel()), FEEDBACK=feedback, BLOCK=BLOCK,
+        BLOCKS=blocks, num_warps=8, **leads(x),
     )  # fmt: skip
     return state

@@ -29,6 +29,32 @@ def finite(size):
 
 
 @triton.jit
+def number(size):
+    """Magnitudes (bits) as numbers in float64."""
+    return size.to(tl.float32, bitcast=True).to(tl.float64)
+
+
+@triton.jit
+def _quads(x):
+    """Rows with their lanes by fours, as threads hold them."""
+    HEIGHT: tl.constexpr = x.shape[0]
+    LANES: tl.constexpr = x.shape[1] // 4
+    return tl.reshape(x, (HEIGHT, LANES, 4))
+
+
+@triton.jit
+def summed(x):
+    """The sums of what each thread holds of some rows."""
+    return tl.sum(tl.sum(_quads(x), axis=2), axis=0)
+
+
+@triton.jit
+def highest(x):
+    """The largest of what each thread holds of some rows."""
+    return tl.max(tl.max(_quads(x), axis=2), axis=0)
+
+
+@triton.jit
 def added(x_ptr, residual_ptr, left_ptr, decay, place, inside, FEEDBACK: tl.constexpr):
     """Entries of x, and of the residual with FEEDBACK, when their sum goes to `left`."""
     total = tl.load(x_ptr + place, mask=inside, other=0.0)

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from laconic.kernels.cuda.aside import new_aside, none_aside, put_aside, tell_aside
 from laconic.kernels.cuda.brackets import (
     BEYOND,
     BINS,
@@ -41,10 +42,13 @@ from laconic.kernels.cuda.passes import (
     added,
     clear,
     finite,
+    highest,
     magnitude,
+    number,
     sources,
     span,
     spread,
+    summed,
 )
 from laconic.kernels.cuda.random import KEYS, halves
 from laconic.kernels.cuda.refine import refine
@@ -124,10 +128,11 @@ def _count_tiles(
 
 @triton.jit(do_not_specialize=["room", "factor", "tried", *KEYS])
 def _sift_kernel(
-    x_ptr, residual_ptr, left_ptr, state_ptr, sums_ptr, tops_ptr, words_ptr, packed_ptr, decay,
-    numel, room, factor, tried, key_low, key_high, FEEDBACK: tl.constexpr, KIND: tl.constexpr,
-    SPAN: tl.constexpr, ROUNDS: tl.constexpr, HEIGHT: tl.constexpr, RUN: tl.constexpr,
-    TILES: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr,
+    x_ptr, residual_ptr, left_ptr, state_ptr, sums_ptr, tops_ptr, words_ptr, values_ptr, helds_ptr,
+    told_ptr, packed_ptr, decay, numel, room, factor, tried, key_low, key_high,
+    FEEDBACK: tl.constexpr, KIND: tl.constexpr, SPAN: tl.constexpr, ROUNDS: tl.constexpr,
+    HEIGHT: tl.constexpr, ASIDE: tl.constexpr, RUN: tl.constexpr, TILES: tl.constexpr,
+    TILE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     in_turn(EARLY)
     program, programs = tl.program_id(0), tl.num_programs(0)
@@ -137,22 +142,26 @@ def _sift_kernel(
     total_ptr = left_ptr if FEEDBACK else x_ptr
     row, lane = tl.arange(0, HEIGHT), tl.arange(0, TILE // HEIGHT)
     start = program.to(tl.int64) * TILES * TILE
-    sums = tl.zeros((TILE // HEIGHT,), tl.float64)
-    squares = tl.zeros((TILE // HEIGHT,), tl.float64)
-    top = tl.zeros((TILE // HEIGHT,), tl.int32)
+    THREADS: tl.constexpr = TILE // HEIGHT // 4
+    sums = tl.zeros((THREADS,), tl.float64)
+    squares = tl.zeros((THREADS,), tl.float64)
+    top = tl.zeros((THREADS,), tl.int32)
     apart = tl.zeros((RUN * TILE // 32,), tl.int32)
+    aside, brackets = none_aside(state_ptr)
     for first in range(0, TILES, RUN):
         for tile in range(first, min(first + RUN, TILES)):
             place = start + tile * TILE + row[:, None] * (TILE // HEIGHT) + lane[None, :]
             total = added(x_ptr, residual_ptr, left_ptr, decay, place, place < numel, FEEDBACK)
             size = magnitude(total)
-            top = tl.maximum(top, tl.max(finite(size), axis=0))
+            fair = finite(size)
+            top = tl.maximum(top, highest(fair))
             if KIND == "normal":
                 wide = tl.where(size < 0x7F800000, total, 0.0).to(tl.float64)
-                sums += tl.sum(wide, axis=0)
-                squares += tl.sum(wide * wide, axis=0)
+                sums += summed(wide)
+                squares += summed(wide * wide)
             elif KIND != "sampled":
-                sums += tl.sum(finite(size).to(tl.float32, bitcast=True).to(tl.float64), axis=0)
+                sums += summed(number(fair))
+            aside = put_aside(values_ptr, fair, aside, brackets, ASIDE)
             # What lies outside is zero, and a guess is not.
             marked = tl.reshape(size, (TILE,)) >= guess
             store_marks(words_ptr, start + tile * TILE, marked, TILE)
@@ -176,6 +185,7 @@ def _sift_kernel(
         tl.store(sums_ptr + program, tl.sum(sums))
     if KIND == "normal":
         tl.store(sums_ptr + programs + program, tl.sum(squares))
+    tell_aside(told_ptr, helds_ptr, aside, ASIDE)
     tl.store(tops_ptr + program, tl.max(top, 0))
     if is_last(state_ptr, 0):
         if KIND != "excess":
@@ -192,17 +202,18 @@ def sift(given: Given, search: Search, state: Tensor, packed: Tensor) -> Sifted:
     programs, tiles = spread(x.numel())
     sums = torch.empty(2, programs, dtype=torch.float64, device=x.device)
     tops = torch.empty(programs, dtype=torch.int32, device=x.device)
-    words = new_marks(x)
+    words, aside = new_marks(x), new_aside(x, search.rises)
     _sift_kernel[(programs,)](
-        x, residual, left, state, sums, tops, words, packed, decay, x.numel(), packed.numel(),
-        search.factor, search.tried, *halves(search.key), FEEDBACK=feedback, KIND=search.kind,
-        SPAN=span(programs), ROUNDS=search.rounds, HEIGHT=HEIGHT, RUN=RUN,
-        TILES=tiles, TILE=TILE, num_warps=8, maxnreg=REGISTERS,
+        x, residual, left, state, sums, tops, words, aside.values, aside.held, aside.told,
+        packed, decay, x.numel(), packed.numel(), search.factor, search.tried, *halves(search.key),
+        FEEDBACK=feedback, KIND=search.kind, SPAN=span(programs), ROUNDS=search.rounds,
+        HEIGHT=HEIGHT, ASIDE=aside.room, RUN=RUN, TILES=tiles, TILE=TILE,
+        num_warps=8, maxnreg=REGISTERS,
         **(follows(x) if is_guessed(search, x.numel()) else leads(x)),
     )  # fmt: skip
     total = left if feedback else x
     if search.kind == "excess":
-        climb(total, search, state, tops)
+        climb(total, search, state, tops, aside)
     else:
         refine(total, search, state, sums, tops, words)
     return Sifted(state, words, sums, tops)

@@ -78,7 +78,10 @@ def excess_border(given: Given, shares: Sequence[float]) -> Tensor:
     largest = size.max().double()
     border = torch.zeros_like(largest)
     for share in shares:
-        over = (size - border).clamp_(min=0).sum(dtype=torch.float64) / (size >= border).sum()
+        least = border.to(size.dtype)
+        reach = size >= least
+        mean = torch.where(reach, size, 0).sum(dtype=torch.float64) / reach.sum()
+        over = (mean - least).clamp_(min=0)
         border = torch.minimum(border - over * math.log(share), largest)
     return border.to(size.dtype).view(1)
 
