@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from laconic.bench.case import Change
 from laconic.bench.records.kinds import AnyRecord
 from laconic.bench.report.write import write_report
 from synthetic_others import fuzz, others
@@ -113,6 +114,18 @@ def test_records_that_are_no_runs_are_drawn_and_sorted(tmp_path: Path) -> None:
     assert found["fits"] is True
     assert found["legend"] is True
     assert_no_bad_numbers(page)
+
+
+def test_a_long_name_does_not_widen_the_page(tmp_path: Path) -> None:
+    long = "topk:ratio=0.1@controller=(gravac:low=10,high=1000,window=50,epsilon=0.7,omega=0.01)"
+    run = replace(train(long, 286, 25), timeline=(Change(0, long, long),))
+    page = dom([*race(), run], tmp_path, driver("drive_report.js"), "--window-size=390,800")
+    assert facts(page)["fits"] is True
+    [name] = re.findall(r'class="name halo">([^<]*…[^<]*)<', page)
+    head, _, tail = name.partition("…")
+    assert len(name) > 30
+    assert long.startswith(head)
+    assert long.endswith(tail)
 
 
 def test_charts_that_adapt_to_a_phone_are_no_error_to_the_browser(tmp_path: Path) -> None:
