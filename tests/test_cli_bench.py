@@ -4,6 +4,8 @@ import pytest
 
 from laconic import cli
 from laconic.bench.records import kinds as records
+from synthetic_others import others
+from synthetic_runs import train
 
 
 def laconic(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
@@ -77,3 +79,22 @@ def test_bench_step_writes_the_fields_that_others_rely_on(
     assert ours.command == f"laconic {words} {path}"
     assert laconic(monkeypatch, "report", str(path), "-o", str(page)) == 0
     assert "5.82 M parameters" in page.read_text()
+
+
+def test_a_report_of_a_folder_has_all_that_is_in_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    page = tmp_path / "report.html"
+    assert laconic(monkeypatch, "report", str(tmp_path), "-o", str(page)) == 2
+    assert f"(*.jsonl) in the folder {tmp_path}\n" in capsys.readouterr().err
+    for record in (*others(), train("sign", 356, 32)):
+        records.append(tmp_path / "deep" / f"{record.kind}.jsonl", record)
+    assert laconic(monkeypatch, "report", str(tmp_path), "-o", str(page)) == 0
+    assert capsys.readouterr().out == f"{page}\n"
+    assert "of kind kill" in page.read_text()
+    with (tmp_path / "deep" / "kill.jsonl").open("a") as file:
+        file.write('{"kind": "dance", "version": 1}\n')
+    before = page.read_bytes()
+    assert laconic(monkeypatch, "report", str(tmp_path), "-o", str(page)) == 2
+    assert "kill.jsonl line 3: unknown kind 'dance'" in capsys.readouterr().err
+    assert page.read_bytes() == before

@@ -5,7 +5,9 @@ By hand (Linux, root): `python tests/faults/chaos.py --kills 50 --json chaos.jso
 
 import argparse
 import json
+import shlex
 import shutil
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -17,6 +19,9 @@ from doom import PHASES, Doom
 from doomed_job import Job
 
 from laconic.bench.machine import machine_facts
+from laconic.bench.records.chaos import ChaosRecord, KillRecord
+from laconic.bench.records.files import append
+from laconic.bench.records.jsonl import to_row
 from laconic.checkpoint_files import Checkpoints
 from laconic.network.testbed import Testbed
 
@@ -43,7 +48,7 @@ class Chaos:
         self.corrupted = 0
         self.unfinished: set[tuple[str, int]] = set()
 
-    def kill(self, number: int) -> dict[str, object]:
+    def kill(self, number: int) -> KillRecord:
         """One kill, and what became of the others."""
         first = self._newest()
         doom = Doom(
@@ -56,18 +61,17 @@ class Chaos:
         self._look_at(attempt)
         errors = attempt.of("error")
         survivors = [code for rank, code in enumerate(attempt.codes) if rank != doom.rank]
-        return {
-            "kind": "kill",
-            "kill": number,
-            "rank": doom.rank,
-            "step": doom.step,
-            "phase": doom.phase,
-            "resumed_from": first,
-            "detected_s": round(max(attempt.detected_s(), default=-1.0), 3),
-            "errors": dict(Counter(e["kind"] for e in errors)),
-            "ended": attempt.codes[doom.rank] == -9 and survivors == [1] * (WORKERS - 1),
-            "threads_left": sum(len(e["threads"]) for e in errors if e["kind"] == "PeerError"),
-        }
+        return KillRecord(
+            kill=number,
+            rank=doom.rank,
+            step=doom.step,
+            phase=doom.phase,
+            resumed_from=first,
+            detected_s=round(max(attempt.detected_s(), default=-1.0), 3),
+            errors=dict(Counter(e["kind"] for e in errors)),
+            ended=attempt.codes[doom.rank] == -9 and survivors == [1] * (WORKERS - 1),
+            threads_left=sum(len(e["threads"]) for e in errors if e["kind"] == "PeerError"),
+        )
 
     def finish(self) -> bool:
         """Whether the last restart comes to the weights of the run that was left alone."""
@@ -88,33 +92,33 @@ class Chaos:
         self.unfinished |= {(p.name, p.stat().st_mtime_ns) for p in folder.glob("*.draft")}
 
 
-def run(kills: int, seed: int, spec: str, folder: Path) -> list[dict[str, object]]:
-    """A row for each kill, and a summary."""
+def run(kills: int, seed: int, spec: str, folder: Path) -> list[KillRecord | ChaosRecord]:
+    """A record for each kill, and a summary."""
     start_s = time.monotonic()
     with Testbed(WORKERS, RATE) as testbed:
         chaos = Chaos(Arena(testbed, Job(spec=spec)), kills, seed, spec, folder)
         rows = [chaos.kill(number) for number in range(kills)]
         same = chaos.finish()
-    times = [float(str(row["detected_s"])) for row in rows]
+    times = [row.detected_s for row in rows]
     timeout_s = Job().timeout_s
-    summary: dict[str, object] = {
-        "kind": "chaos",
-        "kills": kills,
-        "seed": seed,
-        "spec": spec,
-        "workers": WORKERS,
-        "rate": RATE,
-        "timeout_s": timeout_s,
-        "detected": sum(0 <= t <= timeout_s + 5 for t in times),
-        "max_detected_s": max(times),
-        "ended": sum(bool(row["ended"]) for row in rows),
-        "wrong_losses": chaos.wrong_losses,
-        "corrupted_checkpoints": chaos.corrupted,
-        "unfinished_files_ignored": len(chaos.unfinished),
-        "same_weights": same,
-        "took_s": round(time.monotonic() - start_s, 1),
-        "machine": machine_facts(),
-    }
+    summary = ChaosRecord(
+        kills=kills,
+        seed=seed,
+        spec=spec,
+        workers=WORKERS,
+        rate=RATE,
+        timeout_s=timeout_s,
+        detected=sum(0 <= t <= timeout_s + 5 for t in times),
+        max_detected_s=max(times),
+        ended=sum(row.ended for row in rows),
+        wrong_losses=chaos.wrong_losses,
+        corrupted_checkpoints=chaos.corrupted,
+        unfinished_files_ignored=len(chaos.unfinished),
+        same_weights=same,
+        took_s=round(time.monotonic() - start_s, 1),
+        command=shlex.join(["python", "tests/faults/chaos.py", *sys.argv[1:]]),
+        machine=machine_facts(),
+    )
     return [*rows, summary]
 
 
@@ -129,11 +133,10 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp())
     rows = run(options.kills, options.seed, options.spec, folder)
     shutil.rmtree(folder)
-    lines = "".join(f"{json.dumps(row)}\n" for row in rows)
-    print(lines, end="", flush=True)
-    if options.json is not None:
-        with options.json.open("a") as file:
-            file.write(lines)
+    for row in rows:
+        print(json.dumps(to_row(row)), flush=True)
+        if options.json is not None:
+            append(options.json, row)
 
 
 if __name__ == "__main__":

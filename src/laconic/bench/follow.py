@@ -7,19 +7,17 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import median
-from typing import Literal
 
-from laconic.bench.case import Change
 from laconic.bench.cases.parse import split_cases
 from laconic.bench.hosts.job import Job
 from laconic.bench.hosts.messages import Failed, Finished, Message, Started, Tick
 from laconic.bench.hosts.turns import run_turns
 from laconic.bench.machine import machine_facts
 from laconic.bench.records.files import append
+from laconic.bench.records.follow import FollowRecord, Phase
 from laconic.errors import ConfigError, PeerError
 from laconic.network.cluster import TestbedCluster
 from laconic.network.testbed import Testbed
@@ -32,34 +30,6 @@ CASES = (
     "topk:ratio=0.01 @ controller=autopilot",
 )
 RATES = ("1gbit", "50mbit", "1gbit")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Phase:
-    """A stretch of steps at one rate; the median of the second half shows where it led."""
-
-    rate: str
-    first: int
-    """The step from which on the links had this rate, give or take what passes in 0.2 s."""
-    steps: int
-    seconds: float
-    settled_ms: float
-    setting: str | None
-    """Where a controller had settled at the end."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FollowRecord:
-    """One case through all phases."""
-
-    kind: Literal["follow"] = "follow"
-    spec: str
-    workload: str
-    workers: int
-    phases: tuple[Phase, ...]
-    timeline: tuple[Change, ...]
-    command: str
-    machine: dict[str, str]
 
 
 class Changing:

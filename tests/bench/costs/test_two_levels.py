@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from laconic import cli
-from laconic.bench.costs.two_levels import LevelsRecord, in_two_levels, twice
+from laconic.bench.costs.two_levels import in_two_levels, twice
 from laconic.bench.records.files import read_kinds
+from laconic.bench.records.levels import LevelsRecord
 from laconic.control.levels import sparsifier_of
 from laconic.spec import parse
 from laconic.types import Given, Turn

@@ -13,7 +13,8 @@ from scripted_cluster import ScriptedCluster, finished
 from laconic.bench.hosts.job import Job
 from laconic.bench.hosts.messages import Failed, Message, Started
 from laconic.bench.races import guards
-from laconic.bench.races.guards import GuardBench, GuardRecord
+from laconic.bench.races.guards import GuardBench
+from laconic.bench.records.guards import GuardRecord
 from laconic.bench.records.jsonl import from_row
 from laconic.errors import ConfigError, PeerError
 from laconic.network.cluster import LoopbackCluster

@@ -5,6 +5,7 @@ import pytest
 from laconic.bench.report import figures
 from laconic.bench.report.figures import write_figures
 from laconic.errors import ConfigError, MissingExtra
+from synthetic_others import others
 from synthetic_runs import race, scaled, steps
 
 
@@ -30,6 +31,16 @@ def test_every_plot_becomes_a_picture_and_a_drawing(tmp_path: Path) -> None:
         head = path.read_bytes()[:300]
         assert head.startswith(b"\x89PNG") if path.suffix == ".png" else b"<?xml" in head
         assert path.stat().st_size > 3000
+
+
+def test_links_that_change_are_drawn_as_on_the_page(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra 'plots' is not installed")
+    paths = write_figures(others(), tmp_path)
+    assert [path.name for path in paths if path.suffix == ".svg"] == [
+        "1-step-time-while-the-links-change.svg",
+        "2-predicted-step-by-number-of-workers.svg",
+    ]
+    assert "<!-- 50 Mbit/s -->" in paths[1].read_text()
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -4,13 +4,16 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from laconic.bench.records.kinds import Record
+from laconic.bench.case import Change
+from laconic.bench.records.kinds import AnyRecord
 from laconic.bench.report.write import write_report
+from synthetic_others import fuzz, others
 from synthetic_runs import race, scaled, steps, train
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -20,16 +23,19 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this ma
 
 
 MARK = "the driver is done"
-DRIVER = f"<script>{Path(__file__).with_name('drive_report.js').read_text()}</script></body>"
 
 
-def dom(records: list[Record], folder: Path, driver: str = "", *flags: str) -> str:
+def driver(name: str) -> str:
+    return f"<script>{Path(__file__).with_name(name).read_text()}</script></body>"
+
+
+def dom(records: Sequence[AnyRecord], folder: Path, script: str = "", *flags: str) -> str:
     """The page after its script, and after ours; nothing else may be said on the console."""
     path = folder / "report.html"
     write_report(records, path)
-    path.write_text(path.read_text().replace("</body>", driver or "</body>"))
+    path.write_text(path.read_text().replace("</body>", script or "</body>"))
     page, said = browse(path, "--dump-dom", *flags)
-    assert [MARK in line for line in said] == [True] * bool(driver), said
+    assert [MARK in line for line in said] == [True] * bool(script), said
     return page
 
 
@@ -80,7 +86,7 @@ def test_odd_records_draw_without_a_fault(tmp_path: Path) -> None:
 
 def test_a_click_sorts_the_table_and_another_filters_a_method(tmp_path: Path) -> None:
     """On the screen of a phone, where nothing may stand out to the side."""
-    page = dom([*scaled(), *steps()], tmp_path, DRIVER, "--window-size=390,800")
+    page = dom([*scaled(), *steps()], tmp_path, driver("drive_report.js"), "--window-size=390,800")
     found = facts(page)
     assert found["before"] == {"rows": 7, "dots": 14, "curves": 21}
     assert found["filtered"] == {"rows": 6, "dots": 12, "curves": 18, "pressed": "false"}
@@ -91,6 +97,35 @@ def test_a_click_sorts_the_table_and_another_filters_a_method(tmp_path: Path) ->
     assert found["fits"] is True
     assert page.count("<h3>Scaling efficiency</h3>") == 1
     assert_no_bad_numbers(page)
+
+
+def test_records_that_are_no_runs_are_drawn_and_sorted(tmp_path: Path) -> None:
+    """On a phone: sorted and hidden as others are, but without colours where there is no chart."""
+    records = [*others(), *race(), *(fuzz(f"method{i}", "boom") for i in range(40))]
+    page = dom(records, tmp_path, driver("drive_others.js"), "--window-size=390,800")
+    found = facts(page)
+    assert found["marks"] == ["1 Gbit/s", "50 Mbit/s", "1 Gbit/s"]
+    # Dense is hidden by a click: one of two curves, and three of six rows.
+    assert found["before"] == {"curves": 2, "rows": 6}
+    assert found["after"] == {"curves": 1, "rows": 3}
+    assert found["colours"] == 0
+    assert found["up"] == ["0.96", "1.25"]
+    assert found["down"] == ["1.25", "0.96"]
+    assert found["fits"] is True
+    assert found["legend"] is True
+    assert_no_bad_numbers(page)
+
+
+def test_a_long_name_does_not_widen_the_page(tmp_path: Path) -> None:
+    long = "topk:ratio=0.1@controller=(gravac:low=10,high=1000,window=50,epsilon=0.7,omega=0.01)"
+    run = replace(train(long, 286, 25), timeline=(Change(0, long, long),))
+    page = dom([*race(), run], tmp_path, driver("drive_report.js"), "--window-size=390,800")
+    assert facts(page)["fits"] is True
+    [name] = re.findall(r'class="name halo">([^<]*…[^<]*)<', page)
+    head, _, tail = name.partition("…")
+    assert len(name) > 30
+    assert long.startswith(head)
+    assert long.endswith(tail)
 
 
 def test_charts_that_adapt_to_a_phone_are_no_error_to_the_browser(tmp_path: Path) -> None:

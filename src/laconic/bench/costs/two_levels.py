@@ -7,7 +7,6 @@ has chosen; compressing twice looks at the whole gradient again.
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Literal
 
 import torch
 from rich.console import Console
@@ -22,7 +21,7 @@ from laconic.bench.costs.stopwatch import Stopwatch, stopwatch
 from laconic.bench.device import check_device, device_name
 from laconic.bench.machine import machine_facts
 from laconic.bench.records.files import append
-from laconic.bench.records.kinds import VERSION
+from laconic.bench.records.levels import LevelsRecord
 from laconic.control.levels import Gauge, at_factor, check_factor, levels, sparsifier_of
 from laconic.errors import ConfigError
 from laconic.sparse import Sparsifier
@@ -33,30 +32,6 @@ SPECS = tuple(f"{name}:ratio=0.1" for name in ("topk", "dgc", "redsync", "sidco"
 
 ROUNDS = 3
 """The first one is cold."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LevelsRecord:
-    """One sparsifier at one size; on a GPU the times are those of CUDA graphs where `by` says so.
-
-    Each chooses positions and takes their values at both factors; the sum with a residual, which
-    both need once, counts too.
-    """
-
-    kind: Literal["levels"] = "levels"
-    version: int = VERSION
-    spec: str
-    factors: tuple[float, float]
-    device: str
-    backend: str
-    numel: int
-    two_levels_us: float
-    twice_us: float
-    ratio: float
-    """Twice over two levels."""
-    by: Literal["graph", "eager"]
-    command: str
-    machine: dict[str, str]
 
 
 @dataclass(frozen=True)

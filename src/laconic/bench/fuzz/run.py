@@ -1,10 +1,9 @@
 """A given number of hostile messages, spread over all methods; one record a method."""
 
-import json
 import random
 import resource
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import process_time
 from zlib import crc32
@@ -16,6 +15,8 @@ from laconic.bench.fuzz.cases import all_specs, cases_of, open_target
 from laconic.bench.fuzz.mutate import ANY_LENGTH, SAME_LENGTH
 from laconic.bench.fuzz.target import DECODE, Case, Target
 from laconic.bench.machine import machine_facts
+from laconic.bench.records.files import append, check_writable
+from laconic.bench.records.fuzz import FuzzRecord
 from laconic.errors import ConfigError, WireError
 
 DECODER_SHARE = 0.9
@@ -70,6 +71,8 @@ class Fuzz:
     def run(self, console: Console) -> bool:
         """Whether nothing crashed. Shows and writes one line a method."""
         torch.set_num_threads(1)
+        if self.json_path is not None:
+            check_writable(self.json_path)
         specs = self.specs or all_specs()
         each = -(-self.messages // len(specs))
         total = Tally()
@@ -100,23 +103,23 @@ class Fuzz:
         return tally
 
     def _write(self, spec: str, tally: Tally, cpu_s: float, peak_grown_kb: int) -> None:
-        record = {
-            "kind": "fuzz",
-            "version": 1,
-            "spec": spec,
-            "ways": [case.exchange for case in cases_of(spec)],
-            **asdict(tally),
-            "crashes": len(tally.crashes),
-            "crash_texts": tally.crashes[:CRASHES_KEPT],
-            "cpu_s": round(cpu_s, 3),
-            "peak_grown_kb": peak_grown_kb,
-            "seed": self.seed,
-            "command": self.command,
-            "machine": machine_facts(),
-        }
-        if self.json_path is not None:
-            with self.json_path.open("a") as file:
-                file.write(json.dumps(record) + "\n")
+        if self.json_path is None:
+            return
+        record = FuzzRecord(
+            spec=spec,
+            ways=tuple(case.exchange for case in cases_of(spec)),
+            messages=tally.messages,
+            decoded=tally.decoded,
+            refused=tally.refused,
+            crashes=len(tally.crashes),
+            crash_texts=tuple(tally.crashes[:CRASHES_KEPT]),
+            cpu_s=round(cpu_s, 3),
+            peak_grown_kb=peak_grown_kb,
+            seed=self.seed,
+            command=self.command,
+            machine=machine_facts(),
+        )
+        append(self.json_path, record)
 
 
 def _line(name: str, tally: Tally) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Literal
 
 import numpy as np
 from rich.console import Console
@@ -21,7 +20,8 @@ from laconic.bench.hosts.messages import Failed, Finished, Message
 from laconic.bench.hosts.turns import run_turns
 from laconic.bench.machine import machine_facts
 from laconic.bench.races.live import Live
-from laconic.bench.records.files import VERSION, append, check_writable
+from laconic.bench.records.files import append, check_writable
+from laconic.bench.records.guards import GuardRecord
 from laconic.errors import ConfigError, PeerError
 from laconic.network.cluster import Cluster, open_cluster
 
@@ -30,33 +30,6 @@ LIMITS: Mapping[str, float] = {"nan": 1.02, "checksum": 1.03}
 """What each guard may make of a step."""
 
 _UNGUARDED, _CHECKED = "{} @ nan_policy=ignore", "{} @ checksum=true"
-
-
-@dataclass(frozen=True, kw_only=True)
-class GuardRecord:
-    """One guard of one method: `ratio` is the median over rounds of the step with it to without.
-
-    `nan` is the default against nan_policy=ignore, `checksum` is checksum=True against the default.
-    """
-
-    kind: Literal["guard"] = "guard"
-    version: int = VERSION
-    spec: str
-    guard: str
-    workers: int
-    rate: str | None
-    shaped: bool
-    workload: str
-    rounds: int
-    steps: int
-    """In each round, with and without."""
-    without_ms: float
-    with_ms: float
-    ratio: float
-    quartiles: tuple[float, float]
-    limit: float
-    command: str
-    machine: dict[str, str]
 
 
 @dataclass(frozen=True)

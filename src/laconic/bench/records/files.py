@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, TypeVar, cast
@@ -61,8 +61,27 @@ def _unwritable(path: Path, error: OSError) -> ConfigError:
     return ConfigError(f"cannot write records to {path}: {error.strerror}")
 
 
-def read_kinds(path: Path, kinds: Mapping[str, type[R]], others: Collection[str] = ()) -> list[R]:
-    """The records of some kinds, where others may be among them."""
+def files_in(paths: Iterable[Path]) -> list[Path]:
+    """The files among `paths`, and all *.jsonl below the folders among them, each once."""
+    found: dict[Path, Path] = {}
+    for path in paths:
+        files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
+        if not files:
+            raise ConfigError(f"no files of records (*.jsonl) in the folder {path}")
+        found |= {file.resolve(): file for file in files if file.resolve() not in found}
+    return list(found.values())
+
+
+def read_kinds(
+    path: Path,
+    kinds: Mapping[str, type[R]],
+    others: Collection[str] = (),
+    unversioned: Collection[str] = (),
+) -> list[R]:
+    """The records of some kinds, where others may be among them.
+
+    What is `unversioned` may lack a version, and is of the first one then.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -77,7 +96,7 @@ def read_kinds(path: Path, kinds: Mapping[str, type[R]], others: Collection[str]
         (_row(line, f"{path} line {n}"), f"{path} line {n}") for n, line in lines if line.strip()
     ]
     return [
-        _record(row, where, kinds)
+        _record(_dated(row, unversioned), where, kinds)
         for row, where in rows
         if row is not None and row.get("kind") not in others
     ]
@@ -95,6 +114,10 @@ def _row(line: str, where: str) -> dict[str, object] | None:
     if not isinstance(row, dict):
         raise ConfigError(f"{where}: not a record, expected a JSON object, got {line[:40]!r}")
     return row
+
+
+def _dated(row: dict[str, object], unversioned: Collection[str]) -> dict[str, object]:
+    return {"version": 1, **row} if row.get("kind") in unversioned else row
 
 
 def _record(row: Mapping[str, object], where: str, kinds: Mapping[str, type[R]]) -> R:

@@ -7,13 +7,14 @@ from typing import Literal, TypeAlias
 
 from laconic.bench.case import Change
 from laconic.bench.records.files import VERSION, append, check_writable, read_kinds
+from laconic.bench.records.others import OTHERS, UNVERSIONED, OtherRecord
 
 __all__ = [
     "BASELINE",
     "COMPUTE",
-    "FORECAST",
     "KINDS",
     "VERSION",
+    "AnyRecord",
     "KernelRecord",
     "Point",
     "Record",
@@ -24,6 +25,7 @@ __all__ = [
     "append",
     "check_writable",
     "read",
+    "read_every",
 ]
 
 BASELINE = "ddp-fp32"
@@ -187,10 +189,15 @@ KINDS: Mapping[str, type[Record]] = {
     "step": StepRecord,
     "kernel": KernelRecord,
 }
-FORECAST = "forecast"
-"""The kind of `ForecastRecord`."""
+AnyRecord: TypeAlias = Record | OtherRecord
 
 
 def read(paths: Iterable[Path]) -> list[Record]:
-    """Every record of every file, in order; forecasts, which are no runs, are left out."""
-    return [record for path in paths for record in read_kinds(path, KINDS, (FORECAST,))]
+    """The runs and kernels of every file, in order; other kinds of records are left out."""
+    return [record for path in paths for record in read_kinds(path, KINDS, tuple(OTHERS))]
+
+
+def read_every(paths: Iterable[Path]) -> list[AnyRecord]:
+    """Every record of every file, in order, whatever its kind."""
+    kinds: Mapping[str, type[AnyRecord]] = {**KINDS, **OTHERS}
+    return [r for path in paths for r in read_kinds(path, kinds, unversioned=UNVERSIONED)]

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from laconic.bench import human
-from laconic.bench.records.kinds import BASELINE, Record
+from laconic.bench.records.kinds import BASELINE, AnyRecord
 from laconic.bench.report.plotdata import Axis, Bars, Curves, Dots, Plot
+from laconic.bench.report.section import methods_of
 from laconic.bench.report.write import sections_of
 from laconic.errors import ConfigError, MissingExtra
 
@@ -30,14 +31,14 @@ _UNITS: dict[str, Callable[[float], str]] = {
 _Look = tuple[str, str]
 
 
-def write_figures(records: Sequence[Record], folder: Path) -> list[Path]:
+def write_figures(records: Sequence[AnyRecord], folder: Path) -> list[Path]:
     """Draws every plot of the report into `folder`; the paths of what was written."""
     if find_spec("matplotlib") is None:
         raise MissingExtra("--plots", "matplotlib", "plots")
-    specs = dict.fromkeys(record.spec for record in records)
-    looks = _looks([spec for spec in specs if spec != BASELINE])
+    sections = sections_of(records)
+    looks = _looks([spec for spec in methods_of(sections) if spec != BASELINE])
     written: list[Path] = []
-    for number, section in enumerate(sections_of(records), start=1):
+    for number, section in enumerate(sections, start=1):
         for plot in section.plots:
             stem = folder / f"{number}-{_slug(plot.title)}"
             written += _write(plot, section.heading, looks, stem)
@@ -78,11 +79,15 @@ def _write(plot: Plot, heading: str, looks: dict[str, _Look], stem: Path) -> lis
 
 def _draw(axes: "Axes", plot: Plot, looks: dict[str, _Look]) -> None:
     if plot.x.log:
-        _use_log(axes)
+        axes.set_xscale("log")
+        _use_log(axes.xaxis)
     _label(axes.xaxis, plot.x)
     if isinstance(plot, Bars):
         _draw_bars(axes, plot, looks)
         return
+    if plot.y.log:
+        axes.set_yscale("log")
+        _use_log(axes.yaxis)
     _label(axes.yaxis, plot.y)
     if isinstance(plot, Curves):
         _draw_curves(axes, plot, looks)
@@ -99,6 +104,10 @@ def _draw_curves(axes: "Axes", plot: Curves, looks: dict[str, _Look]) -> None:
         axes.plot(xs, ys, color=colour, linestyle=dash, label=trace.label)
     for level in plot.levels:
         axes.axhline(level.y, color="#5c6570", linestyle=":", label=level.label)
+    for mark in plot.marks:
+        axes.axvline(mark.x, color="#5c6570", linestyle=":")
+        # Above the plane, at the height of its edge.
+        axes.text(mark.x, 1.01, mark.label, transform=axes.get_xaxis_transform(), fontsize=7)
     axes.legend(fontsize=7, frameon=False)
 
 
@@ -135,13 +144,12 @@ def _draw_bars(axes: "Axes", plot: Bars, looks: dict[str, _Look]) -> None:
         axes.legend(fontsize=7, frameon=False)
 
 
-def _use_log(axes: "Axes") -> None:
+def _use_log(axis: Any) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    axes.set_xscale("log")
     # Two names a decade have room, also when there are six.
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 3), numticks=30))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    axis.set_major_locator(LogLocator(subs=(1, 3), numticks=30))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _label(axis: Any, said: Axis) -> None:

@@ -27,8 +27,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Grid:
+    """Rows that are `methods` have a colour and can be hidden; else `spec` is just a name."""
+
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
+    methods: bool = True
 
 
 def train_grid(records: Sequence[TrainRecord]) -> Grid:

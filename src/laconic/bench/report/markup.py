@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from html import escape
 
+from laconic.bench.records.follow import FollowRecord
 from laconic.bench.records.jsonl import finite
-from laconic.bench.records.kinds import BASELINE, Record, TrainRecord
-from laconic.bench.records.setting import group
+from laconic.bench.records.kinds import BASELINE, TrainRecord
 from laconic.bench.report.grid import Cell, Grid, Row
 from laconic.bench.report.plotdata import Plot
 
+LONGEST_NUMBER = 30
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(ms|s|min|h|[kMGT]?B|[kMGT]bit/s|M|workers?)\b)")
 
 
@@ -35,7 +36,7 @@ def table(grid: Grid) -> str:
         f'<th scope="col"><button type="button">{escape(_unbroken(name))}</button></th>'
         for name in grid.columns
     )
-    rows = "\n".join(map(_row, grid.rows))
+    rows = "\n".join(map(_row if grid.methods else _plain_row, grid.rows))
     return (
         f'<div class="scroll" tabindex="0"><table><thead><tr>{heads}</tr></thead>\n'
         f"<tbody>{rows}</tbody></table></div>"
@@ -52,33 +53,16 @@ def figures(plots: Sequence[Plot], first: int) -> str:
     return f'<div class="charts">{items}</div>'
 
 
-def timelines(records: Sequence[Record]) -> str:
+def timelines(records: Sequence[TrainRecord | FollowRecord]) -> str:
     """What controllers decided: which setting from which step on, and why."""
-    steered = [r for r in records if isinstance(r, TrainRecord) and r.timeline]
+    steered = [record for record in records if record.timeline]
     if not steered:
         return ""
     return "<h3>What the controllers decided</h3>" + "".join(map(_timeline, steered))
 
 
-def runs(records: Sequence[Record]) -> str:
-    """Where the numbers come from: what went wrong, the machines, and the exact commands."""
-    failures = "".join(_failure(record) for record in records if record.error)
-    machines = group(records, lambda record: tuple(record.machine.items()))
-    commands = group(records, lambda record: record.command)
-    return (
-        '<section id="runs"><h2>How this was measured</h2>'
-        + (f"<h3>What went wrong</h3>{failures}" if failures else "")
-        + f"<h3>Machine{'s' if len(machines) > 1 else ''}</h3>"
-        + "".join(_machine(facts, made, len(machines) > 1) for facts, made in machines.items())
-        + f"<h3>Command{'s' if len(commands) > 1 else ''}</h3>"
-        + "".join(_command(command, made) for command, made in commands.items())
-        + "</section>"
-    )
-
-
-def data(records: Sequence[Record], plots: Sequence[Plot]) -> str:
+def data(specs: Sequence[str], plots: Sequence[Plot]) -> str:
     """The page's JSON; no "<" survives, so no record can end the script element."""
-    specs = dict.fromkeys(record.spec for record in records)
     # Dense first and in ink; the others take the colours in order of appearance.
     others = [spec for spec in specs if spec != BASELINE]
     methods = [{"spec": BASELINE, "baseline": True, "order": 0}] if BASELINE in specs else []
@@ -109,41 +93,28 @@ def _row(row: Row) -> str:
     )
 
 
+def _plain_row(row: Row) -> str:
+    stopped = "" if row.status == "done" else ' class="stopped"'
+    return f"<tr{stopped}>{''.join(map(_cell, row.cells))}</tr>"
+
+
 def _cell(cell: Cell) -> str:
     key = "" if finite(cell.key) is None else f' data-key="{escape(str(cell.key))}"'
-    return f"<td{key}>{escape(cell.text)}</td>"
+    # A number stays on its line; more than that may take several.
+    words = ' class="words"' if len(cell.text) > LONGEST_NUMBER else ""
+    return f"<td{words}{key}>{escape(cell.text)}</td>"
 
 
-def _failure(record: Record) -> str:
-    return (
-        f'<div class="run"><code>{escape(record.spec)}</code> {escape(record.status)}'
-        f'<pre class="error">{escape(record.error or "")}</pre></div>'
-    )
-
-
-def _timeline(record: TrainRecord) -> str:
+def _timeline(record: TrainRecord | FollowRecord) -> str:
+    seed = f", seed {record.seed}" if isinstance(record, TrainRecord) else ""
     rows = "".join(
         f"<tr><td>{change.step:,}</td><td>{escape(change.setting)}</td>"
         f"<td>{prose(change.reason)}</td></tr>"
         for change in record.timeline
     )
     return (
-        f"<details><summary><code>{escape(record.spec)}</code>, seed {record.seed}: "
+        f"<details><summary><code>{escape(record.spec)}</code>{seed}: "
         f"{len(record.timeline)} decision{'s' if len(record.timeline) > 1 else ''}</summary>"
         '<div class="scroll" tabindex="0"><table class="timeline"><thead><tr><th>from step</th>'
         f"<th>setting</th><th>why</th></tr></thead><tbody>{rows}</tbody></table></div></details>"
     )
-
-
-def _machine(facts: tuple[tuple[str, str], ...], made: Sequence[Record], several: bool) -> str:
-    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts)
-    return f"<dl>{rows}</dl>" + (_made(made) if several else "")
-
-
-def _command(command: str, made: Sequence[Record]) -> str:
-    return f'<div class="run">{_made(made)}<pre>{escape(command)}</pre></div>'
-
-
-def _made(records: Sequence[Record]) -> str:
-    specs = dict.fromkeys(record.spec for record in records)
-    return "<p>" + ", ".join(f"<code>{escape(spec)}</code>" for spec in specs) + "</p>"

@@ -16,7 +16,7 @@ MOST_POINTS = 600
 class Axis:
     """`log` is how the axis starts; the reader may change it by the axis's short `name`.
 
-    Where it `rises` higher is better, and nothing that goes up is a run that went wrong.
+    Where it `rises`, what goes up is no run that went wrong.
     """
 
     name: str
@@ -44,6 +44,14 @@ class Level:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Mark:
+    """Where something else begins, such as another rate of the links."""
+
+    label: str
+    x: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Curves:
     kind: Literal["curves"] = field(default="curves", init=False)
     place: int
@@ -53,6 +61,7 @@ class Curves:
     y: Axis
     traces: tuple[Curve, ...]
     levels: tuple[Level, ...] = ()
+    marks: tuple[Mark, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,37 +2,27 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 
-from laconic.bench.records.kinds import KernelRecord, Record, StepRecord, TrainRecord
+from laconic.bench.records.kinds import AnyRecord, KernelRecord, StepRecord, TrainRecord
 from laconic.bench.records.setting import group, kernel_setting, step_setting, train_setting
-from laconic.bench.report import markup
-from laconic.bench.report.grid import Grid, kernel_grid, step_grid, train_grid
-from laconic.bench.report.plotdata import Plot
+from laconic.bench.report import markup, provenance
+from laconic.bench.report.grid import kernel_grid, step_grid, train_grid
 from laconic.bench.report.plots import plots
 from laconic.bench.report.scaling import scalings
+from laconic.bench.report.section import Section, methods_of
 from laconic.bench.report.summary import kernel_summary, step_summary, train_summary
+from laconic.bench.report.topics import chaos, follow, forecasts, fuzz, guards, keras, levels
 from laconic.errors import ConfigError
 
 SCRIPTS = ("format.js", "scale.js", "draw.js", "curves.js", "bars.js", "dots.js", "main.js")
+TOPICS = (follow, forecasts, levels, keras, guards, fuzz, chaos)
+"""What comes after the runs and the kernels, in this order."""
 
 
-@dataclass(frozen=True)
-class Section:
-    """What the page says about the runs of one setting."""
-
-    heading: str
-    summary: str
-    grid: Grid
-    plots: tuple[Plot, ...]
-    runs: tuple[TrainRecord, ...] = ()
-    """Those whose controllers' decisions are told."""
-
-
-def write_report(records: Sequence[Record], path: Path) -> None:
+def write_report(records: Sequence[AnyRecord], path: Path) -> None:
     """Writes the page to `path`, over what was there."""
     page = render(records)
     try:
@@ -42,9 +32,9 @@ def write_report(records: Sequence[Record], path: Path) -> None:
         raise ConfigError(f"cannot write the report to {path}: {error.strerror}") from error
 
 
-def render(records: Sequence[Record]) -> str:
+def render(records: Sequence[AnyRecord]) -> str:
     if not records:
-        raise ConfigError("nothing to report: the files hold no runs (forecasts are none)")
+        raise ConfigError("nothing to report: the files hold no records")
     sections = sections_of(records)
     values = {
         "title": escape(f"Laconic report: {sections[0].heading}"),
@@ -53,15 +43,17 @@ def render(records: Sequence[Record]) -> str:
         "style": _asset("style.css"),
         "script": "{\n" + "".join(map(_asset, SCRIPTS)) + "}",
         "sections": _body(sections),
-        "runs": markup.runs(records),
-        "data": markup.data(records, [plot for part in sections for plot in part.plots]),
+        "runs": provenance.runs(records),
+        "data": markup.data(
+            methods_of(sections), [plot for part in sections for plot in part.plots]
+        ),
     }
     # One pass: a record that contains "{{data}}" stays text.
     return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], _asset("page.html"))
 
 
-def sections_of(records: Sequence[Record]) -> list[Section]:
-    """One for each setting, and one for what was done with several numbers of workers."""
+def sections_of(records: Sequence[AnyRecord]) -> list[Section]:
+    """One for each setting of runs, of what else was measured, and of numbers of workers."""
     train = group((r for r in records if isinstance(r, TrainRecord)), train_setting)
     step = group((r for r in records if isinstance(r, StepRecord)), step_setting)
     kernel = group((r for r in records if isinstance(r, KernelRecord)), kernel_setting)
@@ -85,6 +77,7 @@ def sections_of(records: Sequence[Record]) -> list[Section]:
             for setting, rows in kernel.items()
         ]
         + [Section(*scaling) for scaling in scalings([r for rs in train.values() for r in rs])]
+        + [section for topic in TOPICS for section in topic.sections(records)]
     )
 
 
@@ -93,7 +86,7 @@ def _body(sections: Sequence[Section]) -> str:
     parts, first = [], 0
     for index, section in enumerate(sections):
         heading = markup.heading(section.heading) if len(sections) > 1 else ""
-        figures = markup.figures(section.plots, first)
+        figures = markup.figures(section.plots, first) if section.plots else ""
         table, told = markup.table(section.grid), markup.timelines(section.runs)
         parts.append(f'<section id="s{index}">{heading}{table}{figures}{told}</section>')
         first += len(section.plots)

@@ -1,5 +1,5 @@
 // Plots of the kind "bars": a row a method, its name above its bar so that long names fit.
-const ROW = 46, BAR = 15, VALUE_PX = 7.4;
+const ROW = 46, BAR = 15, VALUE_PX = 7.4, NAME_PX = 7.6;
 
 function drawBars(canvas, plot, state, methods, hidden) {
   const bars = plot.traces.filter((bar) => !hidden.has(bar.spec));
@@ -27,7 +27,7 @@ function partsSum(bar) { return bar.segments.reduce((sum, part) => sum + part.va
 function drawBar(svg, plot, bar, [value, note], top, x, methods, width) {
   const row = add(svg, "g"), y = top + 20, style = look(methods.get(bar.spec));
   add(row, "rect", { x: 0, y: top, width, height: ROW, fill: "transparent" });
-  add(row, "text", { x: 1, y: top + 13, class: "name halo" }, bar.label);
+  add(row, "text", { x: 1, y: top + 13, class: "name halo" }, shortened(bar.label, Math.floor(width / NAME_PX)));
   let start = 0;
   const most = plot.cut || Infinity;
   for (const part of bar.segments) {
@@ -42,6 +42,13 @@ function drawBar(svg, plot, bar, [value, note], top, x, methods, width) {
   const text = add(row, "text", { x: end, y: y + 12, class: "value" }, value);
   if (note) add(text, "tspan", { dx: 8, style: "font-weight:400;fill:var(--muted)" }, note);
   hoverBar(row, plot, bar);
+}
+
+// A name without its middle, if it has more letters than there is room for; the tooltip has it all.
+function shortened(name, most) {
+  if (name.length <= most) return name;
+  const half = Math.floor((most - 1) / 2);
+  return `${name.slice(0, most - 1 - half)}…${name.slice(-half)}`;
 }
 
 // Two slanted gaps near the end: this bar goes on.

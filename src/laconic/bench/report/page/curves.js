@@ -51,6 +51,7 @@ function drawCurves(canvas, plot, state, methods, hidden) {
   const inside = clipped(svg, frame);
   for (const curve of curves) drawCurve(inside, curve, state, frame);
   drawLevels(svg, levels, curves, frame);
+  drawMarks(svg, plot.marks.filter((mark) => !state.logX || mark.x > 0), frame);
   hoverCurves(svg, plot, curves, frame);
 }
 
@@ -98,6 +99,18 @@ function drawLevels(svg, levels, curves, { x, y, left, right }) {
   }
 }
 
+// Named above the plane, beside the name of its axis; who finds no room keeps the line.
+function drawMarks(svg, marks, { x, y, left, bottom }) {
+  let free = LABEL_PX * y.title.length + 14;
+  for (const mark of marks) {
+    const at = x.at(mark.x), first = at <= left, from = first ? Math.max(free, at) : at + 5;
+    if (!first) add(svg, "path", { d: `M${at},2V${bottom}`, class: "level" });
+    if (from < free) continue;
+    add(svg, "text", { x: from, y: 11, class: "mark" }, mark.label);
+    free = from + LABEL_PX * mark.label.length + 8;
+  }
+}
+
 let clips = 0;
 
 function clipped(svg, { left, right, top, bottom }) {
@@ -139,11 +152,11 @@ function hoverCurves(svg, plot, curves, frame) {
     if (distance > 60) return leave();
     fade(curve);
     for (const [key, value] of [["cx", frame.x.at(p.x)], ["cy", frame.y.at(p.y)], ["fill", curve.style.colour], ["visibility", "visible"]]) dot.setAttribute(key, value);
-    return showTip(event, curve.trace.label, [
-      [plot.x.label, quantity(p.x, plot.x.unit)],
-      [plot.y.label, digits(p.raw)],
-      ["step", p.step.toLocaleString("en")],
-    ]);
+    const pairs = [[plot.y.label, quantity(p.raw, plot.y.unit)]];
+    // Where x counts steps or workers, it is said once, and whole.
+    if (p.x === p.step) pairs.unshift([plot.x.label, p.step.toLocaleString("en")]);
+    else pairs.unshift([plot.x.label, quantity(p.x, plot.x.unit)], ["step", p.step.toLocaleString("en")]);
+    return showTip(event, curve.trace.label, pairs);
   };
   svg.addEventListener("pointermove", move);
   svg.addEventListener("pointerdown", move);

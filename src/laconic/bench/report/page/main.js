@@ -104,7 +104,8 @@ function buildTable(table) {
     head.setAttribute("aria-sort", down ? "descending" : "ascending");
     sortTable(table, column, down ? -1 : 1);
   }));
-  for (const row of table.tBodies[0].rows) row.cells[0].prepend(swatch(row.cells[0], methods.get(row.dataset.spec)));
+  const known = [...table.tBodies[0].rows].filter((row) => row.dataset.spec !== undefined);
+  for (const row of known) row.cells[0].prepend(swatch(row.cells[0], methods.get(row.dataset.spec)));
 }
 
 buildLegend();

@@ -12,7 +12,7 @@ function linearTicks(low, high, count) {
 
 function logTicks(low, high, count) {
   const decades = Math.log10(high / low), ticks = [];
-  const steps = decades < 1 ? [1, 2, 3, 5, 7] : decades <= count / 3 ? [1, 2, 5] : [1];
+  const steps = decades < 1 ? [1, 2, 3, 5, 7] : decades <= count / 2.5 ? [1, 2, 5] : [1];
   const every = Math.max(1, Math.ceil(decades / count));
   for (let e = Math.floor(Math.log10(low)); e <= Math.ceil(Math.log10(high)); e++) {
     if (e % every !== 0) continue;
