@@ -21,6 +21,7 @@ TITLES = {
     "train": "Time to accuracy",
     "step": "Step times",
     "gpu-step": "Step times on a GPU",
+    "gpu-step-mps": "Step times on a GPU that four workers use at the same time (MPS)",
     "kernels-cpu": "Kernels on a CPU",
     "kernels-h200": "Kernels on a GPU",
     "adaptive/levels": "Two levels of a sparsifier",

@@ -147,13 +147,16 @@ def test_draws_are_fair_and_keyed() -> None:
     assert (counts - 2000).abs().max() < 200
 
 
-def test_the_norm_of_gradients_is_limited_where_the_workload_says_so() -> None:
-    workload = parse_workload("lstm_ptb-tiny:learning_rate=1")
+@pytest.mark.parametrize(("more", "norm"), [("", 0.25), (",clip_norm=0.5", 0.5)])
+def test_the_norm_of_gradients_is_limited_where_the_workload_says_so(
+    more: str, norm: float
+) -> None:
+    workload = parse_workload(f"lstm_ptb-tiny:learning_rate=1{more}")
     model = torch.nn.Linear(3, 1, bias=False)
     before = model.weight.detach().clone()
     model.weight.grad = torch.full_like(model.weight, 100.0)
     update(workload, model, workload.optimiser(model), 0, 50)
-    assert (model.weight - before).norm().item() == pytest.approx(0.25, rel=1e-4)
+    assert (model.weight - before).norm().item() == pytest.approx(norm, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -161,6 +164,7 @@ def test_the_norm_of_gradients_is_limited_where_the_workload_says_so() -> None:
     [
         ("mpl", None, "no workload named 'mpl'; did you mean 'mlp'?"),
         ("mlp:batch_size=0", None, "mlp: batch_size must be at least 1, got 0"),
+        ("gpt-tiny:clip_norm=0", None, "gpt: clip_norm must be positive, got 0"),
         ("mlp:batch", None, "mlp: expected key=value, got 'batch' in 'mlp:batch'"),
         ("mlp", "here", "mlp: makes up its data, so it takes no folder of it"),
         ("mlp:device=cuda", None, "mlp: unknown parameter ['device'], expected ['batch_size', "),

@@ -194,6 +194,25 @@ STUDIES: Mapping[str, Study] = {
         workers=4,
         looks=5,
     ),
+    "late-resnet18": Study(
+        "whether late means are as accurate in three times as many steps at half the rate",
+        "resnet18:bf16=true,learning_rate=0.1",
+        30 * _EPOCHS_OF_FOUR[0],
+        (BASELINE, *_LATE),
+        workers=4,
+        looks=10,
+        target="accuracy=0.92",
+        rates=("1gbit",),
+    ),
+    "late-lstm": Study(
+        "the same for the large model of Zaremba et al., clipped as suits one worker's gradient",
+        "lstm_ptb:clip_norm=0.5",
+        5 * _EPOCHS_OF_FOUR[1],
+        (BASELINE, "none @ local=(local_sgd:sync_every=1)", *_LATE),
+        workers=4,
+        looks=5,
+        rates=("1gbit",),
+    ),
     "cser": Study(
         "CSER against error feedback and Qsparse at the same overall ratio: 32, 256, 1024",
         # A quarter of the learning rate, since rare words allow less.

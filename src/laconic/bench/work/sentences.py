@@ -61,8 +61,8 @@ class SentenceWorkload(Workload):
     dropout: float = 0.5
     learning_rate: float = 20.0
     vocabulary: int = 10_000
+    clip_norm: float = 0.25
     metric: ClassVar = Metric("perplexity", "lower")
-    clip_norm: ClassVar = 0.25
 
     @abstractmethod
     def text(self) -> Words: ...

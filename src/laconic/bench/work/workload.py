@@ -64,12 +64,12 @@ class Workload(ABC):
     tiny: ClassVar[str]
     """The settings of NAME-tiny, which takes a step in milliseconds."""
     source: ClassVar[Source | None] = None
-    clip_norm: ClassVar[float | None] = None
-    """What the norm of the mean gradient is limited to."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ConfigError(f"{self.name}: batch_size must be at least 1, got {self.batch_size}")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ConfigError(f"{self.name}: clip_norm must be positive, got {self.clip_norm}")
         if self.source is None and (self.data is not None or self.synthetic):
             raise ConfigError(f"{self.name}: makes up its data, so it takes no folder of it")
         if self.data is not None and self.synthetic:
@@ -83,6 +83,11 @@ class Workload(ABC):
     @abstractmethod
     def title(self) -> str:
         """What the reports call it."""
+
+    @property
+    def clip_norm(self) -> float | None:
+        """The most that a step's gradient may be long: the mean's, or a worker's own if it is."""
+        return None
 
     @property
     def heading(self) -> str:

@@ -34,9 +34,9 @@ class Gpt(Workload):
     width: int = 384
     dropout: float = 0.1
     learning_rate: float = 0.001
+    clip_norm: float = 1.0
     metric: ClassVar = Metric("bits per character", "lower")
     source: ClassVar = SHAKESPEARE
-    clip_norm: ClassVar = 1.0
     tiny: ClassVar = "synthetic=true,context=16,layers=1,heads=2,width=16,learning_rate=0.01"
 
     @property
