@@ -1,6 +1,7 @@
 """Records become tables, whatever kind they are of; the committed page is true."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,13 @@ def test_the_page_of_benchmarks_is_generated() -> None:
     page = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
     between = page.split(results.BEGIN)[1].split(results.END)[0].strip()
     assert between == results.tables(ROOT / "results"), "run: make table"
+
+
+def test_kernels_in_several_threads_are_a_setting_of_their_own(tmp_path: Path) -> None:
+    written(tmp_path, "new.jsonl", kernel(), replace(kernel(), threads=2))
+    headings = [line for line in results.tables(tmp_path).splitlines() if line.startswith("### ")]
+    one = "### 1,000 elements on cpu, numba kernels"
+    assert headings == [one, f"{one} in 2 threads"]
 
 
 def test_a_file_is_a_section_and_a_setting_a_table(tmp_path: Path) -> None:

@@ -98,6 +98,7 @@ class KernelBench:
             bits_per_element=NAN,
             floor_us=NAN,
             ratio_to_floor=NAN,
+            threads=self.threads,
             command=self.command,
             machine=machine | ({"commit": self.commit} if self.commit else {}),
             contraction=compressor.traits().contraction,

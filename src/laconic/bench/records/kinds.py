@@ -174,6 +174,8 @@ class KernelRecord:
     add_us: float | None = None
     ratio_to_add: float | None = None
     contraction: bool | None = None
+    threads: int = 1
+    """Of torch, and so of the kernels on a CPU."""
     status: Status = "done"
     error: str | None = None
     command: str

@@ -58,13 +58,15 @@ class KernelSetting(NamedTuple):
     device: str
     backend: str
     numel: int
+    threads: int
 
     def words(self) -> str:
-        return f"{self.numel:,} elements on {self.device}, {self.backend} kernels"
+        threads = f" in {self.threads} threads" if self.device == "cpu" and self.threads > 1 else ""
+        return f"{self.numel:,} elements on {self.device}, {self.backend} kernels{threads}"
 
 
 def kernel_setting(record: KernelRecord) -> KernelSetting:
-    return KernelSetting(record.device, record.backend, record.numel)
+    return KernelSetting(record.device, record.backend, record.numel, record.threads)
 
 
 def train_setting(record: TrainRecord) -> TrainSetting:
