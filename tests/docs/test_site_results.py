@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from laconic.bench.forecast.records import ForecastRecord
+from laconic.bench.records.forecasts import ForecastRecord
 from laconic.bench.records.kinds import KernelRecord, Record, StepRecord, TrainRecord, append
 from laconic.errors import ConfigError
 from pages import other_results, results

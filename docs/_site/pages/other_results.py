@@ -5,7 +5,7 @@ from statistics import median
 from typing import Any, TypeAlias
 
 from laconic.bench import human
-from laconic.bench.forecast.records import ForecastRecord
+from laconic.bench.records.forecasts import ForecastRecord
 from laconic.bench.records.setting import group
 from pages.markdown import code, listed, table
 

@@ -10,9 +10,10 @@ import pytest
 from rich.console import Console
 
 from laconic.bench.forecast import validation
-from laconic.bench.forecast.records import ForecastRecord, Setting, read_forecasts
+from laconic.bench.forecast.records import Setting, read_forecasts
 from laconic.bench.forecast.validation import Validation
 from laconic.bench.forecast.verdict import CHOICE, LIMIT, choices, summary
+from laconic.bench.records.forecasts import ForecastRecord
 from laconic.bench.records.kinds import append
 from laconic.bench.work.workload import parse_workload
 from laconic.errors import ConfigError, PeerError

@@ -130,7 +130,7 @@ def cost(
 ) -> Cost:
     """By calls, and as the graph that `replayed` makes unless the host `waits` for the card.
 
-    To try would not do: a graph that fails to be made leaves torch's random numbers unusable.
+    Where it does nothing is tried: a capture that fails leaves torch's random numbers unusable.
     """
     eager_us = watch.median_us(call)
     if device.type != "cuda":

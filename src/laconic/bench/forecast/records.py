@@ -9,8 +9,6 @@ from laconic.bench.records.kinds import KINDS
 from laconic.bench.records.others import FORECAST, OTHERS
 from laconic.forecast.forecast import Prediction
 
-__all__ = ["ForecastRecord", "Setting", "read_forecasts"]
-
 
 @dataclass(frozen=True)
 class Setting:

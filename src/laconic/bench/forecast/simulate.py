@@ -5,10 +5,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from laconic.bench.forecast.records import ForecastRecord, Setting
+from laconic.bench.forecast.records import Setting
 from laconic.bench.forecast.subject import Subject, measure_workload, plan_of
 from laconic.bench.forecast.tables import forecast_table, scaling_table
 from laconic.bench.machine import machine_facts
+from laconic.bench.records.forecasts import ForecastRecord
 from laconic.bench.records.kinds import BASELINE, append, check_writable
 from laconic.bench.work.workload import Workload
 from laconic.errors import ConfigError

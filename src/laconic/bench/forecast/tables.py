@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from laconic.bench import human
-from laconic.bench.forecast.records import ForecastRecord
+from laconic.bench.records.forecasts import ForecastRecord
 
 _COLUMNS = ("method", "workers", "exchange", "step", "compute", "encode", "wire", "decode")
 

@@ -11,12 +11,13 @@ from typing import TypeAlias
 
 from rich.console import Console
 
-from laconic.bench.forecast.records import ForecastRecord, Setting, read_forecasts
+from laconic.bench.forecast.records import Setting, read_forecasts
 from laconic.bench.forecast.tables import validation_table
 from laconic.bench.forecast.verdict import QUIET_CORES, summary
 from laconic.bench.hosts.job import Job, write_job
 from laconic.bench.machine import machine_facts
 from laconic.bench.records.files import append, check_writable
+from laconic.bench.records.forecasts import ForecastRecord
 from laconic.bench.records.jsonl import from_row, to_row
 from laconic.bench.work.workload import parse_workload
 from laconic.errors import ConfigError, PeerError

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from laconic.bench.forecast.records import ForecastRecord
+from laconic.bench.records.forecasts import ForecastRecord
 from laconic.bench.records.setting import group
 from laconic.forecast.advice import FP32, WORTH
 
