@@ -44,26 +44,32 @@ def pushed(crew: Crew, step: int, gradient: Callable[[int, int], Tensor] = given
 
 
 @both
+@pytest.mark.parametrize("ahead", [1, 0.5, 0.25])
 @pytest.mark.parametrize("delay", [0, 1, 2, GAP - 1, GAP])
 def test_no_step_is_lost_and_none_counts_twice(
-    method: Method, args: tuple[Any, ...], delay: int
+    method: Method, args: tuple[Any, ...], delay: int, ahead: float
 ) -> None:
-    """What was told and has arrived is there as its mean, all since then is the worker's own."""
-    size, settings = 4, {"model": whole_numbers, "optimizer": unit_sgd}
+    """What has arrived is there as its mean, what is under way as far as a worker runs ahead."""
+    share = ahead if delay else 1
+    size, settings = 4, {"model": whole_numbers, "optimizer": unit_sgd, "ahead": share}
     with Crew(method, *args, size=size, sync_every=GAP, delay=delay, **settings) as crew:
         for step in range(1, 4 * GAP + 1):
             pushed(crew, step)
-            arrived = max(0, (step - delay) // GAP * GAP)
+            arrived, told = max(0, (step - delay) // GAP * GAP), step // GAP * GAP
             common = next(whole_numbers().parameters()).detach()
             for past in range(1, arrived + 1):
                 common -= torch.stack([given(past, rank) for rank in range(size)]).mean(0)
             for rank, model in enumerate(crew.models):
                 own = [given(since, rank) for since in range(arrived + 1, step + 1)]
-                expected = common - sum(own, torch.zeros(3, 5))
+                under_way, untold = own[: told - arrived], own[told - arrived :]
+                nothing = torch.zeros(3, 5)
+                expected = common - share * sum(under_way, nothing) - sum(untold, nothing)
                 assert torch.equal(next(model.parameters()).detach(), expected)
 
 
-def by_definition(size: int, steps: int, gap: int, delay: int, ratio: float) -> list[Tensor]:
+def by_definition(
+    size: int, steps: int, gap: int, delay: int, ahead: float, ratio: float
+) -> list[Tensor]:
     """Top-k of memory plus what a worker has done since it last told."""
     models = [small_model() for _ in range(size)]
     optimizers = [momentum_sgd(model) for model in models]
@@ -82,24 +88,29 @@ def by_definition(size: int, steps: int, gap: int, delay: int, ratio: float) -> 
                     now[rank][place].add_(anchor[place] - departed[rank][place])
                     base[rank][place] = anchor[place].clone()
         if step % gap == 0:
-            departed = [[x.clone() for x in own] for own in now]
+            gone = [
+                [b - x for b, x in zip(*pair, strict=True)] for pair in zip(base, now, strict=True)
+            ]
             for place in places:
                 said = []
                 for rank in range(size):
-                    drift = memory[rank][place] + base[rank][place] - now[rank][place]
+                    now[rank][place].add_(gone[rank][place], alpha=1 - ahead)
+                    drift = memory[rank][place] + gone[rank][place]
                     said.append(largest(drift, ratio))
                     memory[rank][place] = drift - said[-1]
                 anchor[place] = anchor[place] - torch.stack(said).mean(0)
+            departed = [[x.clone() for x in own] for own in now]
     return [weights(model) for model in models]
 
 
+@pytest.mark.parametrize("ahead", [1, 0.5])
 @pytest.mark.parametrize("delay", [1, 3])
-def test_is_its_definition(delay: int) -> None:
-    settings = {"sync_every": GAP, "delay": delay, "optimizer": momentum_sgd}
+def test_is_its_definition(delay: int, ahead: float) -> None:
+    settings = {"sync_every": GAP, "delay": delay, "ahead": ahead, "optimizer": momentum_sgd}
     with Crew(QsparseLocalSGD, "topk:ratio=0.1,values=fp32", **settings) as crew:
         for step in range(1, 4 * GAP + 3):
             crew.step(step)
-    expected = by_definition(3, 4 * GAP + 2, GAP, delay, 0.1)
+    expected = by_definition(3, 4 * GAP + 2, GAP, delay, ahead, 0.1)
     for ours, theirs in zip(crew.weights(), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
@@ -186,3 +197,16 @@ def test_a_state_of_another_delay() -> None:
     state = crew.workers[0].state_dict()
     with pytest.raises(ConfigError, match="state: delay is 2, expected 0"):
         Crew(LocalSGD, sync_every=GAP, size=1).workers[0].load_state_dict(state)
+
+
+@both
+@pytest.mark.parametrize("ahead", [0, -0.5, 1.5, True, "half"])
+def test_a_share_out_of_range(method: Method, args: tuple[Any, ...], ahead: object) -> None:
+    with pytest.raises(ConfigError, match=r"ahead must be in \(0, 1\], got"):
+        Crew(method, *args, sync_every=GAP, delay=1, ahead=ahead)
+
+
+@both
+def test_nobody_is_ahead_of_what_is_waited_for(method: Method, args: tuple[Any, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"ahead=0.5 needs a delay"):
+        Crew(method, *args, sync_every=GAP, ahead=0.5)

@@ -34,12 +34,14 @@ class Streaming:
 
     Of `fragments` every `sync_every / fragments` steps one is told. Its mean is taken up `delay`
     steps later, and the share `alpha` of a parameter stays as the steps in between have made it.
-    With None these steps are kept in full, on top of the mean.
+    With None these steps are kept in full, on top of the mean, and of those that were told the
+    share `ahead` is gone until the mean is there.
     """
 
     fragments: Division = 1
     delay: int = 0
     alpha: float | None = 0.0
+    ahead: float = 1.0
 
     def check(self, sync_every: int, count: int) -> None:
         if sync_every % count:
@@ -47,11 +49,14 @@ class Streaming:
         check_whole("streaming", "delay", self.delay, 0, sync_every)
         if self.alpha is not None:
             check_share("streaming", "alpha", self.alpha)
+        check_fraction("streaming", "ahead", self.ahead)
+        if self.ahead != 1 and not self.delay:
+            raise ConfigError(f"ahead={self.ahead:g} needs a delay: nobody waits for a mean")
 
 
-def kept_steps(delay: int) -> Streaming:
+def kept_steps(delay: int, ahead: float) -> Streaming:
     """All of the model at once, whose mean comes so late; no step is lost meanwhile."""
-    return Streaming(delay=delay, alpha=None if delay else 0.0)
+    return Streaming(delay=delay, alpha=None if delay else 0.0, ahead=ahead)
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,8 @@ class AnchoredSteps(LocalSteps):
     def settings(self) -> dict[str, object]:
         told = {"forget_below": self._telling.forget_below, "outer": str(self.outer)}
         parts = [list(fragment.parameters) for fragment in self._fragments]
-        late = {"fragments": parts, "delay": self.streaming.delay, "alpha": self.streaming.alpha}
+        when = self.streaming
+        late = {"fragments": parts, "delay": when.delay, "alpha": when.alpha, "ahead": when.ahead}
         return {**self._fragments[0].lanes.plan.describe(), **told, **late}
 
     def planned_ratio(self) -> float:
@@ -182,4 +188,5 @@ class AnchoredSteps(LocalSteps):
             size,
         )
         lanes = Lanes(plan, parameters, rank, size, self.seed, telling.nan_policy)
-        return Fragment(parameters, lanes, self.outer, self.streaming.alpha)
+        when = self.streaming
+        return Fragment(parameters, lanes, self.outer, when.alpha, when.ahead)

@@ -47,7 +47,8 @@ class Fragment:
     When the mean arrives, the share `alpha` of a parameter stays where steps have led meanwhile.
     With None all of these steps are kept, on top of the mean, and told with the next drift. `base`
     is then where a parameter would be without the steps that have yet to be told: at the anchor,
-    but for what its type rounds off, of which nobody is told.
+    but for what its type rounds off, of which nobody is told. Until the mean arrives, parameters
+    are where the share `ahead` of what was told leads.
     """
 
     def __init__(
@@ -56,8 +57,10 @@ class Fragment:
         lanes: Lanes,
         outer: Outer,
         alpha: float | None,
+        ahead: float,
     ) -> None:
-        self.parameters, self.lanes, self.outer, self.alpha = parameters, lanes, outer, alpha
+        self.parameters, self.lanes, self.outer = parameters, lanes, outer
+        self.alpha, self.ahead = alpha, ahead
         self.anchor = float_copies(parameters)
         zeros = {name: torch.zeros_like(anchor) for name, anchor in self.anchor.items()}
         self.momentum: State = zeros if outer.momentum else {}
@@ -86,8 +89,10 @@ class Fragment:
         drifts, now = list(self.drift.values()), self._flat()
         torch._foreach_copy_(drifts, self._starts())
         torch._foreach_sub_(drifts, now)
+        if self.ahead < 1:
+            self._step_back(drifts)
         if self.base:
-            torch._foreach_copy_(list(self.base.values()), now)
+            torch._foreach_copy_(list(self.base.values()), self._flat())
 
     def talk(self) -> Conversation[None]:
         """The drift becomes the mean of all workers', as far as the method says it."""
@@ -129,6 +134,11 @@ class Fragment:
         torch._foreach_sub_(bases, since)
         shaped = [t.view(p.shape) for t, p in zip(there, parameters, strict=True)]
         torch._foreach_copy_([p.detach() for p in parameters], shaped)
+
+    def _step_back(self, drifts: list[Tensor]) -> None:
+        """Undoes a share of what is told, which the mean will bring in full."""
+        for parameter, drift in zip(self.parameters.values(), drifts, strict=True):
+            parameter.detach().add_(drift.view(parameter.shape), alpha=1 - self.ahead)
 
     def _flat(self) -> list[Tensor]:
         return [parameter.detach().reshape(-1) for parameter in self.parameters.values()]

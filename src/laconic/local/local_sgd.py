@@ -26,11 +26,12 @@ class LocalSGD(AnchoredSteps):
         *,
         sync_every: int,
         delay: int = 0,
+        ahead: float = 1.0,
         process_group: Group = None,
         seed: int = 0,
         broadcast: bool = False,
     ) -> None:
         # A mean of all there is shows by itself what is not finite.
         telling = Telling("none", "none", "auto", "ignore")
-        when, who = kept_steps(delay), (process_group, seed, broadcast)
+        when, who = kept_steps(delay, ahead), (process_group, seed, broadcast)
         AnchoredSteps.__init__(self, model, optimizer, telling, Outer(), when, sync_every, *who)

@@ -35,6 +35,7 @@ class QsparseLocalSGD(AnchoredSteps):
         *,
         sync_every: int,
         delay: int = 0,
+        ahead: float = 1.0,
         memory: Memory | str = "residual",
         forget_below: float | None = None,
         exchange: str = "auto",
@@ -44,5 +45,5 @@ class QsparseLocalSGD(AnchoredSteps):
         nan_policy: LocalNanPolicy = "raise",
     ) -> None:
         telling = Telling(compressor, memory, exchange, nan_policy, forget_below)
-        when, who = kept_steps(delay), (process_group, seed, broadcast)
+        when, who = kept_steps(delay, ahead), (process_group, seed, broadcast)
         AnchoredSteps.__init__(self, model, optimizer, telling, Outer(), when, sync_every, *who)

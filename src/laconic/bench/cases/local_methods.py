@@ -51,6 +51,7 @@ class _Whole(Local):
     """What methods share that tell of the whole model."""
 
     delay: int = 0
+    ahead: float = 1.0
 
     def rhythm(self) -> Rhythm:
         return Rhythm(self.sync_every, self.delay)
