@@ -133,18 +133,22 @@ def compare_told(x: torch.Tensor, most: int, kinds: str = "") -> None:
     for aim in aims:
         if kinds and aim.kind not in kinds.split():
             continue
-        left, expected = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan)
-        draft = cuda.tell(Given(x, torch.zeros_like(x), left), aim, torch.float16)
-        told = reference.tell(Given(x, torch.zeros_like(x), expected), aim, torch.float16)
-        mine = trimmed(draft, numel)
-        assert all(same_bits(a, b) for a, b in zip(mine, told, strict=True)), (aim, mine, told)
-        assert same_numbers(left, expected), aim
-        # The positions alone, and all that there is stays.
-        left.fill_(torch.nan)
-        index = cuda.passing(Given(x, torch.zeros_like(x), left), aim)
-        assert same_bits(index, reference.passing(Given(x), aim)), aim
-        assert same_numbers(left, x), aim
-        done["messages"] += 1
+        compare_message(x, aim)
+
+
+def compare_message(x: torch.Tensor, aim: Aim) -> None:
+    left, expected = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan)
+    draft = cuda.tell(Given(x, torch.zeros_like(x), left), aim, torch.float16)
+    told = reference.tell(Given(x, torch.zeros_like(x), expected), aim, torch.float16)
+    mine = trimmed(draft, x.numel())
+    assert all(same_bits(a, b) for a, b in zip(mine, told, strict=True)), (aim, mine, told)
+    assert same_numbers(left, expected), aim
+    # The positions alone, and all that there is stays.
+    left.fill_(torch.nan)
+    index = cuda.passing(Given(x, torch.zeros_like(x), left), aim)
+    assert same_bits(index, reference.passing(Given(x), aim)), aim
+    assert same_numbers(left, x), aim
+    done["messages"] += 1
 
 
 def positions() -> None:
@@ -181,6 +185,20 @@ def messages(kinds: tuple[str, str]) -> None:
     compare_told(odd_numbers(7)[kinds[0]], 2)
 
 
+def lowered_into_a_crowd() -> None:
+    """All is decided by the last bits, far above the guess, of entries next to the lowered border.
+
+    The sample's border is 1, which too few reach, and next to 0.8 there are more than may be told.
+    """
+    dice = torch.Generator().manual_seed(0)
+    x = torch.randn(4097, generator=dice) / 1000
+    place = torch.randperm(4097, generator=dice)
+    x[place[:100]] = 1.0
+    beside = torch.randint(-10, 100, (240,), generator=dice, dtype=torch.int32)
+    x[place[100:340]] = (torch.tensor(0.8).view(torch.int32) + beside).view(torch.float32)
+    compare_message(x, Aim("sampled", most=300, wanted=205, key=7, tried=1365, top=20))
+
+
 def large() -> None:
     """As if tensors were large: more programs sample them, and each has many tiles."""
     x = odd_numbers(20_481)["normal"]
@@ -195,6 +213,7 @@ def large() -> None:
     with patch.object(guess, "LARGE", 1 << 22), patch.object(passes, "PROGRAMS", 1):
         for most in (58, 52):
             compare_told(x, most, "excess")
+    lowered_into_a_crowd()
 
 
 def climbed(x: torch.Tensor, stages: int) -> int:

@@ -17,7 +17,7 @@ SPARSE = {
     "borders": {"borders": 16, "stages": 12},
     "messages": {"messages": 15},
     "more messages": {"messages": 15},
-    "large": {"messages": 6},
+    "large": {"messages": 7},
     "ahead": {"climbs": 12},
     "casts": {"casts": 20},
 }

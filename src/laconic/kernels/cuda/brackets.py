@@ -45,12 +45,12 @@ COARSE = tl.constexpr(12)
 """log2 of the first bins: 2048 of them are a factor of two."""
 NEAR = tl.constexpr(2048 << 12)
 
-LEVELS = 3
+LEVELS = tl.constexpr(3)
 """Passes with finer bins: enough for bins of one number whatever the guess was."""
 DRAWN = tl.constexpr(64 + 2048)
 """Where the first bins of a drawn sample are, after those of all; then rows of later ones."""
 ROWS = tl.constexpr(64 + 2 * 2048)
-SIZE = tl.constexpr(64 + 2 * 2048 + LEVELS * 4 * 4096)
+SIZE = tl.constexpr(64 + 2 * 2048 + LEVELS.value * 4 * 4096)
 
 
 @triton.jit

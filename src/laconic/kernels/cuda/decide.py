@@ -14,6 +14,7 @@ from laconic.kernels.cuda.brackets import (
     EXACT,
     FEW,
     FINE,
+    LEVELS,
     MANY,
     MOST,
     OPEN,
@@ -98,16 +99,18 @@ def _lowered(state_ptr, border, ROUNDS: tl.constexpr):
 
 
 @triton.jit
-def _drawn(state_ptr):
+def _drawn(state_ptr, level):
     """What to ask for while the border of a sample is open: 0 if it is not.
 
-    Where one pass is enough for each bracket, the others wait for it: mostly they need none.
+    Where one pass is enough for each bracket, the others wait for it: mostly they need none. What
+    is open before the last pass has no other to wait for.
     """
     start, end = bounds(state_ptr, SAMPLE)
     few_first, few_last = bounds(state_ptr, FEW)
     most_first, most_last = bounds(state_ptr, MOST)
     widest = tl.maximum(tl.maximum(end - start, few_last - few_first), most_last - most_first)
-    ask = tl.where(widest < FINE, tl.where(most_last >= start, 12, 8), 15)
+    can_wait = (widest < FINE) & (level + 1 < LEVELS)
+    ask = tl.where(can_wait, tl.where(most_last >= start, 12, 8), 15)
     return tl.where(start < end, ask, 0)
 
 
@@ -133,15 +136,18 @@ def settle(state_ptr, border, ask):
 
 @triton.jit
 def decide(
-    state_ptr, sums_ptr, tops_ptr, numel, programs, factor, KIND: tl.constexpr,
+    state_ptr, sums_ptr, tops_ptr, numel, programs, factor, level, KIND: tl.constexpr,
     ROUNDS: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    """The border of a kind, of what the brackets and the sums of all programs tell."""
+    """The border of a kind, of what the brackets and the sums of all programs tell.
+
+    `level` is that of the next pass with finer bins.
+    """
     if KIND == "sampled":
         start, _ = bounds(state_ptr, SAMPLE)
         border = start.to(tl.int32).to(tl.float32, bitcast=True).to(tl.float64)
         border, unsure = _lowered(state_ptr, border, ROUNDS)
-        drawn = _drawn(state_ptr)
+        drawn = _drawn(state_ptr, level)
         settle(state_ptr, border, tl.where(drawn != 0, drawn, tl.where(unsure, 7, 0)))
     else:
         top = top_of(tops_ptr, programs, SPAN)

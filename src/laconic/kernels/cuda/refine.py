@@ -115,7 +115,10 @@ def _refine_kernel(
                 # The border is known: only what may not be chosen was open.
                 settle(state_ptr, double(tl.load(state_ptr + EXACT)), 0)
             else:
-                decide(state_ptr, sums_ptr, tops_ptr, numel, programs, factor, KIND, ROUNDS, SPAN)
+                decide(
+                    state_ptr, sums_ptr, tops_ptr, numel, programs, factor, level + 1, KIND, ROUNDS,
+                    SPAN,
+                )  # fmt: skip
 
 
 def refine(
@@ -123,7 +126,7 @@ def refine(
 ) -> None:
     """Closes what is open in the state; each launch returns at once where nothing is."""
     programs, tiles = spread(x.numel())
-    for level in range(LEVELS):
+    for level in range(LEVELS.value):
         _refine_kernel[(programs,)](
             x, state, sums, tops, words, x.numel(), search.factor, level, search.tried,
             *halves(search.key), KIND=search.kind, ROUNDS=search.rounds,

@@ -190,7 +190,7 @@ def _sift_kernel(
     if is_last(state_ptr, 0):
         if KIND != "excess":
             _close_in(state_ptr, numel, tried, KIND)
-        decide(state_ptr, sums_ptr, tops_ptr, numel, programs, factor, KIND, ROUNDS, SPAN)
+        decide(state_ptr, sums_ptr, tops_ptr, numel, programs, factor, 0, KIND, ROUNDS, SPAN)
 
 
 def sift(given: Given, search: Search, state: Tensor, packed: Tensor) -> Sifted:
