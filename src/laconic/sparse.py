@@ -65,6 +65,9 @@ class Sparsifier(Fused):
 class Passing(Sparsifier):
     """A sparsifier that lets pass what reaches a threshold, however many entries that are."""
 
+    bears_zeros: ClassVar[bool] = False
+    """Whether zeros beside them leave the same number of entries the chosen ones."""
+
     @abstractmethod
     def aim(self, numel: int, turn: Turn) -> Aim:
         """How the threshold for `numel` entries is found, and the most that may pass."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from laconic.contract import take
+from laconic.control.levels import Gauge, Levels, at_factor, levels, sparsifier_of
 from laconic.kernels import reference
 from laconic.kernels.aim import Aim
 from laconic.sparse import Passing, trimmed
@@ -289,3 +290,32 @@ def test_more_than_two_to_the_31_entries() -> None:
     assert torch.equal(cuda.unpack_index(packed, low, bits, 5), spots)
     cuda.add_packed(x, packed.unsqueeze(0), low, bits, torch.ones(1, 5, device="cuda"), 1.0)
     assert x[spots].tolist() == [2.0, -1.0, 4.0, -3.0, 6.0]
+
+
+@pytest.mark.parametrize("name", ["dgc", "redsync"])
+def test_two_levels_are_those_of_the_cpu(name: str) -> None:
+    """Where positions are in room for more of them, zeros behind them are never chosen."""
+    x = odd_numbers(1_000_003)["normal"]
+    turn = Turn((x.numel(),), seed=3)
+    made = levels(parse(f"{name}:ratio=0.1"), 10, 1000, "candidate", False, Gauge(raw=True))
+    both, first = sparsifier_of(made), at_factor(sparsifier_of(parse(f"{name}:ratio=0.1")), 10)
+    assert isinstance(both, Levels)
+    assert isinstance(first, Passing)
+    found = both.select(Given(x.cuda()), turn)
+    assert same_bits(found.cpu(), both.select_in_room(first, Given(x), turn))
+
+
+def test_a_border_that_is_lowered_into_a_crowd() -> None:
+    """More lie next to it than may be told, and differ in their last bits only."""
+    from laconic.kernels import cuda
+
+    dice = torch.Generator().manual_seed(0)
+    x = torch.randn(4097, generator=dice) / 1000
+    place = torch.randperm(4097, generator=dice)
+    x[place[:100]] = 1.0
+    beside = torch.randint(-10, 100, (240,), generator=dice, dtype=torch.int32)
+    x[place[100:340]] = (torch.tensor(0.8).view(torch.int32) + beside).view(torch.float32)
+    aim = Aim("sampled", most=300, wanted=205, key=7, tried=1365, top=20)
+    told = trimmed(cuda.tell(Given(x.cuda()), aim, torch.bfloat16), x.numel())
+    expected = reference.tell(Given(x), aim, torch.bfloat16)
+    assert all(same_bits(a.cpu(), b) for a, b in zip(told, expected, strict=True))

@@ -148,6 +148,8 @@ def compare_message(x: torch.Tensor, aim: Aim) -> None:
     index = cuda.passing(Given(x, torch.zeros_like(x), left), aim)
     assert same_bits(index, reference.passing(Given(x), aim)), aim
     assert same_numbers(left, x), aim
+    in_room = cuda.passing_in_room(Given(x), aim), reference.passing_in_room(Given(x), aim)
+    assert all(same_bits(a, b) for a, b in zip(*in_room, strict=True)), aim
     done["messages"] += 1
 
 

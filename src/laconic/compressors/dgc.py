@@ -30,6 +30,7 @@ class DGC(Passing):
     values: ValueFormat = "bf16"
 
     told: ClassVar = True
+    bears_zeros: ClassVar = True
     examples: ClassVar = ({"ratio": 0.01}, {"ratio": 0.1, "sample": 0.1, "values": "fp32"})
     family: ClassVar = "sparsification"
     paper: ClassVar = "Lin et al. 2018, arXiv:1712.01887"

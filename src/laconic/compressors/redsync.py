@@ -26,6 +26,7 @@ class RedSync(Passing):
     values: ValueFormat = "bf16"
 
     told: ClassVar = True
+    bears_zeros: ClassVar = True
     examples: ClassVar = ({"ratio": 0.01}, {"ratio": 0.1, "values": "fp32"})
     family: ClassVar = "sparsification"
     paper: ClassVar = "Fang et al. 2019, arXiv:1808.04357"

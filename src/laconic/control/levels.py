@@ -12,10 +12,11 @@ from typing import ClassVar, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from laconic import kernels
 from laconic.compressors.none import NoCompression
 from laconic.contract import Compressor, Fused, Traits
 from laconic.errors import ConfigError
-from laconic.sparse import Pipeline, Sparsifier, ValueFormat
+from laconic.sparse import Passing, Pipeline, Sparsifier, ValueFormat
 from laconic.spec import format_spec
 from laconic.types import Given, Layout, Parts, Turn, mix
 
@@ -69,6 +70,8 @@ class Levels(Sparsifier):
 
     def select(self, given: Given, turn: Turn) -> Tensor:
         first = at_factor(self.base, self.candidate if self.alone else self.floor)
+        if given.x.is_cuda and not self.alone and isinstance(first, Passing) and first.bears_zeros:
+            return self.select_in_room(first, given, turn)
         index = first.select(given, turn)
         if self.alone:
             said = _total(given)[index]
@@ -80,6 +83,22 @@ class Levels(Sparsifier):
         inner = self._within(said, turn)
         self.gauge.add(given, said, said[inner])
         return index[inner] if self.sends == "candidate" else index
+
+    def select_in_room(self, first: Passing, given: Given, turn: Turn) -> Tensor:
+        """The same for a card, which goes on before the host knows how many the floor says.
+
+        What the candidate is chosen from has zeros behind it, up to the most there can be.
+        """
+        aim = first.aim(turn.numel, turn)
+        count, index = kernels.at(given.x).passing_in_room(given, aim)
+        if self.sends == "floor" and not self.gauge.open:
+            return index[: int(count)]
+        here = torch.arange(index.numel(), device=index.device) < count
+        said = torch.where(here, _total(given)[index], 0.0)
+        inner = self._within(said, turn)
+        inner = inner if inner.numel() < index.numel() else inner[: int(count)]
+        self.gauge.add(given, said, said[inner])
+        return index[inner] if self.sends == "candidate" else index[: int(count)]
 
     def _within(self, said: Tensor, turn: Turn) -> Tensor:
         """The positions of the candidate's entries among those that the floor says."""

@@ -25,7 +25,7 @@ from laconic.kernels.cpu.votes import votes_pack
 from laconic.kernels.reference.by_steps import composed
 from laconic.kernels.reference.casts import cast_add
 
-passing, tell, add_told = composed(__name__)
+passing, passing_in_room, tell, add_told = composed(__name__)
 
 __all__ = [
     "add_at",
@@ -48,6 +48,7 @@ __all__ = [
     "pack_bits",
     "pack_index",
     "passing",
+    "passing_in_room",
     "random_blocks",
     "reaching",
     "round_add",

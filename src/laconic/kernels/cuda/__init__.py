@@ -22,7 +22,7 @@ from laconic.kernels.cuda.rounding import round_add, round_pack, round_pack_sum
 from laconic.kernels.cuda.select import largest, reaching
 from laconic.kernels.cuda.sides import sides_add, sides_pack, sides_pack_sum
 from laconic.kernels.cuda.sign import sign_add, sign_pack, sign_pack_sum
-from laconic.kernels.cuda.tell import passing, tell
+from laconic.kernels.cuda.tell import passing, passing_in_room, tell
 from laconic.kernels.cuda.trits import trits_add, trits_pack
 from laconic.kernels.cuda.votes import votes_pack
 
@@ -47,6 +47,7 @@ __all__ = [
     "pack_bits",
     "pack_index",
     "passing",
+    "passing_in_room",
     "random_blocks",
     "reaching",
     "round_add",

@@ -23,6 +23,7 @@ from laconic.kernels.cuda.passes import TILE, magnitude, spread
 from laconic.kernels.cuda.plan import PLAN, planned
 from laconic.kernels.cuda.select import mark
 from laconic.kernels.cuda.thin import thin
+from laconic.kernels.reference.by_steps import most_of
 from laconic.kernels.reference.index import index_bytes
 from laconic.types import Given
 
@@ -143,17 +144,13 @@ def _marked(given: Given, aim: Aim, count: Tensor, packed: Tensor) -> _Marked:
         return _Marked(total, counts, words, counts, planned(counts, count, numel), False)
     search = search_of(aim)
     sifted = found(given, search, packed)
-    ties, plan = thin(total, sifted, search, _most(aim, numel), counts, count)
+    ties, plan = thin(total, sifted, search, most_of(aim, numel), counts, count)
     return _Marked(total, sifted.state, sifted.words, ties, plan, True)
-
-
-def _most(aim: Aim, numel: int) -> int:
-    return min(aim.most or numel, numel)
 
 
 def tell(given: Given, aim: Aim, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     x, numel = given.x, given.x.numel()
-    most = _most(aim, numel)
+    most = most_of(aim, numel)
     count = torch.empty(1, dtype=torch.int32, device=x.device)
     values = torch.empty(most, dtype=dtype, device=x.device)
     # Fewer positions may take a byte more.
@@ -175,3 +172,13 @@ def passing(given: Given, aim: Aim) -> Tensor:
     index = torch.empty(int(count), dtype=torch.int64, device=x.device)
     marked.write(count, index, keep=False, bare=True)
     return index
+
+
+def passing_in_room(given: Given, aim: Aim) -> tuple[Tensor, Tensor]:
+    x = given.x
+    index = torch.zeros(most_of(aim, x.numel()), dtype=torch.int64, device=x.device)
+    count = torch.empty(1, dtype=torch.int32, device=x.device)
+    if not x.numel():
+        return count.zero_(), index
+    _marked(given, aim, count, count[:0]).write(count, index, keep=False, bare=True)
+    return count, index

@@ -20,7 +20,7 @@ from laconic.kernels.reference.sign import sign_add, sign_pack, sign_pack_sum
 from laconic.kernels.reference.trits import trits_add, trits_pack
 from laconic.kernels.reference.votes import votes_pack
 
-passing, tell, add_told = composed(__name__)
+passing, passing_in_room, tell, add_told = composed(__name__)
 
 __all__ = [
     "add_at",
@@ -43,6 +43,7 @@ __all__ = [
     "pack_bits",
     "pack_index",
     "passing",
+    "passing_in_room",
     "random_blocks",
     "reaching",
     "round_add",

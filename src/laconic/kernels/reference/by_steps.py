@@ -18,15 +18,16 @@ if TYPE_CHECKING:
 
 
 Passing: TypeAlias = Callable[[Given, Aim], Tensor]
+InRoom: TypeAlias = Callable[[Given, Aim], tuple[Tensor, Tensor]]
 Tell: TypeAlias = Callable[[Given, Aim, torch.dtype], tuple[Tensor, Tensor, Tensor]]
 AddTold: TypeAlias = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor], float], None]
 
 
-def composed(backend: str) -> tuple[Passing, Tell, AddTold]:
+def composed(backend: str) -> tuple[Passing, InRoom, Tell, AddTold]:
     """What a backend has no loops for, made of those that it has, by its module's name."""
     here = cast("Kernels", modules[backend])
     told = partial(tell_by_steps, here), partial(add_one_by_one, here)
-    return partial(passing_by_steps, here), *told
+    return partial(passing_by_steps, here), partial(padded_by_steps, here), *told
 
 
 def passing_by_steps(kernels: "Kernels", given: Given, aim: Aim) -> Tensor:
@@ -41,6 +42,19 @@ def passing_by_steps(kernels: "Kernels", given: Given, aim: Aim) -> Tensor:
     if aim.most and index.numel() > aim.most:
         index = index[kernels.largest(Given(total[index]), aim.most)]
     return index
+
+
+def padded_by_steps(kernels: "Kernels", given: Given, aim: Aim) -> tuple[Tensor, Tensor]:
+    """The same in room for as many as there can be, and how many there are."""
+    index = passing_by_steps(kernels, given, aim)
+    padded = index.new_zeros(most_of(aim, given.x.numel()))
+    padded[: index.numel()] = index
+    return torch.full((1,), index.numel(), dtype=torch.int32, device=index.device), padded
+
+
+def most_of(aim: Aim, numel: int) -> int:
+    """How many of `numel` entries can be chosen."""
+    return min(aim.most or numel, numel)
 
 
 def _border(kernels: "Kernels", given: Given, aim: Aim) -> Tensor:
