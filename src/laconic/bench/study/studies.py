@@ -59,16 +59,12 @@ def _qsparse(ratio: float, gap: int, code: str = "qsgd:bits=4") -> str:
     return f"topk:ratio={ratio} | {code} @ local=(qsparse:sync_every={gap})"
 
 
-_LATE = tuple(
-    f"{method} @ local=(qsparse:sync_every={gap},delay={gap})"
-    for gap, methods in (
-        (1, ("powersgd:rank=4", "efsign", "topk:ratio=0.01")),
-        (2, ("powersgd:rank=4", "efsign")),
-        (3, ("powersgd:rank=4",)),
-    )
-    for method in methods
-)
-"""All of a gap to travel in. Of ResNet-18 at 1 Gbit/s the first's message takes half a step."""
+def _late(method: str, gap: int, ahead: float = 1.0) -> str:
+    """All of a gap to travel in."""
+    share = "" if ahead == 1 else f",ahead={ahead}"
+    local = "local_sgd" if method == "none" else "qsparse"
+    return f"{method} @ local=({local}:sync_every={gap},delay={gap}{share})"
+
 
 _RARE = (
     BASELINE,
@@ -76,7 +72,37 @@ _RARE = (
     _qsparse(0.001, 16),
     "efsign @ local=(qsparse:sync_every=8)",
     "int4 @ local=(qsparse:sync_every=32)",
-    *_LATE,
+    "powersgd:rank=4",
+    _late("powersgd:rank=4", 1),
+    _late("powersgd:rank=4", 2),
+    _late("powersgd:rank=4", 3),
+    _late("efsign", 2),
+)
+
+_LATE_RESNET = (
+    _late("powersgd:rank=4", 1, ahead=0.6),
+    _late("powersgd:rank=4", 2, ahead=0.6),
+    _late("powersgd:rank=4", 3, ahead=0.6),
+    _late("powersgd:rank=16", 2, ahead=0.6),
+    _late("efsign", 2, ahead=0.6),
+    _late("none", 2),
+    _late("none", 2, ahead=0.6),
+)
+
+_LATE_LSTM = (
+    "topk:ratio=0.01",
+    _late("topk:ratio=0.01", 1),
+    _late("topk:ratio=0.01", 1, ahead=0.5),
+    _late("topk:ratio=0.01", 2, ahead=0.6),
+    _late("powersgd:rank=4", 2, ahead=0.5),
+    _late("efsign", 2, ahead=0.5),
+    "none @ local=(local_sgd:sync_every=1)",
+    _late("none", 1, ahead=0.5),
+)
+
+_LATE_LSTM_LONGER = (
+    _late("topk:ratio=0.005", 2, ahead=0.5),
+    _late("topk:ratio=0.01", 3, ahead=0.5),
 )
 
 _WITH_AND_WITHOUT = (
@@ -102,8 +128,8 @@ def _cser(updates: int, errors: int, gap: int, qsparse: int) -> tuple[str, ...]:
     )
 
 
-def _by_gravac(method: str, epsilon: float, *options: str) -> str:
-    rule = f"gravac:low=10,high=1000,window=500,epsilon={epsilon},omega=0.01"
+def _by_gravac(method: str, epsilon: float, *options: str, window: int = 500) -> str:
+    rule = f"gravac:low=10,high=1000,window={window},epsilon={epsilon},omega=0.01"
     return f"{method}:ratio=0.1 @ controller=({','.join([rule, *options])})"
 
 
@@ -181,7 +207,7 @@ STUDIES: Mapping[str, Study] = {
         "whether the fastest over slow links, four workers' local steps, are as accurate as dense",
         "resnet18:bf16=true",
         10 * _EPOCHS_OF_FOUR[0],
-        _RARE,
+        (*_RARE, *_LATE_RESNET),
         workers=4,
         looks=10,
         target="accuracy=0.9",
@@ -190,7 +216,7 @@ STUDIES: Mapping[str, Study] = {
         "the same for the large model of Zaremba et al.",
         "lstm_ptb",
         5 * _EPOCHS_OF_FOUR[1],
-        _RARE,
+        (*_RARE, *_LATE_LSTM),
         workers=4,
         looks=5,
     ),
@@ -198,17 +224,26 @@ STUDIES: Mapping[str, Study] = {
         "whether late means are as accurate in three times as many steps at half the rate",
         "resnet18:bf16=true,learning_rate=0.1",
         30 * _EPOCHS_OF_FOUR[0],
-        (BASELINE, *_LATE),
+        (BASELINE, _late("efsign", 2, ahead=0.6), _late("efsign", 2)),
         workers=4,
         looks=10,
         target="accuracy=0.92",
         rates=("1gbit",),
     ),
     "late-lstm": Study(
-        "the same for the large model of Zaremba et al., in twice as many steps",
-        "lstm_ptb",
-        10 * _EPOCHS_OF_FOUR[1],
-        (BASELINE, "none @ local=(local_sgd:sync_every=1)", *_LATE),
+        "whether late means are as good where workers clip their own gradients less than the mean",
+        "lstm_ptb:clip_norm=0.5",
+        5 * _EPOCHS_OF_FOUR[1],
+        _LATE_LSTM_LONGER,
+        workers=4,
+        looks=5,
+        rates=("1gbit",),
+    ),
+    "late-lstm-less": Study(
+        "the same with a limit in between",
+        "lstm_ptb:clip_norm=0.35",
+        5 * _EPOCHS_OF_FOUR[1],
+        _LATE_LSTM_LONGER,
         workers=4,
         looks=5,
         rates=("1gbit",),
@@ -321,6 +356,22 @@ STUDIES: Mapping[str, Study] = {
             "topk:ratio=0.01 @ controller=autopilot",
         ),
         looks=13,
+        rates=("1gbit",),
+    ),
+    "gravac-lstm": Study(
+        "GraVAC against the ends of its range on the medium model of Zaremba et al., four workers",
+        "lstm_ptb:hidden=650",
+        5200,
+        (
+            BASELINE,
+            _by_gravac("topk", 0.25, _RAW, window=100),
+            "topk:ratio=0.1",
+            "topk:ratio=0.001",
+            "topk:ratio=0.01",
+            "topk:ratio=0.01 @ controller=autopilot",
+        ),
+        workers=4,
+        looks=26,
         rates=("1gbit",),
     ),
     "sparseloco": Study(
