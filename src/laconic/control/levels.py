@@ -90,11 +90,9 @@ class Levels(Sparsifier):
         What the candidate is chosen from has zeros behind it, up to the most there can be.
         """
         aim = first.aim(turn.numel, turn)
-        count, index = kernels.at(given.x).passing_in_room(given, aim)
+        count, index, said = kernels.at(given.x).passing_in_room(given, aim)
         if self.sends == "floor" and not self.gauge.open:
             return index[: int(count)]
-        here = torch.arange(index.numel(), device=index.device) < count
-        said = torch.where(here, _total(given)[index], 0.0)
         inner = self._within(said, turn)
         inner = inner if inner.numel() < index.numel() else inner[: int(count)]
         self.gauge.add(given, said, said[inner])

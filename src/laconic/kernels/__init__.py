@@ -57,8 +57,11 @@ class Kernels(Protocol):
     def passing(self, given: Given, aim: Aim) -> Tensor:
         """The positions of what `tell` would tell: int64, ascending."""
 
-    def passing_in_room(self, given: Given, aim: Aim) -> tuple[Tensor, Tensor]:
-        """How many pass (int32), and their positions in room for `aim.most`, zeros behind them."""
+    def passing_in_room(self, given: Given, aim: Aim) -> tuple[Tensor, Tensor, Tensor]:
+        """How many pass (int32), their positions and their values, as they are.
+
+        In room for `aim.most` of them: anything is behind the positions, zeros behind the values.
+        """
 
     def tell(self, given: Given, aim: Aim, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """How many entries pass (int32), their positions as bytes, and their values.

@@ -137,8 +137,9 @@ class Fragment:
 
     def _step_back(self, drifts: list[Tensor]) -> None:
         """Undoes a share of what is told, which the mean will bring in full."""
-        for parameter, drift in zip(self.parameters.values(), drifts, strict=True):
-            parameter.detach().add_(drift.view(parameter.shape), alpha=1 - self.ahead)
+        parameters = [parameter.detach() for parameter in self.parameters.values()]
+        shaped = [drift.view(p.shape) for p, drift in zip(parameters, drifts, strict=True)]
+        torch._foreach_add_(parameters, shaped, alpha=1 - self.ahead)
 
     def _flat(self) -> list[Tensor]:
         return [parameter.detach().reshape(-1) for parameter in self.parameters.values()]

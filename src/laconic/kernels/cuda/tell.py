@@ -65,13 +65,14 @@ def _write_bits(packed_ptr, bit, value, mask):
 
 @triton.jit(do_not_specialize=["programs"])
 def _tell_kernel(
-    x_ptr, state_ptr, words_ptr, ties_ptr, plan_ptr, packed_ptr, values_ptr, programs,
-    CUTS: tl.constexpr, KEEP: tl.constexpr, HALF: tl.constexpr, BARE: tl.constexpr,
+    x_ptr, state_ptr, words_ptr, ties_ptr, plan_ptr, packed_ptr, values_ptr, index_ptr, programs,
+    CUTS: tl.constexpr, KEEP: tl.constexpr, HALF: tl.constexpr, FORM: tl.constexpr,
     EACH: tl.constexpr, WORDS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Writes values and positions; with KEEP, what was said is taken off `x`.
+    """Writes positions and values; with KEEP, what was said is taken off `x`.
 
-    If BARE, positions as they are, in the place of the values, and nothing else.
+    Of the FORM "message" positions go to bits of `packed`; otherwise they are written as they are,
+    and "positions" are all that is written.
     """
     in_turn(EARLY)
     mine = tl.program_id(0)
@@ -98,14 +99,15 @@ def _tell_kernel(
         while turns > 0:
             here = held != 0
             place = word * 32 + lowest_bit(held).to(tl.int64)
-            if BARE:
-                tl.store(values_ptr + rank, place, mask=here)
-            else:
+            if FORM != "message":
+                tl.store(index_ptr + rank, place, mask=here)
+            if FORM != "positions":
                 chosen = tl.load(x_ptr + place, mask=here, other=0.0)
                 value = said(chosen, values_ptr, HALF)
                 tl.store(values_ptr + rank, value, mask=here)
                 if KEEP:
                     tl.store(x_ptr + place, chosen - value.to(tl.float32), mask=here)
+            if FORM == "message":
                 one = tl.full(place.shape, 1, tl.int64)
                 _write_bits(packed_ptr, (place >> low) + rank, one, here)
                 _write_bits(packed_ptr, base + rank * low, place & below, here)
@@ -124,11 +126,21 @@ class _Marked(NamedTuple):
     plan: Tensor
     cuts: bool
 
-    def write(self, packed: Tensor, values: Tensor, *, keep: bool, bare: bool = False) -> None:
+    def write_message(self, packed: Tensor, values: Tensor, *, keep: bool) -> None:
+        self._write("message", packed, values, self.plan, keep)
+
+    def write_positions(self, index: Tensor) -> None:
+        self._write("positions", index, self.x, index, False)
+
+    def write_both(self, index: Tensor, values: Tensor) -> None:
+        self._write("both", index, values, index, False)
+
+    def _write(self, form: str, packed: Tensor, values: Tensor, index: Tensor, keep: bool) -> None:
+        """Of the three, what a form does not write may be anything."""
         programs, tiles = spread(self.x.numel())
         _tell_kernel[(programs,)](
-            self.x, self.state, self.words, self.ties, self.plan, packed, values, programs,
-            CUTS=self.cuts, KEEP=keep, HALF=values.dtype == torch.float16, BARE=bare,
+            self.x, self.state, self.words, self.ties, self.plan, packed, values, index, programs,
+            CUTS=self.cuts, KEEP=keep, HALF=values.dtype == torch.float16, FORM=form,
             EACH=tiles * TILE // 32, WORDS=WORDS, num_warps=WARPS, **follows(self.x),
         )  # fmt: skip
 
@@ -158,7 +170,7 @@ def tell(given: Given, aim: Aim, dtype: torch.dtype) -> tuple[Tensor, Tensor, Te
     packed = torch.empty(-(-room // 4) + 1, dtype=torch.int32, device=x.device)
     if not numel:
         return count.zero_(), packed.zero_().view(torch.uint8)[:room], values
-    _marked(given, aim, count, packed).write(packed, values, keep=given.left is not None)
+    _marked(given, aim, count, packed).write_message(packed, values, keep=given.left is not None)
     return count, packed.view(torch.uint8)[:room], values
 
 
@@ -170,15 +182,16 @@ def passing(given: Given, aim: Aim) -> Tensor:
     marked = _marked(given, aim, count, count[:0])
     # Here the host waits: who asks for positions wants to know how many there are.
     index = torch.empty(int(count), dtype=torch.int64, device=x.device)
-    marked.write(count, index, keep=False, bare=True)
+    marked.write_positions(index)
     return index
 
 
-def passing_in_room(given: Given, aim: Aim) -> tuple[Tensor, Tensor]:
-    x = given.x
-    index = torch.zeros(most_of(aim, x.numel()), dtype=torch.int64, device=x.device)
+def passing_in_room(given: Given, aim: Aim) -> tuple[Tensor, Tensor, Tensor]:
+    x, most = given.x, most_of(aim, given.x.numel())
     count = torch.empty(1, dtype=torch.int32, device=x.device)
+    index = torch.empty(most, dtype=torch.int64, device=x.device)
+    values = torch.zeros(most, device=x.device)
     if not x.numel():
-        return count.zero_(), index
-    _marked(given, aim, count, count[:0]).write(count, index, keep=False, bare=True)
-    return count, index
+        return count.zero_(), index, values
+    _marked(given, aim, count, count[:0]).write_both(index, values)
+    return count, index, values

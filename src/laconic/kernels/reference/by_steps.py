@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 Passing: TypeAlias = Callable[[Given, Aim], Tensor]
-InRoom: TypeAlias = Callable[[Given, Aim], tuple[Tensor, Tensor]]
+InRoom: TypeAlias = Callable[[Given, Aim], tuple[Tensor, Tensor, Tensor]]
 Tell: TypeAlias = Callable[[Given, Aim, torch.dtype], tuple[Tensor, Tensor, Tensor]]
 AddTold: TypeAlias = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor], float], None]
 
@@ -44,12 +44,14 @@ def passing_by_steps(kernels: "Kernels", given: Given, aim: Aim) -> Tensor:
     return index
 
 
-def padded_by_steps(kernels: "Kernels", given: Given, aim: Aim) -> tuple[Tensor, Tensor]:
-    """The same in room for as many as there can be, and how many there are."""
+def padded_by_steps(kernels: "Kernels", given: Given, aim: Aim) -> tuple[Tensor, Tensor, Tensor]:
+    """How many there are, the same in room for as many as there can be, and their values."""
     index = passing_by_steps(kernels, given, aim)
-    padded = index.new_zeros(most_of(aim, given.x.numel()))
-    padded[: index.numel()] = index
-    return torch.full((1,), index.numel(), dtype=torch.int32, device=index.device), padded
+    total = given.x if given.left is None else given.left
+    count, most = index.numel(), most_of(aim, total.numel())
+    padded, values = index.new_zeros(most), total.new_zeros(most)
+    padded[:count], values[:count] = index, total[index]
+    return torch.full((1,), count, dtype=torch.int32, device=index.device), padded, values
 
 
 def most_of(aim: Aim, numel: int) -> int:
