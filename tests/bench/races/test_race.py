@@ -100,6 +100,19 @@ def test_training_on_loopback_gives_complete_records(
     assert "links are not shaped" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
+@pytest.mark.usefixtures("emulated")
+def test_what_is_under_way_after_the_last_step_is_counted() -> None:
+    late = tuple(
+        f"none @ local=(local_sgd:sync_every=2{delay})" for delay in ("", ",delay=1", ",delay=2")
+    )
+    job = replace(STEP, workload="mlp:hidden=256,batch_size=4", turns=late * 2)
+    records, _ = stepped(job, quiet())
+    for record in (r for r in records if isinstance(r, StepRecord)):
+        assert record.sent_bytes is not None
+        assert record.interface_bytes is not None
+        assert record.sent_bytes <= record.interface_bytes <= 1.1 * record.sent_bytes, record.spec
+
+
 def test_blocks_on_loopback_outlive_a_case_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(race, "open_cluster", loopback)
     records, _ = stepped(STEP, quiet())

@@ -38,13 +38,11 @@ def train(job: Job, case: str, tell: Tell, count: Count) -> None:
         steps_ms.append(session.step() * 1e3)
         tick(step, steps_ms[-1])
         if step % job.evaluate_every == 0 or step == job.steps:
-            # What is under way, or what others still wait for, has not left this host yet.
-            session.traffic()
-            dist.barrier()
+            _all_has_left(session)
             looking = count()
             _look(session, case, sum(steps_ms) / 1e3, tell)
             counted = _later(counted, looking, count())
-    tell(_finished(session, case, before, steps_ms, _since(counted, count(), job.steps)))
+    tell(_finished(session, case, before, steps_ms, job.steps, count=(counted, count())))
     session.close()
 
 
@@ -52,8 +50,9 @@ def block(job: Job, session: Session, case: str, tell: Tell, count: Count) -> No
     """Takes some steps more; the first few, which find cold caches, are not counted.
 
     Where steps are not alike, as many periods of them warm up, since workers who talk now and then
-    have only talked as often after these; and there are as many steps as make whole periods. They
-    begin where nothing is under way, for which nobody would have waited on the clock.
+    have only talked as often after these; and there are as many steps as make whole periods. Where
+    means come late, a period that is counted but not timed sends one on its way, since the timed
+    steps end with one under way, too.
     """
     period = session.mounted.period
     for _ in range(job.warmup * period + (session.mounted.rest - session.steps) % period):
@@ -62,13 +61,16 @@ def block(job: Job, session: Session, case: str, tell: Tell, count: Count) -> No
     before = session.traffic()
     dist.barrier()
     counted = count()
+    lead = period if session.mounted.rest else 0
+    for _ in range(lead):
+        session.step()
     tick = _ticker(case, tell)
     steps_ms: list[float] = []
     for step in range(1, steps + 1):
         steps_ms.append(session.step() * 1e3)
         tick(step, steps_ms[-1])
-    dist.barrier()
-    tell(_finished(session, case, before, steps_ms, _since(counted, count(), steps)))
+    _all_has_left(session)
+    tell(_finished(session, case, before, steps_ms, lead + steps, count=(counted, count())))
     session.take_losses()
 
 
@@ -77,6 +79,12 @@ def _warm_up(job: Job, case: str) -> None:
     for _ in range(_to_whole(job.warmup, session.mounted.period)):
         session.step()
     session.close()
+
+
+def _all_has_left(session: Session) -> None:
+    """Waits for what is under way, and for what others still wait for."""
+    session.traffic()
+    dist.barrier()
 
 
 def _look(session: Session, case: str, time_s: float, tell: Tell) -> None:
@@ -146,10 +154,12 @@ def _finished(
     case: str,
     before: Traffic,
     steps_ms: list[float],
-    interface_bytes: float | None,
+    steps: int,
+    count: tuple[int | None, int | None],
 ) -> Finished:
+    """What `steps` of them cost, of which these took so long."""
     after = session.traffic()
-    spent = cost(before, after, len(steps_ms))
+    spent = cost(before, after, steps)
     return Finished(
         case=case,
         parameters=session.parameters,
@@ -159,7 +169,7 @@ def _finished(
         encode_ms=spent.encode_ms,
         wire_ms=spent.wire_ms,
         decode_ms=spent.decode_ms,
-        interface_bytes=interface_bytes,
+        interface_bytes=_since(*count, steps),
         backend=after.backend,
         timeline=after.timeline,
     )
