@@ -5,7 +5,17 @@ from typing import Any
 
 import pytest
 import torch
-from crew import Crew, Method, all_equal, largest, momentum_sgd, small_model, take_step, weights
+from crew import (
+    Crew,
+    MakeOptimizer,
+    Method,
+    all_equal,
+    largest,
+    momentum_sgd,
+    small_model,
+    take_step,
+    weights,
+)
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
@@ -210,3 +220,39 @@ def test_a_share_out_of_range(method: Method, args: tuple[Any, ...], ahead: obje
 def test_nobody_is_ahead_of_what_is_waited_for(method: Method, args: tuple[Any, ...]) -> None:
     with pytest.raises(ConfigError, match=r"ahead=0.5 needs a delay"):
         Crew(method, *args, sync_every=GAP, ahead=0.5)
+
+
+def spread_on_a_parabola(optimizer: MakeOptimizer, gap: int, ahead: float) -> tuple[float, float]:
+    """How far two workers are apart in the end, and their mean from the minimum.
+
+    Both see one parabola; only in the first step something sets them apart.
+    """
+    settings = {"sync_every": gap, "delay": gap, "ahead": ahead, "size": 2}
+    with Crew(LocalSGD, model=whole_numbers, optimizer=optimizer, **settings) as crew:
+        for step in range(1, 121):
+            for rank, (model, own) in enumerate(zip(crew.models, crew.optimizers, strict=True)):
+                [parameter] = model.parameters()
+                parameter.grad = parameter.detach() + (step == 1) * (2 * rank - 1)
+                own.step()
+        first, second = crew.weights()
+    return float((first - second).abs().max()), float((first + second).abs().max() / 2)
+
+
+@pytest.mark.parametrize(
+    ("rate", "momentum", "gap", "ahead"),
+    [(1.5, 0.0, 1, 0.5), (0.6, 0.9, 2, 0.6), (0.6, 0.9, 3, 0.6)],
+)
+def test_who_runs_less_ahead_may_take_the_steps_of_dense_training(
+    rate: float, momentum: float, gap: int, ahead: float
+) -> None:
+    """Dense training is stable here, and so is the mean, but not what sets workers apart."""
+
+    def steep(model: nn.Module) -> Optimizer:
+        return SGD(model.parameters(), lr=rate, momentum=momentum, nesterov=momentum > 0)
+
+    apart, away = spread_on_a_parabola(steep, gap, ahead)
+    assert apart < 1e-2
+    assert away < 1e-2
+    apart, away = spread_on_a_parabola(steep, gap, 1.0)
+    assert apart > 1e3
+    assert away < 1e-2 * apart

@@ -16,7 +16,8 @@ class LocalSGD(AnchoredSteps):
     """Every `sync_every` steps all workers' parameters become their mean, in full precision.
 
     With `delay` the mean is taken up so many steps later, and the steps taken since it set out stay
-    on top of it.
+    on top of it. Until then a worker is where its own steps have led, or with `ahead` only that
+    share of those it has told (see `QsparseLocalSGD`).
     """
 
     def __init__(

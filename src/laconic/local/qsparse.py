@@ -24,7 +24,9 @@ class QsparseLocalSGD(AnchoredSteps):
     compressor must be a contraction; an unbiased one that is none goes with `memory="none"`.
 
     With `delay` training goes on for so many steps while what was said is under way, and none of
-    them is lost: x moves as far as the anchor then is from where x was when it was told.
+    them is lost: x moves as far as the anchor then is from where x was when it was told. Until then
+    a worker is where its own steps have led, or with `ahead` only that share of those it has told:
+    a half, without momentum, keeps workers together at the learning rates of dense training.
     """
 
     def __init__(
