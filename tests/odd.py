@@ -43,3 +43,14 @@ def same_numbers(one: Tensor, two: Tensor) -> bool:
 def apart(one: Tensor, two: Tensor) -> int:
     """How many float32 numbers lie between two, plus one; 0 where they are equal."""
     return abs(int(one.view(torch.int32)) - int(two.view(torch.int32)))
+
+
+def crowd_at_four_fifths() -> Tensor:
+    """4097 numbers, of which 100 are 1 and 240 differ from 0.8 in their last bits at most."""
+    dice = torch.Generator().manual_seed(0)
+    x = torch.randn(4097, generator=dice) / 1000
+    place = torch.randperm(4097, generator=dice)
+    x[place[:100]] = 1.0
+    beside = torch.randint(-10, 100, (240,), generator=dice, dtype=torch.int32)
+    x[place[100:340]] = (torch.tensor(0.8).view(torch.int32) + beside).view(torch.float32)
+    return x

@@ -13,7 +13,7 @@ from laconic.sparse import Passing, trimmed
 from laconic.spec import parse
 from laconic.types import Given, Turn
 from laconic.wire.indices import bitmap_bits, low_bits
-from odd import apart, odd_numbers, same_bits, same_numbers
+from odd import apart, crowd_at_four_fifths, odd_numbers, same_bits, same_numbers
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine"),
@@ -309,12 +309,7 @@ def test_a_border_that_is_lowered_into_a_crowd() -> None:
     """More lie next to it than may be told, and differ in their last bits only."""
     from laconic.kernels import cuda
 
-    dice = torch.Generator().manual_seed(0)
-    x = torch.randn(4097, generator=dice) / 1000
-    place = torch.randperm(4097, generator=dice)
-    x[place[:100]] = 1.0
-    beside = torch.randint(-10, 100, (240,), generator=dice, dtype=torch.int32)
-    x[place[100:340]] = (torch.tensor(0.8).view(torch.int32) + beside).view(torch.float32)
+    x = crowd_at_four_fifths()
     aim = Aim("sampled", most=300, wanted=205, key=7, tried=1365, top=20)
     told = trimmed(cuda.tell(Given(x.cuda()), aim, torch.bfloat16), x.numel())
     expected = reference.tell(Given(x), aim, torch.bfloat16)

@@ -18,7 +18,7 @@ from laconic.kernels.cuda.brackets import AGAIN, BORDER
 from laconic.sparse import trimmed
 from laconic.types import Given
 from laconic.wire.indices import bitmap_bits, low_bits
-from odd import apart, normal, odd_numbers, same_bits, same_numbers
+from odd import apart, crowd_at_four_fifths, normal, odd_numbers, same_bits, same_numbers
 
 # Fills what `torch.empty` gives with NaN or the largest integer, in this process for good.
 torch.use_deterministic_algorithms(True)
@@ -196,12 +196,7 @@ def lowered_into_a_crowd() -> None:
 
     The sample's border is 1, which too few reach, and next to 0.8 there are more than may be told.
     """
-    dice = torch.Generator().manual_seed(0)
-    x = torch.randn(4097, generator=dice) / 1000
-    place = torch.randperm(4097, generator=dice)
-    x[place[:100]] = 1.0
-    beside = torch.randint(-10, 100, (240,), generator=dice, dtype=torch.int32)
-    x[place[100:340]] = (torch.tensor(0.8).view(torch.int32) + beside).view(torch.float32)
+    x = crowd_at_four_fifths()
     compare_message(x, Aim("sampled", most=300, wanted=205, key=7, tried=1365, top=20))
 
 

@@ -100,10 +100,19 @@ _LATE_LSTM = (
     _late("none", 1, ahead=0.5),
 )
 
-_LATE_LSTM_LONGER = (
-    _late("topk:ratio=0.005", 2, ahead=0.5),
-    _late("topk:ratio=0.01", 3, ahead=0.5),
-)
+
+def _clipped_late(limit: float) -> Study:
+    """Of a mean's norm the limit is 0.25."""
+    return Study(
+        "whether late means are as good where workers clip their own gradients less than the mean",
+        f"lstm_ptb:clip_norm={limit}",
+        5 * _EPOCHS_OF_FOUR[1],
+        (_late("topk:ratio=0.005", 2, ahead=0.5), _late("topk:ratio=0.01", 3, ahead=0.5)),
+        workers=4,
+        looks=5,
+        rates=("1gbit",),
+    )
+
 
 _WITH_AND_WITHOUT = (
     BASELINE,
@@ -230,24 +239,8 @@ STUDIES: Mapping[str, Study] = {
         target="accuracy=0.92",
         rates=("1gbit",),
     ),
-    "late-lstm": Study(
-        "whether late means are as good where workers clip their own gradients less than the mean",
-        "lstm_ptb:clip_norm=0.5",
-        5 * _EPOCHS_OF_FOUR[1],
-        _LATE_LSTM_LONGER,
-        workers=4,
-        looks=5,
-        rates=("1gbit",),
-    ),
-    "late-lstm-less": Study(
-        "the same with a limit in between",
-        "lstm_ptb:clip_norm=0.35",
-        5 * _EPOCHS_OF_FOUR[1],
-        _LATE_LSTM_LONGER,
-        workers=4,
-        looks=5,
-        rates=("1gbit",),
-    ),
+    "late-lstm": _clipped_late(0.5),
+    "late-lstm-less": _clipped_late(0.35),
     "cser": Study(
         "CSER against error feedback and Qsparse at the same overall ratio: 32, 256, 1024",
         # A quarter of the learning rate, since rare words allow less.
