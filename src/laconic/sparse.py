@@ -66,7 +66,7 @@ class Passing(Sparsifier):
     """A sparsifier that lets pass what reaches a threshold, however many entries that are."""
 
     bears_zeros: ClassVar[bool] = False
-    """Whether zeros beside them leave the same number of entries the chosen ones."""
+    """Whether entries are chosen by the same rule where zeros stand beside them."""
 
     @abstractmethod
     def aim(self, numel: int, turn: Turn) -> Aim:
