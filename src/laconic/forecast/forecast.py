@@ -36,11 +36,11 @@ def forecast(
 
 
 def predicted(
-    compute: Compute, rehearsed: Rehearsed, network: Network, cores: float = inf
+    compute: Compute, rehearsed: Rehearsed, network: Network, cores: float = inf, delay: int = 0
 ) -> Prediction:
     """The same for an exchange that was rehearsed already, maybe for another network."""
     return Prediction(
-        predict(step_work(compute, rehearsed), network, cores),
+        predict(step_work(compute, rehearsed), network, cores, delay),
         rehearsed.sent_bytes,
         rehearsed.calls,
     )

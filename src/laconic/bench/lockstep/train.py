@@ -64,7 +64,10 @@ class SimulatedTrain:
             device=str(workload.device),
         )
         crew = crew_of(workload, case, workers, self.seed)
-        watch = crew.watched(case, lambda plan: self.bench.predict_plan(subject, plan, workers))
+        delay = crew.exchange.delay
+        watch = crew.watched(
+            case, lambda plan: self.bench.predict_plan(subject, plan, workers, delay)
+        )
         seen = list(train(crew, self.steps, self.evaluate_every))
         rate = format_rate(self.bench.links.rate_bits)
         compute_ms = subject.compute.compute_s * 1e3

@@ -91,6 +91,9 @@ _LATE_RESNET = (
 
 _LATE_LSTM = (
     "topk:ratio=0.01",
+    "topk:ratio=0.01 @ delay=1",
+    "topk:ratio=0.005 @ delay=1",
+    "powersgd:rank=4 @ delay=1",
     _late("topk:ratio=0.01", 1),
     _late("topk:ratio=0.01", 1, ahead=0.5),
     _late("topk:ratio=0.01", 2, ahead=0.6),
@@ -233,7 +236,14 @@ STUDIES: Mapping[str, Study] = {
         "whether late means are as accurate in three times as many steps at half the rate",
         "resnet18:bf16=true,learning_rate=0.1",
         30 * _EPOCHS_OF_FOUR[0],
-        (BASELINE, _late("efsign", 2, ahead=0.6), _late("efsign", 2)),
+        (
+            BASELINE,
+            "efsign @ delay=1",
+            "topk:ratio=0.01 @ delay=1",
+            _late("efsign", 2, ahead=0.6),
+            _late("efsign", 2),
+            _late("efsign", 3),
+        ),
         workers=4,
         looks=10,
         target="accuracy=0.92",
@@ -357,7 +367,7 @@ STUDIES: Mapping[str, Study] = {
         5200,
         (
             BASELINE,
-            _by_gravac("topk", 0.25, _RAW, window=100),
+            *(_by_gravac("topk", epsilon, _RAW, window=100) for epsilon in (0.25, 0.3, 0.35, 0.4)),
             "topk:ratio=0.1",
             "topk:ratio=0.001",
             "topk:ratio=0.01",
