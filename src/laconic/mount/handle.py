@@ -170,8 +170,9 @@ class Handle(ABC):
         Residuals stay as they are: for those there is `learning_rate_changed`.
         """
         self._check_attached()
-        self._rest()
-        self._lanes.epoch_ended(learning_rate)
+        if self._lanes.helm is not None:
+            self._rest()
+            self._lanes.epoch_ended(learning_rate)
 
     def loss_scale_changed(self, scale: float) -> None:
         """Brings what residuals hold to the loss scale of the next backward pass."""

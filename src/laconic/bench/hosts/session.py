@@ -66,11 +66,12 @@ class Session:
         # Blocks of steps go on with one model, each through the whole schedule.
         step = self.steps % self.planned
         update(self.workload, self.ddp.module, optimizer, step, self.planned)
-        wait_for(self.device)
-        taken_s = time.perf_counter() - start_s
         self.steps += 1
+        # Whoever waits for it does so in every training loop.
         if (rate := self.epochs.ended(self.steps)) is not None:
             self.mounted.epoch_ended(rate)
+        wait_for(self.device)
+        taken_s = time.perf_counter() - start_s
         self.losses.append(loss.detach())
         return taken_s
 
