@@ -150,30 +150,6 @@ def test_a_saved_state_resumes_bitwise(spec: str) -> None:
     assert again.stats()["steps"] == 6
 
 
-def test_with_a_delay_a_step_brings_the_mean_of_the_last() -> None:
-    now = laconic.simulate(parameters(), "topk:ratio=0.05", workers=3)
-    late = laconic.simulate(parameters(), "topk:ratio=0.05", workers=3, delay=1)
-    assert not any(mean.any() for mean in late.step(gradients(3, 0)).values())
-    for step in range(3):
-        assert bits(late.step(gradients(3, step + 1))) == bits(now.step(gradients(3, step)))
-
-
-def test_a_late_state_resumes_bitwise() -> None:
-    late, again, now = (
-        laconic.simulate(parameters(), "topk:ratio=0.05", workers=3, delay=delay)
-        for delay in (1, 1, 0)
-    )
-    late.step(gradients(3, 0))
-    again.load_state_dict(late.state_dict())
-    for step in range(1, 3):
-        given = gradients(3, step)
-        assert bits(again.step(given)) == bits(late.step(given))
-    with pytest.raises(ConfigError, match="state: was saved with delay=1; go on in the same way"):
-        now.load_state_dict(late.state_dict())
-    with pytest.raises(ConfigError, match="simulate: delay must be 0 to 1, got 2"):
-        laconic.simulate(parameters(), "topk:ratio=0.05", workers=3, delay=2)
-
-
 def test_a_state_is_a_copy() -> None:
     sim = simulation()
     sim.step(gradients(3))

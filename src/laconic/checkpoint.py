@@ -124,13 +124,6 @@ def _checked(
     return saved
 
 
-def check_delay(state: Mapping[str, object], delay: int) -> None:
-    """Raises ConfigError unless means came as late where a state was saved."""
-    if ("late" in state) != bool(delay):
-        said = "delay=1" if "late" in state else "no delay"
-        raise ConfigError(f"state: was saved with {said}; go on in the same way")
-
-
 def _load_helm(lanes: Lanes, state: Mapping[str, object]) -> None:
     """The controller first: what a lane remembers has the form that its orders give it."""
     there = "controller" in state

@@ -78,13 +78,13 @@ class Lanes:
         recording = self._recording(names, grads, led)
         return self._noted(names, grads, led if recording is None else recording.talk)
 
-    def may_record(self, names: Sequence[str], grads: Sequence[Tensor]) -> bool:
-        """Whether the next conversation about these gradients may become a recording on a GPU.
+    def may_record(self) -> bool:
+        """Whether the next conversation about all parameters may become a recording on a GPU.
 
         While it does nobody may wait for the whole GPU, or the recording is spoilt.
         """
-        on_gpu = bool(grads) and grads[0].is_cuda
-        return on_gpu and self._is_recordable(names) and not self._recorder.has(names, grads)
+        names, on_gpu = tuple(self.tensors), any(t.is_cuda for t in self.tensors.values())
+        return on_gpu and self._is_recordable(names) and not self._recorder.has(names)
 
     def message_bytes(self, names: Sequence[str]) -> int:
         """About how many bytes a message about these parameters has."""

@@ -20,7 +20,7 @@ from laconic.step import Ended, Lane
 from laconic.types import State
 
 WARM = 2
-"""So many steps gradients have to lie in the same place before one is recorded."""
+"""So many steps in a row gradients have to lie in the same place before one is recorded."""
 
 BEFORE_REPLAYS = WARM + 2
 """Steps until the first that is replayed: one more is taken as they are, and one is recorded."""
@@ -155,37 +155,28 @@ class Recording:
             torch._foreach_copy_(there, here)
 
 
-@dataclass
-class _Place:
-    """Where gradients of a bucket have lain."""
-
-    times: int = 0
-    recording: Recording | None = None
-
-
-PLACES = 2
-"""Of a bucket whose gradients lie now here, now there, both steps are recorded."""
-
-
 class Recorder:
     """The recordings of a model's buckets: made when gradients have come to lie still."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, ...], dict[tuple[int, ...], _Place]] = {}
+        self._places: dict[tuple[str, ...], tuple[int, ...]] = {}
+        self._times: dict[tuple[str, ...], int] = {}
+        self._made: dict[tuple[str, ...], Recording] = {}
 
     @property
     def recordings(self) -> int:
-        places = (place for some in self._known.values() for place in some.values())
-        return sum(place.recording is not None for place in places)
+        return len(self._made)
 
-    def has(self, names: Sequence[str], grads: Sequence[Tensor]) -> bool:
-        """Whether the step of these lanes with gradients in these places is recorded already."""
-        place = self._known.get(tuple(names), {}).get(_places(grads))
-        return place is not None and place.recording is not None and place.recording.made
+    def has(self, names: Sequence[str]) -> bool:
+        """Whether the step of these lanes is recorded already."""
+        recording = self._made.get(tuple(names))
+        return recording is not None and recording.made
 
     def forget(self) -> None:
         """Starts anew, as lanes have changed."""
-        self._known.clear()
+        self._places.clear()
+        self._times.clear()
+        self._made.clear()
 
     def find(
         self,
@@ -195,21 +186,17 @@ class Recorder:
         talk: Callable[[], Conversation[Ended]],
     ) -> Recording | None:
         """The recording for these gradients, if there is one or it is time to make it."""
-        known, places = self._known.setdefault(tuple(names), {}), _places(grads)
-        if places not in known and len(known) == PLACES:
-            known.clear()
-        place = known.setdefault(places, _Place())
-        place.times += 1
+        bucket, places = tuple(names), tuple(grad.data_ptr() for grad in grads)
+        if self._places.get(bucket) != places:
+            self._places[bucket], self._times[bucket] = places, 0
+            self._made.pop(bucket, None)
+        self._times[bucket] += 1
         here = [lanes[name] for name in names]
-        if place.times <= WARM or any(is_sampled(lane) for lane in here):
+        if self._times[bucket] <= WARM or any(is_sampled(lane) for lane in here):
             return None
-        if place.recording is None:
-            place.recording = Recording(here, talk)
-        return place.recording
-
-
-def _places(grads: Sequence[Tensor]) -> tuple[int, ...]:
-    return tuple(grad.data_ptr() for grad in grads)
+        if bucket not in self._made:
+            self._made[bucket] = Recording(here, talk)
+        return self._made[bucket]
 
 
 def is_sampled(lane: Lane) -> bool:

@@ -1,13 +1,11 @@
 """N workers in lock step in this process: the same lanes, no network, exact bytes."""
 
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 import torch
 from torch import Tensor
 
-from laconic.checkpoint import check_delay, load, save
-from laconic.checks import check_whole
+from laconic.checkpoint import load, save
 from laconic.comm.simulated import Simulated
 from laconic.contract import Compressor, Memory
 from laconic.control.base import Controller
@@ -17,24 +15,18 @@ from laconic.errors import ConfigError
 from laconic.lanes import Lanes, NanPolicy
 from laconic.network.model import LinkModel
 from laconic.plan import make_plan
-from laconic.types import State
 
 
 class Simulation:
     """Workers that exchange the gradients they are given, as real ranks would."""
 
-    def __init__(self, workers: Sequence[Lanes], delay: int = 0) -> None:
-        check_whole("simulate", "delay", delay, 0, 1)
-        self.workers, self.delay = workers, delay
+    def __init__(self, workers: Sequence[Lanes]) -> None:
+        self.workers = workers
         self.network = Simulated(len(workers))
         self._rooms: dict[tuple[int | str, ...], list[Tensor]] = {}
-        self._late: State = {}
 
     def step(self, gradients: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """One gradient by name from each worker; returns the mean that all of them receive.
-
-        With a delay that is the mean of the last step's gradients, and zero at first.
-        """
+        """One gradient by name from each worker; returns the mean that all of them receive."""
         if len(gradients) != len(self.workers):
             raise ConfigError(f"{len(gradients)} gradients for {len(self.workers)} workers")
         names = list(gradients[0])
@@ -50,13 +42,7 @@ class Simulation:
             raise complaints[0]
         # Not the copies themselves, where the next step would write into them.
         given_out = [mean.clone() for mean in means[0]] if self._rooms else means[0]
-        now = dict(zip(names, given_out, strict=True))
-        return self._delayed(now) if self.delay else now
-
-    def _delayed(self, now: State) -> State:
-        before = {name: self._late.get(name, torch.zeros_like(mean)) for name, mean in now.items()}
-        self._late |= {name: mean.clone() for name, mean in now.items()}
-        return before
+        return dict(zip(names, given_out, strict=True))
 
     def _copies(self, rank: int, given: Mapping[str, Tensor]) -> list[Tensor]:
         """What a worker may overwrite; on a GPU in the same place at every step."""
@@ -90,18 +76,13 @@ class Simulation:
         return self.workers[0].stats(self.network.meters[0])
 
     def state_dict(self) -> dict[str, object]:
-        late = {"late": {n: mean.clone() for n, mean in self._late.items()}} if self.delay else {}
-        return {str(rank): save(worker) | late for rank, worker in enumerate(self.workers)}
+        return {str(rank): save(worker) for rank, worker in enumerate(self.workers)}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, object]]) -> None:
         for rank, worker in enumerate(self.workers):
             if str(rank) not in state:
                 raise ConfigError(f"state: has ranks {sorted(state)}, but not {rank}")
-            check_delay(state[str(rank)], self.delay)
             load(worker, state[str(rank)])
-        if self.delay:
-            late = cast(State, state["0"]["late"])
-            self._late = {name: mean.clone() for name, mean in late.items()}
 
 
 def _check_gradients(
@@ -130,13 +111,11 @@ def simulate(
     cuda_graphs: bool = True,
     link: LinkModel | None = None,
     compute_s: float = 0.01,
-    delay: int = 0,
 ) -> Simulation:
     """N simulated workers for a model, or for tensors by name.
 
     A controller is told times as a `link` would have them (by default 1 Gbit/s with 1 ms latency)
-    beside a step of `compute_s`, so that the same run decides the same anywhere. With `delay=1`
-    a step brings the mean of the last one's gradients, as it does in `attach`.
+    beside a step of `compute_s`, so that the same run decides the same anywhere.
     """
     if workers < 1:
         raise ConfigError(f"simulate: workers must be at least 1, got {workers}")
@@ -150,8 +129,7 @@ def simulate(
         [
             Lanes(plan, named, rank, workers, seed, nan_policy, cuda_graphs, listens=rank == 0)
             for rank in range(workers)
-        ],
-        delay,
+        ]
     )
     rule = find_controller(controller)
     if rule is not None:

@@ -55,24 +55,6 @@ def test_a_call_ends_when_its_work_is_done() -> None:
     assert step_s(work, cores=0.5, network=busy) == pytest.approx(6)
 
 
-def late_s(call: int, cores: float = inf) -> float:
-    """Ten seconds of computing, two of encoding and decoding, and a call, carried meanwhile."""
-    errands = Errand(2.0, (0.5, 0.5), (gather(call),)), Errand(9.0, (0.5, 0.5), (gather(call),))
-    return predict(StepWork(errands, rest_s=1.0), NETWORK, cores, delay=1).step_s
-
-
-def test_a_step_late_a_message_has_a_whole_step_to_arrive() -> None:
-    assert late_s(1) == late_s(4) == pytest.approx(10)
-
-
-def test_only_what_a_late_message_takes_longer_is_waited_for() -> None:
-    assert late_s(7) == pytest.approx(7 + 7 + 2)
-
-
-def test_encoding_late_messages_takes_its_share_of_a_core() -> None:
-    assert late_s(1, cores=1) == pytest.approx(10 + 2)
-
-
 def test_parts_are_told_apart() -> None:
     work = StepWork((Errand(3.0, (1.0, 2.0), (gather(4),)),), rest_s=0.5)
     assert predict(work, NETWORK, cores=0.5)[1:] == pytest.approx((7.0, 2.0, 4.0, 4.0))

@@ -48,23 +48,6 @@ def trained_on(spec: str, exchange: str, device: str, steps: int) -> Tensor:
     return weights(model)
 
 
-def late_gradients_on(spec: str, steps: int, cuda_graphs: bool) -> tuple[Tensor, int]:
-    """The weights after steps on the card with means that come late, and the recordings."""
-    model = DDP(mlp().cuda(), bucket_cap_mb=0.1)
-    link = laconic.attach(model, spec, delay=1, cuda_graphs=cuda_graphs)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss_of(model, step, dist.get_rank(), "cuda").backward()
-        optimizer.step()
-        # As clocks do: nothing of what goes on beside may be spoilt by it.
-        torch.cuda.synchronize()
-    recordings = link.stats()["recordings"]
-    assert isinstance(recordings, int)
-    link.detach()
-    return weights(model), recordings
-
-
 class Late(NamedTuple):
     """What a rank has after local steps whose means come late."""
 

@@ -222,11 +222,10 @@ def detach_job() -> tuple[Tensor, Tensor, str]:
     return detached, weights(model), message
 
 
-def resume_job(spec: str, options: dict[str, int] | None = None) -> bool:
+def resume_job(spec: str, least_bytes: int = 0) -> bool:
     """Six steps, or three, a checkpoint, and three more in a new DDP: the same bits."""
     model = DDP(mlp(), bucket_cap_mb=0.01)
-    options = options or {}
-    link = laconic.attach(model, spec, **options)
+    link = laconic.attach(model, spec, least_bytes=least_bytes)
     train(model, 3)
     file = io.BytesIO()
     torch.save({"model": model.module.state_dict(), "link": link.state_dict()}, file)
@@ -236,7 +235,7 @@ def resume_job(spec: str, options: dict[str, int] | None = None) -> bool:
     file.seek(0)
     saved = torch.load(file, weights_only=True)
     fresh = DDP(mlp(), bucket_cap_mb=0.01)
-    link = laconic.attach(fresh, spec, **options)
+    link = laconic.attach(fresh, spec, least_bytes=least_bytes)
     fresh.module.load_state_dict(saved["model"])
     link.load_state_dict(saved["link"])
     train(fresh, 3, first=3)
@@ -361,10 +360,10 @@ def failure_surfaces_job() -> tuple[str, str]:
     return text, f"untouched: {untouched}, had gradients: {bool(before)}"
 
 
-def uneven_job(spec: str, options: dict[str, int] | None = None) -> Tensor:
+def uneven_job(spec: str, least_bytes: int = 0) -> Tensor:
     """Rank 0 has more batches than the others, under DDP's join."""
     model = DDP(mlp(), bucket_cap_mb=0.01)
-    link = laconic.attach(model, spec, **(options or {}))
+    link = laconic.attach(model, spec, least_bytes=least_bytes)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with model.join():
         for step in range(5 if dist.get_rank() == 0 else 3):

@@ -17,7 +17,7 @@ def _model() -> DDP:
     return DDP(jobs.mlp(), bucket_cap_mb=0.01)
 
 
-def spoilt_backward(model: DDP, step: int, bad: float, layer: str) -> None:
+def _backward(model: DDP, step: int, bad: float, layer: str) -> None:
     """A backward pass in which rank 1's gradient of one layer has a bad entry."""
     if dist.get_rank() != 1:
         jobs.loss_of(model, step).backward()
@@ -43,7 +43,7 @@ def overflow_job(spec: str, bad: float, layer: str) -> tuple[bool, bool, Tensor]
     jobs.train(model, 2)
     before: Any = link.state_dict()
     model.zero_grad()
-    spoilt_backward(model, 2, bad, layer)
+    _backward(model, 2, bad, layer)
     seen = any(not g.isfinite().all() for g in jobs.grads(model).values())
     after: Any = link.state_dict()
     model.zero_grad()
@@ -66,7 +66,7 @@ def raise_job() -> tuple[str, str]:
     model = _model()
     link = laconic.attach(model, "topk:ratio=0.1", nan_policy="raise")
     jobs.train(model, 1)
-    text = jobs.failure_of(lambda: spoilt_backward(model, 1, float("nan"), "0.weight"))
+    text = jobs.failure_of(lambda: _backward(model, 1, float("nan"), "0.weight"))
     model.zero_grad()
     jobs.train(model, 1, first=2)
     steps = f"{link.stats()['steps']} steps, {link.stats()['skipped']} skipped"

@@ -56,12 +56,11 @@ def test_one_message_a_round_says_what_many_do(
 
 @pytest.mark.parametrize("spec", ["topk:ratio=0.1", "powersgd:rank=1"])
 def test_resumed_runs_have_the_same_bits(four_ranks: Ranks, spec: str) -> None:
-    assert all(four_ranks.run(ddp_jobs.resume_job, spec, {"least_bytes": 1000}))
+    assert all(four_ranks.run(ddp_jobs.resume_job, spec, 1000))
 
 
 def test_uneven_inputs_under_join(four_ranks: Ranks) -> None:
-    merged = {"least_bytes": 1_000_000}
-    first, *others = four_ranks.run(ddp_jobs.uneven_job, "topk:ratio=0.1", merged)
+    first, *others = four_ranks.run(ddp_jobs.uneven_job, "topk:ratio=0.1", 1_000_000)
     assert all(torch.equal(first, other) for other in others)
 
 

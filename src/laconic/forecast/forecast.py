@@ -36,11 +36,11 @@ def forecast(
 
 
 def predicted(
-    compute: Compute, rehearsed: Rehearsed, network: Network, cores: float = inf, delay: int = 0
+    compute: Compute, rehearsed: Rehearsed, network: Network, cores: float = inf
 ) -> Prediction:
     """The same for an exchange that was rehearsed already, maybe for another network."""
     return Prediction(
-        predict(step_work(compute, rehearsed), network, cores, delay),
+        predict(step_work(compute, rehearsed), network, cores),
         rehearsed.sent_bytes,
         rehearsed.calls,
     )

@@ -65,45 +65,29 @@ class Forecast(NamedTuple):
     decode_s: float
 
 
+def predict(work: StepWork, network: Network, cores: float = inf) -> Forecast:
+    """The step of a worker that has `cores` for itself, among others that do the same."""
+    return predict_all([[work]], network, cores, steps=1)
+
+
 STEPS = 24
 """Steps that ranks are followed for."""
 
 
-def predict(work: StepWork, network: Network, cores: float = inf, delay: int = 0) -> Forecast:
-    """The step of a worker that has `cores` for itself, among others that do the same."""
-    return predict_all([[work]], network, cores, 2 if delay else 1, delay)
-
-
 def predict_all(
-    ranks: Sequence[Sequence[StepWork]],
-    network: Network,
-    cores: float = inf,
-    steps: int = STEPS,
-    delay: int = 0,
+    ranks: Sequence[Sequence[StepWork]], network: Network, cores: float = inf, steps: int = STEPS
 ) -> Forecast:
     """The mean step of ranks on one machine, each with `cores`, that wait in calls for each other.
 
     Of each rank some of its steps are given, which vary; it takes them in an order of its own. So
-    now one rank is late at a call and now another, and what one does not use others may. With a
-    `delay` of one step a bucket is carried from the end of its step on, until the end of the next.
+    now one rank is late at a call and now another, and what one does not use others may.
     """
-    if delay:
-        # What the last step has sent is waited for by nobody, and by as many in twice the steps.
-        twice_s, once_s = (
-            run([_late_threads(own, network) for own in _taken(ranks, number)], cores)
-            for number in (2 * steps, steps)
-        )
-        step_s = (twice_s - once_s) / steps
-    else:
-        step_s = run([_threads(own, network) for own in _taken(ranks, steps)], cores) / steps
-    parts = [_parts(work, network, min(1.0, cores)) for own in ranks for work in own]
-    return Forecast(step_s, *(fmean(column) for column in zip(*parts, strict=True)))
-
-
-def _taken(ranks: Sequence[Sequence[StepWork]], steps: int) -> list[list[StepWork]]:
-    return [
+    taken = [
         [own[mix(step, rank) % len(own)] for step in range(steps)] for rank, own in enumerate(ranks)
     ]
+    step_s = run([_threads(own, network) for own in taken], cores) / steps
+    parts = [_parts(work, network, min(1.0, cores)) for own in ranks for work in own]
+    return Forecast(step_s, *(fmean(column) for column in zip(*parts, strict=True)))
 
 
 def _parts(work: StepWork, network: Network, share: float) -> tuple[float, float, float, float]:
@@ -129,19 +113,6 @@ def _threads(works: Sequence[StepWork], network: Network) -> Threads:
             carrying += _carried(errand, network, needs=len(computing))
         # When all buckets are back.
         computing.append(Stage(work.rest_s, needs=len(carrying)))
-    return Threads(computing, carrying)
-
-
-def _late_threads(works: Sequence[StepWork], network: Network) -> Threads:
-    """The same where a step ends with the means of the one before."""
-    computing: list[Stage] = []
-    carrying: list[Stage] = []
-    for work in works:
-        computing.append(Stage(work.errands[-1].ready_s if work.errands else 0.0))
-        done = len(computing)
-        computing.append(Stage(work.rest_s, needs=len(carrying)))
-        for errand in work.errands:
-            carrying += _carried(errand, network, needs=done)
     return Threads(computing, carrying)
 
 

@@ -141,7 +141,7 @@ class AnchoredSteps(LocalSteps):
         if self.streaming.delay:
             fragment.depart()
             # Whoever trains may wait for the whole GPU at any time.
-            in_peace = fragment.may_record()
+            in_peace = fragment.lanes.may_record()
             self._waits[number] = self._peers.start(fragment.talk(), in_peace=in_peace)
         else:
             self._peers.talk(fragment.sync())

@@ -94,10 +94,6 @@ class Fragment:
         if self.base:
             torch._foreach_copy_(list(self.base.values()), self._flat())
 
-    def may_record(self) -> bool:
-        """Whether `talk` may become a recording, during which nobody may wait for the GPU."""
-        return self.lanes.may_record(list(self.drift), list(self.drift.values()))
-
     def talk(self) -> Conversation[None]:
         """The drift becomes the mean of all workers', as far as the method says it."""
         yield from self.lanes.talk(list(self.drift), list(self.drift.values()))

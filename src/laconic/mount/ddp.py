@@ -1,8 +1,6 @@
 """DistributedDataParallel: one line that compresses the gradients of a DDP script."""
 
-from collections.abc import Mapping
 from time import perf_counter
-from typing import cast
 from weakref import WeakKeyDictionary, finalize
 
 import torch
@@ -25,11 +23,9 @@ from laconic.lanes import NanPolicy
 from laconic.mount.buckets import Load, Ready
 from laconic.mount.courier import OnStream, OnThread
 from laconic.mount.handle import Handle, Options, Wanted, at_end_of_backward
-from laconic.mount.late import Late, by_name
 from laconic.mount.names import check_dense
 from laconic.mount.straight import begin_means
 from laconic.plan import make_plan
-from laconic.types import State
 
 
 class Slot:
@@ -65,10 +61,6 @@ class Link(Handle):
 
     has_slot = True
     overlaps = True
-    _late: Late | None = None
-    """Where means come a step late."""
-    _under_way = False
-    """Whether a step's talk has yet to be finished while the next one is computed."""
 
     def __init__(
         self,
@@ -90,8 +82,6 @@ class Link(Handle):
         self._settling = False
         self._computed_s = 0.0
         self._courier = (OnStream if self._comm.on_device else OnThread)(slot.device)
-        if options.delay:
-            self._late = Late(self._courier.future)
         self._hooks: list[RemovableHandle] = []
 
     def _close(self) -> None:
@@ -114,27 +104,19 @@ class Link(Handle):
 
     def _reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
         names = [self._parameters[p] for p in bucket.parameters()]
-        load = Load(names, bucket.gradients(), bucket.buffer(), self._courier.future())
-        if self._late is None:
-            self._send(load, bucket.is_last())
-            future = load.future
-        else:
-            if not self._late.knows(names):
-                self._arrive()
-            future = self._late.swap(load)
-        self._settle_after_backward(bucket.is_last())
-        return future
-
-    def _send(self, load: Load, is_last: bool) -> None:
-        names, straight = load.names, self._is_straight()
+        future = self._courier.future()
+        straight = self._is_straight()
+        load = Load(names, bucket.gradients(), bucket.buffer(), future)
         nbytes = load.buffer.nbytes if straight else self._lanes.message_bytes(names)
-        ready = self._buckets.add(load, nbytes, is_last)
+        ready = self._buckets.add(load, nbytes, bucket.is_last())
         if ready is not None and straight:
-            self._go_straight(ready, is_last)
+            self._go_straight(ready, bucket.is_last())
         elif ready is not None:
             # Taken up here, since here the lanes are at rest between two steps.
             talks = [self._lanes.talk(*message) for message in ready.messages]
             self._courier.send(lambda: self._carry(talks), ready.loads)
+        self._settle_after_backward(bucket.is_last())
+        return future
 
     def _go_straight(self, ready: Ready, is_last: bool) -> None:
         for load in ready.loads:
@@ -168,57 +150,12 @@ class Link(Handle):
         self._settling = False
         self._courier.settle(self._finish)
         self._comm.meter.waited_s += perf_counter() - self._computed_s
-        try:
-            self._end_step()
-        finally:
-            # Whatever became of the last step.
-            if self._late is not None:
-                self._depart(self._late)
+        self._end_step()
 
     def _finish(self) -> None:
-        if self._late is None or self._under_way:
-            self._under_way = False
-            self._lanes.finish()
+        self._lanes.finish()
         if self._is_check_due():
             check_same(self._comm, self._lanes.tensors)
-
-    def _depart(self, late: Late) -> None:
-        """Sends this step's gradients in one message: it has all of the next step to arrive in."""
-        loads = late.depart()
-        gradients = by_name(loads)
-        # In the model's order, so that sums do not depend on DDP's.
-        names = [name for name in self._lanes.tensors if name in gradients]
-        message = names, [gradients[name] for name in names]
-        in_peace = self._lanes.may_record(*message)
-        talk = self._lanes.talk(*message)
-        self._courier.send(lambda: self._carry([talk]), loads)
-        self._under_way = True
-        if in_peace:
-            # Whoever trains may wait for the whole GPU at any time.
-            self._courier.settle(_nothing)
-
-    def _rest(self) -> None:
-        if self._under_way:
-            self._arrive()
-            self._end_step()
-
-    def _arrive(self) -> None:
-        if self._under_way:
-            self._under_way = False
-            self._courier.settle(self._lanes.finish)
-
-    def loss_scale_changed(self, scale: float) -> None:
-        before = self._lanes.loss_scale
-        Handle.loss_scale_changed(self, scale)
-        if self._late is not None and scale != before:
-            self._late.rescale(scale / before)
-
-    def _extra_state(self) -> dict[str, object]:
-        return {} if self._late is None else {"late": self._late.save()}
-
-    def _load_extra(self, state: Mapping[str, object]) -> None:
-        if self._late is not None:
-            self._late.load(cast(State, state["late"]), self._lanes.tensors)
 
 
 def attach(
@@ -236,7 +173,6 @@ def attach(
     controller: Controller | str | None = None,
     cuda_graphs: bool = True,
     least_bytes: int | None = None,
-    delay: int = 0,
 ) -> Link:
     """Compresses the gradients of a DDP model from the next backward pass on.
 
@@ -250,9 +186,6 @@ def attach(
     same at every step (`recorded.py`); `cuda_graphs=False` launches it kernel by kernel. Buckets
     with less than `least_bytes` to say go out together with the next; None means a million where a
     GPU's messages go through the host, which waits for the card at each of them, and 0 elsewhere.
-    With `delay=1` a backward pass leaves the mean of the gradients of the one before, and zeros at
-    first: messages travel while the next step is computed, and only what that takes them longer is
-    waited for.
     """
     while _orphans:
         _bury(_orphans.pop())
@@ -261,15 +194,12 @@ def attach(
     group = process_group or model.process_group
     if least_bytes is not None:
         check_whole("attach", "least_bytes", least_bytes, 0)
-    check_whole("attach", "delay", delay, 0, 1)
     rule = find_controller(controller)
     wanted = Wanted(compressor, memory, exchange)
     # Refused before the slot is taken, which cannot be undone.
     make_plan(*wanted, names, group.size())
     slot = _take_slot(model)
-    options = Options(
-        seed, nan_policy, check_every, checksum, rule, cuda_graphs, least_bytes, delay
-    )
+    options = Options(seed, nan_policy, check_every, checksum, rule, cuda_graphs, least_bytes)
     slot.link = Link(slot, group, names, wanted, options)
     if scaler is not None:
         slot.link._follow(model, scaler)
@@ -305,7 +235,3 @@ def _bury(slot: Slot) -> None:
     """Ends what a model left behind that died without a detach."""
     if slot.link is not None:
         slot.link._leave()
-
-
-def _nothing() -> None:
-    return

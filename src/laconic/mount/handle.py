@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from laconic.checkpoint import Residuals, check_delay, load, load_resized, save
+from laconic.checkpoint import Residuals, load, load_resized, save
 from laconic.comm.agree import agree
 from laconic.comm.torch import TorchComm
 from laconic.contract import Compressor, Memory
@@ -45,8 +45,6 @@ class Options(NamedTuple):
     cuda_graphs: bool = True
     least_bytes: int | None = None
     """Buckets wait for each other until so many are to be said."""
-    delay: int = 0
-    """A pass leaves the mean of the gradients of so many passes before."""
 
 
 class Wanted(NamedTuple):
@@ -90,7 +88,6 @@ class Handle(ABC):
             "check_every": options.check_every,
             "checksum": options.checksum,
             "least_bytes": least_bytes,
-            "delay": options.delay,
             "controller": "none" if options.controller is None else format_spec(options.controller),
         }
         # Without checksums, on which they have yet to agree.
@@ -104,7 +101,6 @@ class Handle(ABC):
         self._comm.prepare(plan.node())
         self._buckets = Buckets(least_bytes)
         self._check_every, self._passes = options.check_every, 0
-        self._delay = options.delay
         claim(self._parameters, self)
         log.info("attached: %s, kernels: %s", plan.describe(), self.stats()["backend"])
 
@@ -115,18 +111,6 @@ class Handle(ABC):
     @abstractmethod
     def _is_attached(self) -> bool: ...
 
-    def _rest(self) -> None:
-        """Waits for what is under way between two steps, if a mount has that."""
-        return
-
-    def _extra_state(self) -> dict[str, object]:
-        """What a mount has to keep beside its lanes."""
-        return {}
-
-    def _load_extra(self, state: Mapping[str, object]) -> None:
-        """Takes up what another one's `_extra_state` has put into its state."""
-        return
-
     def _check_attached(self) -> None:
         if not self._is_attached():
             name = type(self).__name__.lower()
@@ -134,7 +118,6 @@ class Handle(ABC):
 
     def stats(self) -> dict[str, object]:
         """What was sent, what it cost and what it lost, on this rank, since attach."""
-        self._rest()
         return self._lanes.stats(self._comm.meter)
 
     def switch(
@@ -146,7 +129,6 @@ class Handle(ABC):
     ) -> None:
         """Changes the method between two steps, on all ranks alike; residuals are kept."""
         self._check_attached()
-        self._rest()
         tensors = self._lanes.tensors
         plan = self._planner(compressor, memory, exchange, tensors.values(), self._comm.size)
         agree(self._comm, self._device, plan.describe())
@@ -161,7 +143,6 @@ class Handle(ABC):
         """
         if before <= 0 or after <= 0:
             raise ConfigError(f"learning rates must be positive, got {before} and {after}")
-        self._rest()
         self._lanes.rate_changed(before, after)
 
     def epoch_ended(self, learning_rate: float | None = None) -> None:
@@ -170,17 +151,13 @@ class Handle(ABC):
         Residuals stay as they are: for those there is `learning_rate_changed`.
         """
         self._check_attached()
-        if self._lanes.helm is not None:
-            self._rest()
-            self._lanes.epoch_ended(learning_rate)
+        self._lanes.epoch_ended(learning_rate)
 
     def loss_scale_changed(self, scale: float) -> None:
         """Brings what residuals hold to the loss scale of the next backward pass."""
         if not scale > 0:
             raise ConfigError(f"the loss scale must be positive, got {scale}")
-        if scale != self._lanes.loss_scale:
-            self._rest()
-            self._lanes.follow_loss_scale(scale)
+        self._lanes.follow_loss_scale(scale)
 
     def state_dict(self) -> dict[str, object]:
         """This rank's residuals and warm starts, as plain tensors and numbers under its own name.
@@ -188,9 +165,7 @@ class Handle(ABC):
         So ranks do not overwrite each other where their states meet, as in a distributed
         checkpoint.
         """
-        self._rest()
-        own = {**save(self._lanes), "buckets": self._buckets.last(), **self._extra_state()}
-        return {self._key(): own}
+        return {self._key(): {**save(self._lanes), "buckets": self._buckets.last()}}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Goes on exactly where this rank was saved."""
@@ -199,11 +174,8 @@ class Handle(ABC):
             raise ConfigError(
                 f"state: has {sorted(state)}, but not {key}; every rank saves its own"
             )
-        self._rest()
         own = cast(Mapping[str, object], state[key])
-        check_delay(own, self._delay)
         load(self._lanes, own)
-        self._load_extra(own)
         self._buckets.replay(cast(list[list[str]], own["buckets"]))
 
     def load_resized(self, states: Sequence[Mapping[str, object]], *, residuals: Residuals) -> None:
@@ -212,13 +184,7 @@ class Handle(ABC):
         ranks = [merged.get(f"rank{rank}") for rank in range(len(states))]
         if None in ranks or len(merged) != len(states):
             raise ConfigError(f"state: expected ranks 0 to {len(states) - 1}, got {sorted(merged)}")
-        self._rest()
-        known = cast(list[Mapping[str, object]], ranks)
-        for own in known:
-            check_delay(own, self._delay)
-        load_resized(self._lanes, known, residuals)
-        # A mean is the same on all ranks.
-        self._load_extra(known[0])
+        load_resized(self._lanes, cast(list[Mapping[str, object]], ranks), residuals)
 
     def _key(self) -> str:
         return f"rank{self._comm.rank}"

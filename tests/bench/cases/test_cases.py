@@ -101,7 +101,6 @@ def test_brackets_hold_settings_of_settings_together() -> None:
             "efsign @ least_bytes=few",
             "efsign: least_bytes must be auto or a whole number, got 'few'",
         ),
-        ("efsign @ delay=2", "efsign: delay must be 0 to 1, got 2"),
         ("efsign @ controller=autopilot", "autopilot: efsign has no factor"),
         ("efsign @ controller=otto", "no controller named 'otto'"),
         ("topk:ratio=0.1 @ controller=(gravac:low=9,high=2)", "gravac: factors must be"),

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from laconic import cli
-from laconic.bench.lockstep.crew import Crew, crew_of
+from laconic.bench.lockstep.crew import Crew
 from laconic.bench.records.kinds import TrainRecord, read
 from laconic.bench.work.workload import Workload, parse_workload, update
 from laconic.simulate import simulate
@@ -38,19 +38,6 @@ def test_one_dense_worker_is_plain_training() -> None:
         workload.loss(model(inputs), targets).backward()
         update(workload, model, optimiser, step, 3)
     assert torch.equal(weights(ours.model), weights(model))
-
-
-def test_late_means_are_taken_up_a_step_later() -> None:
-    workload = parse_workload("mlp-tiny")
-    late = crew_of(workload, "none @ delay=1", workers=2, seed=0)
-    at_first = weights(late.model)
-    gradients = late.passes.run(0).gradients
-    late.step(0, 9)
-    assert torch.equal(weights(late.model), at_first)
-    late.step(1, 9)
-    for name, parameter in late.model.named_parameters():
-        assert parameter.grad is not None
-        torch.testing.assert_close(parameter.grad, (gradients[0][name] + gradients[1][name]) / 2)
 
 
 def test_workers_have_batches_of_their_own() -> None:

@@ -10,7 +10,6 @@ from laconic.bench.case import Case, Change, Mounted, Traffic
 from laconic.bench.cases.baselines import BASELINES
 from laconic.bench.cases.local import LocalCase
 from laconic.bench.cases.options import pieces, read_options
-from laconic.checks import check_whole
 from laconic.control.accordion import Accordion
 from laconic.control.base import Controller
 from laconic.control.find import find_controller
@@ -32,7 +31,6 @@ class Laconic(Case):
     checksum: bool = False
     controller: str = "none"
     least_bytes: str = "auto"
-    delay: int = 0
 
     def __post_init__(self) -> None:
         layers = None if self.exchange == "auto" else find_layers(self.exchange)
@@ -41,7 +39,6 @@ class Laconic(Case):
         if (rule := self.rule()) is not None:
             rule.pilot(plan.compressor, [], size)
         self._least_bytes()
-        check_whole(self.spec, "delay", self.delay, 0, 1)
 
     def mount(self, ddp: DDP, optimizer: Optimizer, seed: int) -> Mounted:
         link = attach(
@@ -53,10 +50,9 @@ class Laconic(Case):
             checksum=self.checksum,
             controller=self.rule(),
             least_bytes=self._least_bytes(),
-            delay=self.delay,
             seed=seed,
         )
-        return _LaconicAtWork(optimizer, link, rest=self.delay)
+        return _LaconicAtWork(optimizer, link)
 
     def rule(self) -> Controller | None:
         """Who changes settings on the way."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from laconic.bench.forecast.records import Setting
-from laconic.bench.forecast.subject import Subject, delay_of, measure_workload, plan_of
+from laconic.bench.forecast.subject import Subject, measure_workload, plan_of
 from laconic.bench.forecast.tables import forecast_table, scaling_table
 from laconic.bench.machine import machine_facts
 from laconic.bench.records.forecasts import ForecastRecord
@@ -85,15 +85,12 @@ class SimulateBench:
             check_writable(self.json_path)
 
     def predict(self, subject: Subject, case: str, workers: int) -> Prediction:
-        plan = plan_of(case, subject.tensors, workers)
-        return self.predict_plan(subject, plan, workers, delay_of(case))
+        return self.predict_plan(subject, plan_of(case, subject.tensors, workers), workers)
 
-    def predict_plan(
-        self, subject: Subject, plan: Plan, workers: int, delay: int = 0
-    ) -> Prediction:
+    def predict_plan(self, subject: Subject, plan: Plan, workers: int) -> Prediction:
         rehearsed = subject.rehearsed(plan, workers)
         cores = cores_each(1, subject.device)
-        return predicted(subject.compute, rehearsed, self.links.network(), cores, delay)
+        return predicted(subject.compute, rehearsed, self.links.network(), cores)
 
     def setting(self, subject: Subject) -> Setting:
         return Setting(

@@ -80,12 +80,6 @@ def controller_of(text: str) -> Controller | None:
     return case.rule() if isinstance(case, Laconic) else None
 
 
-def delay_of(text: str) -> int:
-    """By how many steps a case's means come late."""
-    case = parse_case(text)
-    return case.delay if isinstance(case, Laconic) else 0
-
-
 def plan_of(text: str, tensors: Mapping[str, Tensor], size: int, *, steered: bool = False) -> Plan:
     """What a case sends; the dense baselines send what our own dense methods do.
 

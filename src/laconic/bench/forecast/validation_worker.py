@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from laconic.bench.forecast.others import Others, others_cores
-from laconic.bench.forecast.subject import Subject, delay_of, measure_workload, plan_of
+from laconic.bench.forecast.subject import Subject, measure_workload, plan_of
 from laconic.bench.forecast.validation import Cell, say
 from laconic.bench.hosts.job import Job, read_job
 from laconic.bench.hosts.session import Session
@@ -77,11 +77,10 @@ def _turn(
     # All workers are on this machine, each in a namespace of its own.
     cores = cores_each(comm.size, _CPU)
     rehearsed = _rehearse(comm, subject, case)
-    delay = delay_of(case)
-    alone = _predict(comm, subject, rehearsed, network, cores, delay)
+    alone = _predict(comm, subject, rehearsed, network, cores)
     steps_s, others = _measure(comm, job, session)
     left = max(cores - others / comm.size, _LEAST_CORES)
-    beside = _predict(comm, subject, rehearsed, network, left, delay)
+    beside = _predict(comm, subject, rehearsed, network, left)
     return Seen(alone, beside.forecast.step_s, steps_s, others)
 
 
@@ -93,12 +92,7 @@ def _rehearse(comm: TorchComm, subject: Subject, case: str) -> Rehearsed:
 
 
 def _predict(
-    comm: TorchComm,
-    subject: Subject,
-    rehearsed: Rehearsed,
-    network: Network,
-    cores: float,
-    delay: int,
+    comm: TorchComm, subject: Subject, rehearsed: Rehearsed, network: Network, cores: float
 ) -> Prediction:
     """The step of ranks that wait for each other in every call, as their steps vary."""
     own = step_samples(subject.compute, rehearsed)
@@ -108,7 +102,7 @@ def _predict(
         [StepWork.of(row[n * length : (n + 1) * length], like) for n, like in enumerate(own)]
         for row in told
     ]
-    forecast = predict_all(ranks, network, cores, delay=delay)
+    forecast = predict_all(ranks, network, cores)
     return Prediction(forecast, rehearsed.sent_bytes, rehearsed.calls)
 
 

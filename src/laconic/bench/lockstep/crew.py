@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from laconic.bench.case import Change
 from laconic.bench.cases.parse import timeline_of
-from laconic.bench.forecast.subject import controller_of, delay_of, plan_of
+from laconic.bench.forecast.subject import controller_of, plan_of
 from laconic.bench.lockstep.captured import passes_of
 from laconic.bench.lockstep.laps import Watch, watch_over
 from laconic.bench.lockstep.passes import Passes
@@ -89,5 +89,4 @@ def crew_of(workload: Workload, case: str, workers: int, seed: int) -> Crew:
     tensors = {n: p for n, p in model.named_parameters() if p.requires_grad}
     plan = plan_of(case, tensors, workers, steered=True)
     lanes = [Lanes(plan, tensors, r, workers, seed, listens=r == 0) for r in range(workers)]
-    simulation = Simulation(lanes, delay_of(case))
-    return Crew(workload, model, workload.optimiser(model), simulation, seed)
+    return Crew(workload, model, workload.optimiser(model), Simulation(lanes), seed)

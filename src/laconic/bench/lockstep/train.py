@@ -64,10 +64,7 @@ class SimulatedTrain:
             device=str(workload.device),
         )
         crew = crew_of(workload, case, workers, self.seed)
-        delay = crew.exchange.delay
-        watch = crew.watched(
-            case, lambda plan: self.bench.predict_plan(subject, plan, workers, delay)
-        )
+        watch = crew.watched(case, lambda plan: self.bench.predict_plan(subject, plan, workers))
         seen = list(train(crew, self.steps, self.evaluate_every))
         rate = format_rate(self.bench.links.rate_bits)
         compute_ms = subject.compute.compute_s * 1e3

@@ -127,9 +127,8 @@ class Run:
 
     def _watched(self, crew: Crew, subject: Subject, room: Room | None, links: Links) -> Pace:
         bench = SimulateBench(crew.workload, (self.case,), (crew.workers,), links, None, "")
-        among = crew.workers, crew.exchange.delay
         return ForecastPace(
-            crew.watched(self.case, partial(_predicted, bench, subject, among, room))
+            crew.watched(self.case, partial(_predicted, bench, subject, crew.workers, room))
         )
 
     def _links(self, rate: str) -> Links:
@@ -153,18 +152,17 @@ def runs_of(study: Study) -> Iterator[Run]:
 
 
 def _predicted(
-    bench: SimulateBench, subject: Subject, among: tuple[int, int], room: Room | None, plan: Plan
+    bench: SimulateBench, subject: Subject, workers: int, room: Room | None, plan: Plan
 ) -> Prediction:
-    """What a step takes `among` so many workers with that delay, measured while all others rest."""
-    workers, _ = among
+    """What a step takes, measured while nobody else is at work."""
     if room is None:
-        return bench.predict_plan(subject, plan, *among)
+        return bench.predict_plan(subject, plan, workers)
     if not subject.has_rehearsed(plan, workers):
         with room.shared():
             # Kernels are compiled in this one, for which others need not wait.
             rehearse(plan, subject.tensors, subject.compute.steps, workers)
     with room.alone():
-        return bench.predict_plan(subject, plan, *among)
+        return bench.predict_plan(subject, plan, workers)
 
 
 def _until(end_s: float, looks: Iterator[Seen]) -> Iterator[Seen]:
