@@ -20,7 +20,7 @@ test-gpu:  ## the tests that need a GPU, with the Python that has torch for it
 
 test-tf: $(READY)  ## the tests of laconic.keras, for which TensorFlow is installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --constraint constraints-tf.txt --editable '.[tf]'
-	$(BIN)/python -m pytest tests/tf
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/tf
 
 check: $(READY)  ## format, lint, types, and the direction of imports
 	$(BIN)/ruff format --check

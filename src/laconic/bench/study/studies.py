@@ -103,7 +103,6 @@ _LATE_LSTM = (
 
 _LONG_LSTM = 10 * _EPOCHS_OF_FOUR[1]
 
-
 _WITH_AND_WITHOUT = (
     BASELINE,
     "topk:ratio=0.01",
@@ -235,19 +234,24 @@ STUDIES: Mapping[str, Study] = {
         rates=("1gbit",),
     ),
     "long-lstm": Study(
-        "what late means have to reach in ten epochs",
+        "what late means have to reach in ten epochs, and methods that talk at every step",
         "lstm_ptb",
         _LONG_LSTM,
-        (BASELINE,),
+        (BASELINE, "topk:ratio=0.01", "powersgd:rank=4"),
         workers=4,
         looks=10,
         rates=("1gbit",),
     ),
     "late-lstm": Study(
-        "whether they do where workers clip their own, longer gradients at twice the norm",
+        "whether late means reach it where workers clip their own gradients at twice the norm",
         "lstm_ptb:clip_norm=0.5",
         _LONG_LSTM,
-        (BASELINE, _late("topk:ratio=0.005", 2, ahead=0.5), _late("topk:ratio=0.01", 2, ahead=0.5)),
+        (
+            BASELINE,
+            _late("topk:ratio=0.005", 1, ahead=0.5),
+            _late("topk:ratio=0.005", 2, ahead=0.5),
+            _late("topk:ratio=0.01", 2, ahead=0.5),
+        ),
         workers=4,
         looks=10,
         rates=("1gbit",),
