@@ -100,7 +100,6 @@ _LATE_LSTM = (
     _late("none", 1, ahead=0.5),
 )
 
-
 _LONG_LSTM = 10 * _EPOCHS_OF_FOUR[1]
 
 _WITH_AND_WITHOUT = (
@@ -222,12 +221,7 @@ STUDIES: Mapping[str, Study] = {
         "whether late means are as accurate in three times as many steps at half the rate",
         "resnet18:bf16=true,learning_rate=0.1",
         30 * _EPOCHS_OF_FOUR[0],
-        (
-            BASELINE,
-            _late("efsign", 2, ahead=0.6),
-            _late("efsign", 2),
-            _late("efsign", 3),
-        ),
+        (BASELINE, _late("efsign", 2, ahead=0.6), _late("efsign", 2), _late("efsign", 3)),
         workers=4,
         looks=10,
         target="accuracy=0.92",
@@ -373,7 +367,6 @@ STUDIES: Mapping[str, Study] = {
         (
             BASELINE,
             _by_gravac("topk", 0.25, _RAW, window=100),
-            _by_gravac("topk", 0.4, _RAW, window=100),
             # Of the norm 160x keeps 0.9 here and 1000x 0.7: what lies between is for this one.
             _by_gravac("topk", 0.8, _RAW, "policy=geometric", window=100),
             "topk:ratio=0.1",
