@@ -100,7 +100,7 @@ _LATE_LSTM = (
     _late("none", 1, ahead=0.5),
 )
 
-_LONG_LSTM = 10 * _EPOCHS_OF_FOUR[1]
+_LONG_LSTM = 30 * _EPOCHS_OF_FOUR[1]
 
 _WITH_AND_WITHOUT = (
     BASELINE,
@@ -228,12 +228,12 @@ STUDIES: Mapping[str, Study] = {
         rates=("1gbit",),
     ),
     "long-lstm": Study(
-        "what late means have to reach in ten epochs, and methods that talk at every step",
+        "what late means have to reach in thirty epochs, and what talks at every step as fast",
         "lstm_ptb",
         _LONG_LSTM,
-        (BASELINE, "topk:ratio=0.01", "powersgd:rank=4"),
+        (BASELINE, "powersgd:rank=1"),
         workers=4,
-        looks=10,
+        looks=15,
         rates=("1gbit",),
     ),
     "late-lstm": Study(
@@ -241,13 +241,12 @@ STUDIES: Mapping[str, Study] = {
         "lstm_ptb:clip_norm=0.5",
         _LONG_LSTM,
         (
-            BASELINE,
-            _late("topk:ratio=0.005", 1, ahead=0.5),
             _late("topk:ratio=0.005", 2, ahead=0.5),
             _late("topk:ratio=0.01", 2, ahead=0.5),
+            _late("topk:ratio=0.01", 3, ahead=0.5),
         ),
         workers=4,
-        looks=10,
+        looks=15,
         rates=("1gbit",),
     ),
     "cser": Study(
