@@ -1,10 +1,13 @@
 """Local steps on a GPU whose means come late: over gloo, with a thread and a stream beside them."""
 
+from unittest.mock import patch
+
 import gpu_jobs as jobs
 import pytest
 import torch
 from torch import Tensor
 
+from drift_checks import check_drift
 from laconic.comm.base import Call, Comm, Conversation
 from laconic.comm.meter import Meter
 from laconic.local.beside import Beside
@@ -86,3 +89,14 @@ def test_streams_wait_for_each_other_and_for_nobody_else(number: int) -> None:
     assert seen[0] == number
     assert seen[1] != torch.cuda.default_stream(device)
     assert torch.cuda.current_device() == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("rate", "ahead"), [(1.0, 0.5), (0.7, 1.0), (1.0, 0.3)])
+def test_drifts(dtype: torch.dtype, rate: float, ahead: float) -> None:
+    """Of large and small parameters, as torch has them on the card."""
+    from laconic.kernels import cuda
+    from laconic.kernels.cuda import drift
+
+    with patch.object(drift, "LARGE", 1000):
+        assert check_drift(cuda, rate, ahead, dtype, "cuda") == 3

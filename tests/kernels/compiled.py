@@ -16,7 +16,7 @@ from laconic.bench.costs.ef_step import ef_step
 from laconic.contract import OneRound, take
 from laconic.kernels import cuda, reference
 from laconic.kernels.aim import Aim
-from laconic.kernels.cuda import early, guess, passes
+from laconic.kernels.cuda import drift, early, guess, passes
 from laconic.spec import parse
 from laconic.types import Given, Turn
 
@@ -92,4 +92,17 @@ def positions() -> list[str]:
     with patch.object(torch, "empty", torch.zeros), compiling() as names:
         cuda.passing(Given(torch.randn(SIZE)), Aim("bisected", wanted=100))
         cuda.passing(Given(torch.randn(SIZE)), Aim("fixed", border=1.0))
+    return names
+
+
+def drifts() -> list[str]:
+    """The kernels of what drifts, of parameters in two types, with and without a step back."""
+    rest = [[torch.zeros(SIZE)] for _ in range(3)]
+    with patch.object(drift, "LARGE", SIZE), compiling() as names:
+        for dtype in (torch.float32, torch.bfloat16):
+            here = [torch.zeros(SIZE, dtype=dtype)]
+            cuda.arrive(here, *rest, 1.0)
+            cuda.depart(here, *rest[1:], 1.0)
+            for ahead in (1.0, 0.5):
+                cuda.relay(here, *rest, 1.0, ahead)
     return names

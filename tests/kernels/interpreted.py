@@ -5,10 +5,13 @@ import os
 os.environ["TRITON_INTERPRET"] = "1"
 
 from collections import Counter
+from unittest.mock import patch
 
 import torch
 
+from drift_checks import check_drift
 from laconic.kernels import cuda
+from laconic.kernels.cuda import drift
 from laconic.kernels.rule import Rule
 from quantiser_checks import (
     RULES,
@@ -54,4 +57,9 @@ def compare() -> dict[str, int]:
             done["signs"] += 1
         check_votes(cuda, x)
         done["votes"] += 1
+    with patch.object(drift, "LARGE", 1000):
+        # Not bfloat16: the interpreter cuts its bits off where the card rounds them.
+        for dtype in (torch.float32, torch.float16):
+            for ahead in (1.0, 0.5):
+                done["drifts"] += check_drift(cuda, 1.0, ahead, dtype)
     return dict(done)

@@ -66,7 +66,7 @@ def test_sparsifiers(interpreter: Ranks, part: str) -> None:
 
 
 def test_dense_quantisers(interpreter: Ranks) -> None:
-    done = {"roundings": 103, "sides": 22, "trits": 22, "signs": 10, "votes": 11}
+    done = {"roundings": 103, "sides": 22, "trits": 22, "signs": 10, "votes": 11, "drifts": 12}
     assert interpreter.run(Jobs("interpreted").compare) == [done]
 
 
@@ -97,6 +97,11 @@ def test_kernels_of_large_tensors_compile(compiler: Ranks) -> None:
 def test_kernels_for_positions_alone_compile(compiler: Ranks) -> None:
     [names] = compiler.run(Jobs("compiled").positions)
     assert names.count("_tell_kernel") == 2
+
+
+def test_kernels_of_drifts_compile(compiler: Ranks) -> None:
+    [names] = compiler.run(Jobs("compiled").drifts)
+    assert names == ["_drift_kernel"] * 8
 
 
 def test_thin_factors(interpreter: Ranks) -> None:

@@ -1,6 +1,7 @@
 """Means that come late: every step ends up in every model once, whatever was under way."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -114,7 +115,7 @@ def by_definition(
 
 
 @pytest.mark.parametrize("ahead", [1, 0.5])
-@pytest.mark.parametrize("delay", [1, 3])
+@pytest.mark.parametrize("delay", [1, 3, GAP])
 def test_is_its_definition(delay: int, ahead: float) -> None:
     settings = {"sync_every": GAP, "delay": delay, "ahead": ahead, "optimizer": momentum_sgd}
     with Crew(QsparseLocalSGD, "topk:ratio=0.1,values=fp32", **settings) as crew:
@@ -123,6 +124,33 @@ def test_is_its_definition(delay: int, ahead: float) -> None:
     expected = by_definition(3, 4 * GAP + 2, GAP, delay, ahead, 0.1)
     for ours, theirs in zip(crew.weights(), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def conv(form: torch.memory_format) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Conv2d(3, 4, 3).to(memory_format=form)
+
+
+@both
+@pytest.mark.parametrize("delay", [1, GAP])
+def test_parameters_in_another_order_of_memory(
+    method: Method, args: tuple[Any, ...], delay: int
+) -> None:
+    ends = []
+    for form in (torch.contiguous_format, torch.channels_last):
+        settings = {"sync_every": GAP, "delay": delay, "ahead": 0.5, "optimizer": unit_sgd}
+        with Crew(method, *args, model=partial(conv, form), **settings) as crew:
+            for step in range(1, 3 * GAP + 1):
+                pushed(crew, step, partial(normal_gradient, (4, 3, 3, 3)))
+            ends.append([next(model.parameters()).detach().clone() for model in crew.models])
+    for one, other in zip(*ends, strict=True):
+        assert one.is_contiguous()
+        assert not other.is_contiguous()
+        assert torch.equal(one, other)
+
+
+def normal_gradient(shape: tuple[int, ...], step: int, rank: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(100 * step + rank))
 
 
 @both

@@ -88,6 +88,26 @@ class Kernels(Protocol):
         self, x: Tensor, residual: Tensor, decay: float, left: Tensor, dtype: torch.dtype
     ) -> Tensor: ...
     def cast_add(self, out: Tensor, rows: Sequence[Tensor], weight: float) -> None: ...
+    def depart(
+        self, here: list[Tensor], base: list[Tensor], drift: list[Tensor], ahead: float
+    ) -> None: ...
+    def arrive(
+        self,
+        here: list[Tensor],
+        base: list[Tensor],
+        anchor: list[Tensor],
+        mean: list[Tensor],
+        rate: float,
+    ) -> None: ...
+    def relay(
+        self,
+        here: list[Tensor],
+        base: list[Tensor],
+        anchor: list[Tensor],
+        drift: list[Tensor],
+        rate: float,
+        ahead: float,
+    ) -> None: ...
     def strata(self, key: Key, numel: int, count: int, device: torch.device) -> Tensor: ...
     def random_blocks(
         self, key: Key, numel: int, count: int, block: int, device: torch.device

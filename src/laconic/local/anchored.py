@@ -116,13 +116,24 @@ class AnchoredSteps(LocalSteps):
 
     def _step(self) -> None:
         # Simulated workers who have begun to tell go on when all have, and cannot take up before.
-        for number, fragment in enumerate(self._fragments):
-            if self.streaming.delay and self._due(number, self.streaming.delay):
-                self._rest(number)
-                fragment.arrive()
+        if self.streaming.delay:
+            for number, fragment in enumerate(self._fragments):
+                self._take_turn(number, fragment)
         for number, fragment in enumerate(self._fragments):
             if self._due(number, 0):
                 self._tell(number, fragment)
+
+    def _take_turn(self, number: int, fragment: Fragment) -> None:
+        """Takes up the mean that is due, and notes what is to be told."""
+        arrives, departs = self._due(number, self.streaming.delay), self._due(number, 0)
+        if arrives:
+            self._rest(number)
+        if arrives and departs:
+            fragment.relay()
+        elif arrives:
+            fragment.arrive()
+        elif departs:
+            fragment.depart()
 
     def _due(self, number: int, late: int) -> bool:
         """Whether a fragment was to be told so many steps ago."""
@@ -139,7 +150,6 @@ class AnchoredSteps(LocalSteps):
         self._forget_after_decay(fragment)
         self.syncs += 1
         if self.streaming.delay:
-            fragment.depart()
             # Whoever trains may wait for the whole GPU at any time.
             in_peace = fragment.lanes.may_record()
             self._waits[number] = self._peers.start(fragment.talk(), in_peace=in_peace)

@@ -1,11 +1,13 @@
 """Some parameters, what all workers last agreed that they are, and the way of the drift from it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from laconic import kernels
 from laconic.checks import check_number, check_share
 from laconic.comm.base import Conversation
 from laconic.errors import ConfigError
@@ -31,14 +33,14 @@ class Outer:
             raise ConfigError(f"outer_lr must be positive, got {self.rate!r}")
         check_share("outer step", "outer_momentum", self.momentum)
 
-    def move(self, anchors: list[Tensor], means: list[Tensor], momenta: list[Tensor]) -> None:
-        """Takes the step, in place; without momentum there are no momenta."""
-        if momenta:
-            torch._foreach_mul_(momenta, self.momentum)
-            torch._foreach_add_(momenta, means)
-            ahead = torch._foreach_add(means, momenta, alpha=self.momentum)
-            means = list(ahead) if self.nesterov else momenta
-        torch._foreach_sub_(anchors, means, alpha=self.rate)
+    def way(self, means: list[Tensor], momenta: list[Tensor]) -> list[Tensor]:
+        """What the anchor moves by, but for the rate; without momentum there are no momenta."""
+        if not momenta:
+            return means
+        torch._foreach_mul_(momenta, self.momentum)
+        torch._foreach_add_(momenta, means)
+        ahead = torch._foreach_add(means, momenta, alpha=self.momentum)
+        return list(ahead) if self.nesterov else momenta
 
 
 class Fragment:
@@ -76,23 +78,20 @@ class Fragment:
                 self.base[name].copy_(copy)
 
     def hold(self) -> State:
-        """The drift, with room for it where there is none under way."""
-        for name, anchor in self.anchor.items():
-            if name not in self.drift:
-                self.drift[name] = torch.zeros_like(anchor)
+        """The drift, or zeros if there is none under way."""
+        if not self.drift:
+            torch._foreach_zero_(self._room())
         return self.drift
 
     def depart(self) -> None:
         """Notes how far the parameters are from where they started."""
-        for name, anchor in self.anchor.items():
-            self.drift[name] = room_for(self._rooms, name, anchor)
-        drifts, now = list(self.drift.values()), self._flat()
-        torch._foreach_copy_(drifts, self._starts())
-        torch._foreach_sub_(drifts, now)
-        if self.ahead < 1:
-            self._step_back(drifts)
-        if self.base:
-            torch._foreach_copy_(list(self.base.values()), self._flat())
+        drifts, bases = self._room(), list(self.base.values())
+        if self.alpha is None:
+            with self._open() as here:
+                kernels.at(drifts[0]).depart(here, bases, drifts, self.ahead)
+        else:
+            torch._foreach_copy_(drifts, self._starts())
+            torch._foreach_sub_(drifts, self._flat())
 
     def talk(self) -> Conversation[None]:
         """The drift becomes the mean of all workers', as far as the method says it."""
@@ -104,13 +103,27 @@ class Fragment:
 
     def arrive(self) -> None:
         """Moves the anchor, and the parameters with it."""
-        states = self.anchor, self.drift, self.momentum
-        self.outer.move(*(list(state.values()) for state in states))
-        self.drift.clear()
+        anchors, drifts = list(self.anchor.values()), list(self.drift.values())
+        means = self.outer.way(drifts, list(self.momentum.values()))
         if self.alpha is None:
-            self._go_on()
+            bases = list(self.base.values())
+            with self._open() as here:
+                kernels.at(anchors[0]).arrive(here, bases, anchors, means, self.outer.rate)
         else:
+            torch._foreach_sub_(anchors, means, alpha=self.outer.rate)
             self._go_there(self.alpha)
+        self.drift.clear()
+
+    def relay(self) -> None:
+        """Arrives and departs at once, which takes a third of the passes over memory."""
+        if self.alpha is not None or self.momentum:
+            self.arrive()
+            self.depart()
+            return
+        anchors, bases, drifts = (list(s.values()) for s in (self.anchor, self.base, self.drift))
+        with self._open() as here:
+            at, outer = kernels.at(anchors[0]), self.outer
+            at.relay(here, bases, anchors, drifts, outer.rate, self.ahead)
 
     def sync(self) -> Conversation[None]:
         """All of it at once."""
@@ -124,28 +137,25 @@ class Fragment:
                 there = self.anchor[name].view(parameter.shape).to(parameter.dtype)
                 parameter.copy_(there.lerp(parameter, alpha) if alpha else there)
 
-    def _go_on(self) -> None:
-        """Puts parameters at the anchor plus the steps since departure, which stay untold."""
-        bases, parameters = list(self.base.values()), list(self.parameters.values())
-        since = torch._foreach_sub(self._flat(), bases)
-        sums = torch._foreach_add(list(self.anchor.values()), since)
-        there = [t.to(p.dtype) for t, p in zip(sums, parameters, strict=True)]
-        torch._foreach_copy_(bases, there)
-        torch._foreach_sub_(bases, since)
-        shaped = [t.view(p.shape) for t, p in zip(there, parameters, strict=True)]
-        torch._foreach_copy_([p.detach() for p in parameters], shaped)
-
-    def _step_back(self, drifts: list[Tensor]) -> None:
-        """Undoes a share of what is told, which the mean will bring in full."""
-        parameters = [parameter.detach() for parameter in self.parameters.values()]
-        shaped = [drift.view(p.shape) for p, drift in zip(parameters, drifts, strict=True)]
-        torch._foreach_add_(parameters, shaped, alpha=1 - self.ahead)
+    def _room(self) -> list[Tensor]:
+        """Memory for the drift, or where it is."""
+        for name, anchor in self.anchor.items():
+            if name not in self.drift:
+                self.drift[name] = room_for(self._rooms, name, anchor)
+        return list(self.drift.values())
 
     def _flat(self) -> list[Tensor]:
         return [parameter.detach().reshape(-1) for parameter in self.parameters.values()]
 
+    @contextmanager
+    def _open(self) -> Iterator[list[Tensor]]:
+        """The parameters as vectors to write to; those with gaps are copied there and back."""
+        flat = self._flat()
+        yield flat
+        for parameter, vector in zip(self.parameters.values(), flat, strict=True):
+            if vector.data_ptr() != parameter.data_ptr():
+                parameter.detach().copy_(vector.view(parameter.shape))
+
     def _starts(self) -> list[Tensor]:
         """Where the parameters were put, which in 16 bits is only near the anchor."""
-        if self.base:
-            return list(self.base.values())
         return [self.anchor[name].to(p.dtype) for name, p in self.parameters.items()]

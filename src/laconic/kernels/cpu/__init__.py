@@ -12,6 +12,7 @@ from laconic.kernels.cpu.borders import (
     sampled_border,
 )
 from laconic.kernels.cpu.casts import cast_pack, cast_pack_sum
+from laconic.kernels.cpu.drift import arrive, depart, relay
 from laconic.kernels.cpu.entries import add_at, add_packed, lift
 from laconic.kernels.cpu.index import index_fits, pack_index, unpack_index
 from laconic.kernels.cpu.lowrank import factor, factor_sum, lessen, orthonormal, outer
@@ -31,10 +32,12 @@ __all__ = [
     "add_at",
     "add_packed",
     "add_told",
+    "arrive",
     "bisected_border",
     "cast_add",
     "cast_pack",
     "cast_pack_sum",
+    "depart",
     "excess_border",
     "factor",
     "factor_sum",
@@ -51,6 +54,7 @@ __all__ = [
     "passing_in_room",
     "random_blocks",
     "reaching",
+    "relay",
     "round_add",
     "round_pack",
     "round_pack_sum",

@@ -12,6 +12,7 @@ from laconic.kernels.cuda.borders import (
     sampled_border,
 )
 from laconic.kernels.cuda.casts import cast_add, cast_pack, cast_pack_sum
+from laconic.kernels.cuda.drift import arrive, depart, relay
 from laconic.kernels.cuda.entries import add_at, add_packed, lift
 from laconic.kernels.cuda.gathered import add_told
 from laconic.kernels.cuda.gram import orthonormal
@@ -30,10 +31,12 @@ __all__ = [
     "add_at",
     "add_packed",
     "add_told",
+    "arrive",
     "bisected_border",
     "cast_add",
     "cast_pack",
     "cast_pack_sum",
+    "depart",
     "excess_border",
     "factor",
     "factor_sum",
@@ -50,6 +53,7 @@ __all__ = [
     "passing_in_room",
     "random_blocks",
     "reaching",
+    "relay",
     "round_add",
     "round_pack",
     "round_pack_sum",

@@ -9,6 +9,7 @@ from laconic.kernels.reference.borders import (
 )
 from laconic.kernels.reference.by_steps import composed
 from laconic.kernels.reference.casts import cast_add, cast_pack, cast_pack_sum
+from laconic.kernels.reference.drift import arrive, depart, relay
 from laconic.kernels.reference.entries import add_at, add_packed, lift
 from laconic.kernels.reference.index import index_fits, pack_index, unpack_index
 from laconic.kernels.reference.lowrank import factor, factor_sum, lessen, orthonormal, outer
@@ -26,10 +27,12 @@ __all__ = [
     "add_at",
     "add_packed",
     "add_told",
+    "arrive",
     "bisected_border",
     "cast_add",
     "cast_pack",
     "cast_pack_sum",
+    "depart",
     "excess_border",
     "factor",
     "factor_sum",
@@ -46,6 +49,7 @@ __all__ = [
     "passing_in_room",
     "random_blocks",
     "reaching",
+    "relay",
     "round_add",
     "round_pack",
     "round_pack_sum",
