@@ -228,10 +228,16 @@ STUDIES: Mapping[str, Study] = {
         rates=("1gbit",),
     ),
     "long-lstm": Study(
-        "what late means have to reach in thirty epochs, and what talks at every step as fast",
+        "what late means have to reach in thirty epochs, and what talking at every step does",
         "lstm_ptb",
         _LONG_LSTM,
-        (BASELINE, "powersgd:rank=1"),
+        (
+            BASELINE,
+            "powersgd:rank=1",
+            _by_gravac("topk", 0.25, _RAW, window=200),
+            "topk:ratio=0.1",
+            "topk:ratio=0.001",
+        ),
         workers=4,
         looks=15,
         rates=("1gbit",),
@@ -366,7 +372,7 @@ STUDIES: Mapping[str, Study] = {
         (
             BASELINE,
             _by_gravac("topk", 0.25, _RAW, window=100),
-            # Of the norm 160x keeps 0.9 here and 1000x 0.7: what lies between is for this one.
+            # Of the norm 320x keeps 0.86 here and 640x 0.8, below which the gate falls back to 10x.
             _by_gravac("topk", 0.8, _RAW, "policy=geometric", window=100),
             "topk:ratio=0.1",
             "topk:ratio=0.001",
