@@ -12,7 +12,7 @@ from rich.console import Console
 from laconic.bench.forecast import validation
 from laconic.bench.forecast.records import Setting, read_forecasts
 from laconic.bench.forecast.validation import Validation
-from laconic.bench.forecast.verdict import CHOICE, LIMIT, choices, summary
+from laconic.bench.forecast.verdict import CHOICE, LIMIT, choices, is_quiet, summary
 from laconic.bench.records.forecasts import ForecastRecord
 from laconic.bench.records.kinds import append
 from laconic.bench.work.workload import parse_workload
@@ -21,7 +21,8 @@ from laconic.forecast.forecast import Prediction
 from laconic.forecast.timeline import Forecast
 from laconic.network.cluster import LoopbackCluster
 
-COMMITTED = Path(__file__).parents[3] / "results" / "validation.jsonl"
+RESULTS = Path(__file__).parents[3] / "results"
+COMMITTED = RESULTS / "validation.jsonl"
 KNOWN = (
     "32 of 36 are: where processors are the bottleneck, top-k's decoding takes a fifth longer than "
     "rehearsed, so that it is chosen there, and two workers wait longer for powersgd's four calls"
@@ -47,6 +48,16 @@ def test_the_summary_counts_what_is_near_and_says_when_it_was_loud() -> None:
     quiet = [record(90, 100), record(130, 100)]
     assert summary(quiet) == "1 of 2 predictions are within 15% of what was measured."
     assert "In 1 cells other programs used more" in summary([*quiet, record(1, 1, others=1.0)])
+
+
+@pytest.mark.parametrize(
+    ("cores", "others", "quiet"),
+    [("2", 0.2, True), ("2", 0.3, False), ("4", 0.3, False), ("10", 3.0, True), ("10", 3.1, False)],
+)
+def test_four_workers_may_have_others_on_half_of_the_cores_to_spare(
+    cores: str, others: float, quiet: bool
+) -> None:
+    assert is_quiet(replace(record(1, 1, others), machine={"cores": cores})) is quiet
 
 
 def test_records_come_back_as_they_were(tmp_path: Path) -> None:
@@ -149,6 +160,13 @@ class TestCommitted:
         found = choices(self.records())
         assert len(found) >= 9
         assert max(found.values()) <= CHOICE
+
+    def test_with_a_core_for_each_worker_all_are_near(self) -> None:
+        rows = read_forecasts(RESULTS / "validation-16-cores.jsonl")
+        assert len(rows) >= 16
+        assert all(is_quiet(r) for r in rows)
+        assert not [(r.spec, r.workers, r.rate, r.off) for r in rows if abs(r.off or 0) > LIMIT]
+        assert max(choices(rows).values()) <= CHOICE
 
     def records(self) -> list[ForecastRecord]:
         # Cells that were measured again come later.

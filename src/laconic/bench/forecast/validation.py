@@ -13,7 +13,7 @@ from rich.console import Console
 
 from laconic.bench.forecast.records import Setting, read_forecasts
 from laconic.bench.forecast.tables import validation_table
-from laconic.bench.forecast.verdict import QUIET_CORES, summary
+from laconic.bench.forecast.verdict import is_quiet, summary
 from laconic.bench.hosts.job import Job, write_job
 from laconic.bench.machine import machine_facts
 from laconic.bench.records.files import append, check_writable
@@ -95,7 +95,7 @@ class Validation:
         check_writable(self.json_path)
         records, title = read_forecasts(self.json_path), parse_workload(self.workload).title
         cells = (r for r in records if r.workload == title and r.measured_ms is not None)
-        return {_key(r): r for r in cells if (r.others_cores or 0) <= QUIET_CORES}
+        return {_key(r): r for r in cells if is_quiet(r)}
 
     def _cells(self, cases: Sequence[str], workers: int, rate: str | None) -> list[ForecastRecord]:
         turns = tuple(cases) * _ROUNDS

@@ -11,13 +11,13 @@ CHOICE = 0.10
 LIMIT = 0.15
 """A prediction should be nearer than this to what is measured."""
 QUIET_CORES = 0.2
-"""Where others use more, what is measured says little."""
+"""Where others use more of the cores that workers need, what is measured says little."""
 
 
 def summary(records: Sequence[ForecastRecord]) -> str:
     """How good predictions and choices are, and whether the machine was quiet enough to tell."""
     near = [r for r in records if r.off is not None and abs(r.off) <= LIMIT]
-    loud = [r for r in records if (r.others_cores or 0) > QUIET_CORES]
+    loud = [r for r in records if not is_quiet(r)]
     said = f"{len(near)} of {len(records)} predictions are within {LIMIT:.0%} of what was measured."
     for (workers, rate), loss in choices(records).items():
         if loss > CHOICE:
@@ -25,9 +25,15 @@ def summary(records: Sequence[ForecastRecord]) -> str:
     if not loud:
         return said
     return (
-        f"{said} In {len(loud)} cells other programs used more than {QUIET_CORES:g} cores: "
-        "measure again on a quiet machine."
+        f"{said} In {len(loud)} cells other programs used more than {QUIET_CORES:g} cores, and "
+        "more than half of those to spare: measure again on a quiet machine."
     )
+
+
+def is_quiet(record: ForecastRecord) -> bool:
+    """Whether workers had their cores for themselves: others may use half of those to spare."""
+    spare = max(0, int(record.machine.get("cores", 0)) - record.workers)
+    return (record.others_cores or 0) <= max(QUIET_CORES, spare / 2)
 
 
 def choices(records: Sequence[ForecastRecord]) -> dict[tuple[int, str | None], float]:
