@@ -17,6 +17,7 @@ from laconic.contract import OneRound, take
 from laconic.kernels import cuda, reference
 from laconic.kernels.aim import Aim
 from laconic.kernels.cuda import drift, early, guess, passes
+from laconic.kernels.drifted import Drifted
 from laconic.spec import parse
 from laconic.types import Given, Turn
 
@@ -97,12 +98,12 @@ def positions() -> list[str]:
 
 def drifts() -> list[str]:
     """The kernels of what drifts, of parameters in two types, with and without a step back."""
-    rest = [[torch.zeros(SIZE)] for _ in range(3)]
     with patch.object(drift, "LARGE", SIZE), compiling() as names:
         for dtype in (torch.float32, torch.bfloat16):
-            here = [torch.zeros(SIZE, dtype=dtype)]
-            cuda.arrive(here, *rest, 1.0)
-            cuda.depart(here, *rest[1:], 1.0)
+            rest = [[torch.zeros(SIZE)] for _ in range(3)]
+            given = Drifted([torch.zeros(SIZE, dtype=dtype)], *rest)
+            cuda.arrive(given, 1.0)
+            cuda.depart(given, 1.0)
             for ahead in (1.0, 0.5):
-                cuda.relay(here, *rest, 1.0, ahead)
+                cuda.relay(given, 1.0, ahead)
     return names

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from laconic.errors import ConfigError, MissingExtra
 from laconic.kernels.aim import Aim
+from laconic.kernels.drifted import Drifted
 from laconic.kernels.rule import Rule
 from laconic.types import Given, Key
 
@@ -88,26 +89,9 @@ class Kernels(Protocol):
         self, x: Tensor, residual: Tensor, decay: float, left: Tensor, dtype: torch.dtype
     ) -> Tensor: ...
     def cast_add(self, out: Tensor, rows: Sequence[Tensor], weight: float) -> None: ...
-    def depart(
-        self, here: list[Tensor], base: list[Tensor], drift: list[Tensor], ahead: float
-    ) -> None: ...
-    def arrive(
-        self,
-        here: list[Tensor],
-        base: list[Tensor],
-        anchor: list[Tensor],
-        mean: list[Tensor],
-        rate: float,
-    ) -> None: ...
-    def relay(
-        self,
-        here: list[Tensor],
-        base: list[Tensor],
-        anchor: list[Tensor],
-        drift: list[Tensor],
-        rate: float,
-        ahead: float,
-    ) -> None: ...
+    def depart(self, given: Drifted, ahead: float) -> None: ...
+    def arrive(self, given: Drifted, rate: float) -> None: ...
+    def relay(self, given: Drifted, rate: float, ahead: float) -> None: ...
     def strata(self, key: Key, numel: int, count: int, device: torch.device) -> Tensor: ...
     def random_blocks(
         self, key: Key, numel: int, count: int, block: int, device: torch.device

@@ -11,6 +11,7 @@ from laconic import kernels
 from laconic.checks import check_number, check_share
 from laconic.comm.base import Conversation
 from laconic.errors import ConfigError
+from laconic.kernels.drifted import Drifted
 from laconic.lanes import Lanes
 from laconic.local.records import float_copies, room_for
 from laconic.types import State
@@ -85,10 +86,10 @@ class Fragment:
 
     def depart(self) -> None:
         """Notes how far the parameters are from where they started."""
-        drifts, bases = self._room(), list(self.base.values())
+        drifts = self._room()
         if self.alpha is None:
-            with self._open() as here:
-                kernels.at(drifts[0]).depart(here, bases, drifts, self.ahead)
+            with self._drifted(drifts) as given:
+                kernels.at(drifts[0]).depart(given, self.ahead)
         else:
             torch._foreach_copy_(drifts, self._starts())
             torch._foreach_sub_(drifts, self._flat())
@@ -103,27 +104,24 @@ class Fragment:
 
     def arrive(self) -> None:
         """Moves the anchor, and the parameters with it."""
-        anchors, drifts = list(self.anchor.values()), list(self.drift.values())
-        means = self.outer.way(drifts, list(self.momentum.values()))
+        means = self.outer.way(list(self.drift.values()), list(self.momentum.values()))
         if self.alpha is None:
-            bases = list(self.base.values())
-            with self._open() as here:
-                kernels.at(anchors[0]).arrive(here, bases, anchors, means, self.outer.rate)
+            with self._drifted(means) as given:
+                kernels.at(means[0]).arrive(given, self.outer.rate)
         else:
-            torch._foreach_sub_(anchors, means, alpha=self.outer.rate)
+            torch._foreach_sub_(list(self.anchor.values()), means, alpha=self.outer.rate)
             self._go_there(self.alpha)
         self.drift.clear()
 
     def relay(self) -> None:
-        """Arrives and departs at once, which takes a third of the passes over memory."""
+        """Arrives and departs at once, which takes fewer passes over memory."""
         if self.alpha is not None or self.momentum:
             self.arrive()
             self.depart()
             return
-        anchors, bases, drifts = (list(s.values()) for s in (self.anchor, self.base, self.drift))
-        with self._open() as here:
-            at, outer = kernels.at(anchors[0]), self.outer
-            at.relay(here, bases, anchors, drifts, outer.rate, self.ahead)
+        drifts = list(self.drift.values())
+        with self._drifted(drifts) as given:
+            kernels.at(drifts[0]).relay(given, self.outer.rate, self.ahead)
 
     def sync(self) -> Conversation[None]:
         """All of it at once."""
@@ -148,11 +146,11 @@ class Fragment:
         return [parameter.detach().reshape(-1) for parameter in self.parameters.values()]
 
     @contextmanager
-    def _open(self) -> Iterator[list[Tensor]]:
-        """The parameters as vectors to write to; those with gaps are copied there and back."""
-        flat = self._flat()
-        yield flat
-        for parameter, vector in zip(self.parameters.values(), flat, strict=True):
+    def _drifted(self, drifts: list[Tensor]) -> Iterator[Drifted]:
+        """All there is to write to; parameters with gaps are copied there and back."""
+        here = self._flat()
+        yield Drifted(here, list(self.base.values()), list(self.anchor.values()), drifts)
+        for parameter, vector in zip(self.parameters.values(), here, strict=True):
             if vector.data_ptr() != parameter.data_ptr():
                 parameter.detach().copy_(vector.view(parameter.shape))
 

@@ -6,8 +6,8 @@ takes a launch for each parameter, so many small ones are left to torch, which t
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
+from laconic.kernels.drifted import Drifted
 from laconic.kernels.reference import drift as by_torch
 
 BLOCK = 2048
@@ -45,56 +45,38 @@ def _drift_kernel(
     tl.store(base_ptr + place, base, mask=inside)
 
 
-def depart(here: list[Tensor], base: list[Tensor], drift: list[Tensor], ahead: float) -> None:
-    large, [hs, bs, ds] = _by_size(here, base, drift)
-    for h, b, d in large:
-        _launch(h, b, d, d, None, ahead)
-    if hs:
-        by_torch.depart(hs, bs, ds, ahead)
+def depart(given: Drifted, ahead: float) -> None:
+    large, small = _by_size(given)
+    _launch(large, None, ahead)
+    if small.here:
+        by_torch.depart(small, ahead)
 
 
-def arrive(
-    here: list[Tensor],
-    base: list[Tensor],
-    anchor: list[Tensor],
-    mean: list[Tensor],
-    rate: float,
-) -> None:
-    large, [hs, bs, as_, ms] = _by_size(here, base, anchor, mean)
-    for h, b, a, m in large:
-        _launch(h, b, a, m, rate, None)
-    if hs:
-        by_torch.arrive(hs, bs, as_, ms, rate)
+def arrive(given: Drifted, rate: float) -> None:
+    large, small = _by_size(given)
+    _launch(large, rate, None)
+    if small.here:
+        by_torch.arrive(small, rate)
 
 
-def relay(
-    here: list[Tensor],
-    base: list[Tensor],
-    anchor: list[Tensor],
-    drift: list[Tensor],
-    rate: float,
-    ahead: float,
-) -> None:
-    large, [hs, bs, as_, ds] = _by_size(here, base, anchor, drift)
-    for h, b, a, d in large:
-        _launch(h, b, a, d, rate, ahead)
-    if hs:
-        by_torch.relay(hs, bs, as_, ds, rate, ahead)
+def relay(given: Drifted, rate: float, ahead: float) -> None:
+    large, small = _by_size(given)
+    _launch(large, rate, ahead)
+    if small.here:
+        by_torch.relay(small, rate, ahead)
 
 
-def _by_size(*lists: list[Tensor]) -> tuple[list[tuple[Tensor, ...]], list[list[Tensor]]]:
-    """What is about each large parameter, and the lists without them."""
-    large = [row for row in zip(*lists, strict=True) if row[0].numel() >= LARGE]
-    return large, [[one for one in some if one.numel() < LARGE] for some in lists]
+def _by_size(given: Drifted) -> tuple[Drifted, Drifted]:
+    """Large parameters and small ones."""
+    large = Drifted(*([one for one in some if one.numel() >= LARGE] for some in given))
+    return large, Drifted(*([one for one in some if one.numel() < LARGE] for some in given))
 
 
-def _launch(
-    here: Tensor, base: Tensor, anchor: Tensor, drift: Tensor, rate: float | None,
-    ahead: float | None,
-) -> None:  # fmt: skip
+def _launch(given: Drifted, rate: float | None, ahead: float | None) -> None:
     """Arrives if there is a rate, and departs if there is a share to be ahead by."""
     back = 0.0 if ahead is None else 1 - ahead
-    _drift_kernel[(-(-here.numel() // BLOCK),)](
-        here, base, anchor, drift, rate or 0.0, back, here.numel(), ARRIVE=rate is not None,
-        DEPART=ahead is not None, BACK=back > 0, BLOCK=BLOCK,
-    )  # fmt: skip
+    for here, *others in zip(*given, strict=True):
+        _drift_kernel[(-(-here.numel() // BLOCK),)](
+            here, *others, rate or 0.0, back, here.numel(), ARRIVE=rate is not None,
+            DEPART=ahead is not None, BACK=back > 0, BLOCK=BLOCK,
+        )  # fmt: skip

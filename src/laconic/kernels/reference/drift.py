@@ -1,15 +1,13 @@
-"""Parameters that have drifted from a base: what is told of it, and how a late mean is taken up.
-
-`here` is where parameters are, in their own types; all else is float32. All are lists of vectors,
-one a parameter, and all but a mean are written in place.
-"""
+"""Parameters that have drifted from a base: what is told of it, and how a late mean is taken up."""
 
 import torch
-from torch import Tensor
+
+from laconic.kernels.drifted import Drifted
 
 
-def depart(here: list[Tensor], base: list[Tensor], drift: list[Tensor], ahead: float) -> None:
-    """`drift` becomes base - here, of which all but the share `ahead` is undone; base is there."""
+def depart(given: Drifted, ahead: float) -> None:
+    """The drift becomes base - here; all but the share `ahead` of it is undone, and base there."""
+    here, base, _, drift = given
     torch._foreach_copy_(drift, base)
     torch._foreach_sub_(drift, here)
     if ahead < 1:
@@ -17,17 +15,12 @@ def depart(here: list[Tensor], base: list[Tensor], drift: list[Tensor], ahead: f
     torch._foreach_copy_(base, here)
 
 
-def arrive(
-    here: list[Tensor],
-    base: list[Tensor],
-    anchor: list[Tensor],
-    mean: list[Tensor],
-    rate: float,
-) -> None:
+def arrive(given: Drifted, rate: float) -> None:
     """The anchor moves by -rate * mean, and `here` to it, but for the steps here - base.
 
     These are still to be told, and base is so far from `here` as before.
     """
+    here, base, anchor, mean = given
     torch._foreach_sub_(anchor, mean, alpha=rate)
     since = torch._foreach_sub(here, base)
     torch._foreach_copy_(here, torch._foreach_add(anchor, since))
@@ -35,14 +28,7 @@ def arrive(
     torch._foreach_sub_(base, since)
 
 
-def relay(
-    here: list[Tensor],
-    base: list[Tensor],
-    anchor: list[Tensor],
-    drift: list[Tensor],
-    rate: float,
-    ahead: float,
-) -> None:
-    """Arrives by the mean in `drift`, and departs, with the next drift in its place."""
-    arrive(here, base, anchor, drift, rate)
-    depart(here, base, drift, ahead)
+def relay(given: Drifted, rate: float, ahead: float) -> None:
+    """Arrives by the mean, and departs, with the next drift in its place."""
+    arrive(given, rate)
+    depart(given, ahead)
