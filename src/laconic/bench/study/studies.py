@@ -306,7 +306,6 @@ STUDIES: Mapping[str, Study] = {
         ),
         workers=4,
         looks=26,
-        rates=("1gbit",),
     ),
     "sparseloco": Study(
         "SparseLoCo with 30 steps between syncs against dense steps",
