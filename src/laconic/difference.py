@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from laconic.types import Given, State
+from laconic.types import Given, Mixed, State
 
 
 def start(numel: int, device: torch.device) -> State:
@@ -23,7 +23,7 @@ def ahead(target: Tensor, now: State) -> Given:
     """What the target is ahead of what was said."""
     difference = target - now["own"]
     # As a residual of nothing, so that it is still there when what was said has to be told.
-    return Given(torch.zeros_like(difference), difference, torch.empty_like(difference))
+    return Mixed(torch.zeros_like(difference), difference, torch.empty_like(difference))
 
 
 def caught_up(given: Given, mean: Tensor, now: State, then: State) -> Tensor:

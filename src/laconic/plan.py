@@ -18,12 +18,12 @@ from laconic.exchange.auto import choose
 from laconic.memory.none import NoMemory
 from laconic.network.model import LinkModel
 from laconic.spec import (
+    compressor_of,
     find_exchange,
     find_layers,
     format_spec,
+    memory_of,
     name_of,
-    parse,
-    parse_memory,
     read_settings,
     wrap_in_exchange,
 )
@@ -78,6 +78,11 @@ class Plan:
             return dense, NoMemory()
         return self.compressor, self.memory
 
+    def check(self, compressor: Compressor) -> None:
+        """Raises ConfigError unless this one, too, may go with the memory and the exchange."""
+        check_memory(compressor, self.memory)
+        check_exchange(compressor, self.memory, self.exchange)
+
     def is_dense(self) -> bool:
         """Whether all gradients are their own messages, of which nothing is left to keep."""
         return isinstance(self.compressor, NoCompression)
@@ -116,14 +121,10 @@ def make_plan(
     size: int,
 ) -> Plan:
     """Fills in what was left open, and refuses what cannot work."""
-    compressor = parse(compressor) if isinstance(compressor, str) else compressor
-    if not isinstance(compressor, Compressor):
-        raise ConfigError(f"expected a spec string or a compressor, got {compressor!r}")
+    compressor = compressor_of(compressor)
     if memory is None:
         memory = "residual" if wants_residual(compressor) else "none"
-    memory = parse_memory(memory) if isinstance(memory, str) else memory
-    if not isinstance(memory, Memory):
-        raise ConfigError(f"expected a memory or its spec, got {memory!r}")
+    memory = memory_of(memory)
     check_memory(compressor, memory)
     exchange = settle_exchange(compressor, memory, exchange, tensors, size)
     check_exchange(compressor, memory, exchange)

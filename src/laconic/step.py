@@ -145,17 +145,19 @@ def exchange(grad: Tensor, lane: Lane) -> Rounds:
     """Replaces `grad` by its mean over all ranks, as far as the lane's compressor can say it."""
     then, talk = lane.begin()
     given = lane.memory.before(_flat(grad), lane.kept, then)
-    norm = None
+    norm = stirs = None
     if lane.turn.step % lane.sample_every == 0:
         given, norm = _sampled(given)
+        stirs = given.came().any()
     mean = yield from lane.talker.rounds(given, talk, lane.turn)
     mean = lane.memory.after(given, mean, lane.kept, then)
     if mean.data_ptr() != grad.data_ptr():
         grad.copy_(mean.view(grad.shape))
-    if norm is not None and given.left is not None:
+    if norm is not None and stirs is not None and given.left is not None:
         left = given.left.norm()
         lane.relative_error = torch.where(norm > 0, left / norm, 0.0)
-        lane.lost = torch.stack([left, norm]).square()
+        # Where no gradient came, only a residual, it is no sample of what gradients lose.
+        lane.lost = torch.stack([left, norm]).square() * stirs
     return mean
 
 

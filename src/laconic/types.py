@@ -107,7 +107,7 @@ class Given(NamedTuple):
     def slice(self, start: int, stop: int) -> "Given":
         residual = None if self.residual is None else self.residual[start:stop]
         left = None if self.left is None else self.left[start:stop]
-        return Given(self.x[start:stop], residual, left, self.decay)
+        return self._replace(x=self.x[start:stop], residual=residual, left=left)
 
     def total(self) -> Tensor:
         """What has to be said as one tensor: inside `left` where there is one."""
@@ -116,6 +116,20 @@ class Given(NamedTuple):
         if self.residual is None:
             return self.left.copy_(self.x)
         return torch.add(self.x, self.residual, alpha=self.decay, out=self.left)
+
+    def came(self) -> Tensor:
+        """The gradient as it came."""
+        return self.x
+
+
+class Mixed(Given):
+    """The same where x is nothing: a gradient is a part of the residual, and not known alone."""
+
+    __slots__ = ()
+
+    def came(self) -> Tensor:
+        assert self.residual is not None
+        return self.residual
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,22 @@ def test_layers_that_were_silent_are_critical() -> None:
     assert levels(run) == ("low", "high")
 
 
+def test_an_epoch_of_zeros_says_nothing() -> None:
+    run = run_of("accordion:low=0.5,high=0.1,interval=1")
+    for _ in range(2):
+        epoch(run, 1.0, 1.0)
+    run.step(constant(1.0, 1.0))
+    known = dict(pilot(run).known.norms)
+    assert levels(run) == ("high", "high")
+    run.step(constant(1.0, 1.0))
+    run.epoch_ended()
+    for _ in range(2):
+        epoch(run, 0.0, 0.0)
+    run.step(constant(0.0, 0.0))
+    assert levels(run) == ("high", "high")
+    assert pilot(run).known.norms == pytest.approx(known)
+
+
 def test_spoilt_steps_do_not_count() -> None:
     run, clean = run_of(RULE), run_of(RULE)
     spoilt = constant(5.0, 5.0)
@@ -252,6 +268,19 @@ def test_switch_keeps_what_was_seen() -> None:
     run.switch("redsync:ratio=0.3")
     assert levels(run) == ("high", "high")
     assert run.workers[0].lanes["w"].compressor == laconic.parse("redsync:ratio=0.1")
+    last = pilot(run).log.decisions[-1]
+    assert last == (5, "low: 0 of 2 layers", "another method, levels stay")
+
+
+def test_both_levels_must_go_with_the_memory() -> None:
+    rule, spec = "accordion:setting=bits,low=8,high=2", "qsgd:bits=8,bucket=4096"
+    refused = "accordion: qsgd:bits=2,bucket=4096 does not go with memory 'residual'"
+    tensors = {"w": torch.zeros(64, 40)}
+    with pytest.raises(ConfigError, match=refused):
+        laconic.simulate(tensors, spec, workers=2, memory="residual", controller=rule)
+    run = run_of(rule, spec)
+    with pytest.raises(ConfigError, match=refused):
+        run.switch(spec, memory="residual")
 
 
 BAD = {
@@ -264,7 +293,9 @@ BAD = {
     "accordion:low=0.5,high=0.1,accumulate_low=2": "accumulate_high must be at least 2",
     "accordion:low=4,high=1,setting=rank": "no setting 'rank' to control",
     "accordion:low=0.5": "missing parameter",
-    "accordion:low=0.5,high=nan": "ratio must be in",
+    "accordion:low=0.5,high=nan": "high must be finite, got nan",
+    "accordion:low=inf,high=1,setting=rank": "low must be finite, got inf",
+    "accordion:low=1,high=inf,setting=batch": "high must be finite, got inf",
     "accordion:low=8,high=1,setting=batch": "batch: passes must be whole, 1 <= low < high",
     "accordion:low=0,high=8,setting=batch": "batch: passes must be whole, 1 <= low < high",
     "accordion:low=1.5,high=8,setting=batch": "batch: passes must be whole, 1 <= low < high",

@@ -210,7 +210,7 @@ def test_what_was_bad_once_is_tried_again_but_seldom() -> None:
     ("spec", "controller", "message"),
     [
         ("efsign", "autopilot", "autopilot: efsign has no factor"),
-        ("topk:ratio=0.1", "autopilot:setting=bits", "autopilot: topk:ratio=0.1 has no factor"),
+        ("topk:ratio=0.1", "autopilot:setting=rank", "topk has no setting 'rank' to control"),
         ("topk:ratio=0.1", "autopilot:setting=size", "autopilot: setting must be auto or one of"),
         ("topk:ratio=0.1", "autopilot:by=bucket", "autopilot: by must be one of"),
         ("topk:ratio=0.1", "autopilot:epsilon=1", "autopilot: unknown parameter"),
@@ -220,6 +220,11 @@ def test_a_mistake_is_named(spec: str, controller: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         laconic.simulate({"w": torch.zeros(64, 64)}, spec, workers=2, controller=controller)
     assert str(caught.value).startswith(message)
+
+
+def test_a_setting_is_a_name() -> None:
+    with pytest.raises(ConfigError, match="autopilot: setting must be auto or one of"):
+        Autopilot(setting=[])  # type: ignore[arg-type]
 
 
 def test_a_lower_learning_rate_is_followed_by_as_many_steps() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import laconic
+from laconic.checkpoint import load, load_resized, save
 from laconic.control.clock import ModelClock
 from laconic.control.navigator import BETTER, WORTH, Navigator
 from laconic.errors import ConfigError
@@ -17,22 +18,22 @@ from laconic.network.model import LinkModel
 from laconic.simulate import Simulation
 
 
-def simulation(spec: str = "topk:ratio=0.01") -> Simulation:
+def simulation(spec: str = "topk:ratio=0.01", workers: int = 4) -> Simulation:
     parameters = {"w": torch.zeros(64, 256), "b": torch.zeros(8)}
     link = LinkModel(1e-4, 2e7)
     return laconic.simulate(
-        parameters, spec, workers=4, controller="autopilot", link=link, compute_s=0.02
+        parameters, spec, workers=workers, controller="autopilot", link=link, compute_s=0.02
     )
 
 
-def gradients(step: int) -> list[dict[str, Tensor]]:
+def gradients(step: int, workers: int = 4) -> list[dict[str, Tensor]]:
     """Different on every rank, with heavy tails."""
 
     def one(rank: int) -> Tensor:
         normal = torch.randn(64, 256, generator=torch.Generator().manual_seed(10 * step + rank))
         return normal * normal.abs()
 
-    return [{"w": one(rank), "b": torch.ones(8)} for rank in range(4)]
+    return [{"w": one(rank), "b": torch.ones(8)} for rank in range(workers)]
 
 
 def set_rate(led: Simulation, rate_bits: float) -> None:
@@ -121,6 +122,68 @@ def test_a_run_that_was_saved_goes_on_to_the_bit() -> None:
     assert len(explained(first)["decisions"]) > 2
 
 
+@pytest.mark.parametrize("spec", ["powersgd:rank=2", "acpsgd:rank=2"])
+def test_a_run_that_has_left_its_method_is_saved_too(spec: str) -> None:
+    """Rank 2 was tried, then a higher one, whose warm start waits while all is said in 16 bits."""
+    first, second = simulation(spec), simulation(spec)
+    set_rate(first, 1e9)
+    for step in range(20):
+        first.step(gradients(step))
+    assert explained(first)["setting"] in ("bf16", "dense")
+    assert (
+        first.workers[0].lanes["w"].talk["q"].shape != second.workers[0].lanes["w"].talk["q"].shape
+    )
+    second.load_state_dict(first.state_dict())  # type: ignore[arg-type]
+    one, other = first.step(gradients(20)), second.step(gradients(20))
+    assert torch.equal(one["w"], other["w"])
+
+
+def test_a_state_that_is_refused_leaves_no_trace() -> None:
+    first, second = simulation("powersgd:rank=2"), simulation("powersgd:rank=2")
+    for step in range(20):
+        first.step(gradients(step))
+    state = save(first.workers[0])
+    state["lanes"]["b"]["kept"] = {"odd": torch.zeros(3)}  # type: ignore[index]
+    before = save(second.workers[0])
+    with pytest.raises(ConfigError, match="state of b"):
+        load(second.workers[0], state)
+    assert str(save(second.workers[0])) == str(before)
+
+
+def test_another_number_of_ranks_starts_with_costs_of_its_own() -> None:
+    few, many, fresh = simulation(workers=2), simulation(workers=8), simulation(workers=8)
+    for step in range(20):
+        few.step(gradients(step, 2))
+    states = [save(worker) for worker in few.workers]
+    for worker in many.workers:
+        load_resized(worker, states, "fold")
+    known = pilots(few)[0].chart.layers["w"].save()
+    assert all(led.chart.layers["w"].save() == known for led in pilots(many))
+    assert all(led.chart.costs == pilots(fresh)[0].chart.costs for led in pilots(many))
+    for step in range(40):
+        many.step(gradients(step, 8))
+    assert len({str(led.places) for led in pilots(many)}) == 1
+    assert pilots(many)[0].chart.costs.part_sent == pytest.approx(7, rel=0.1)
+
+
+@pytest.mark.parametrize("spec", ["topk:ratio=0.01", "powersgd:rank=2", "qsgd:bits=4"])
+def test_a_rank_that_is_alone(spec: str) -> None:
+    led = simulation(spec, workers=1)
+    for step in range(80):
+        led.step(gradients(step, 1))
+    assert explained(led)["settings"]
+
+
+def test_gradients_of_zeros_are_no_samples_though_residuals_wait() -> None:
+    led = simulation()
+    for step in range(20):
+        led.step(gradients(step))
+    losses = pilots(led)[0].chart.layers["w"].save()
+    for _ in range(40):
+        led.step([{"w": torch.zeros(64, 256), "b": torch.zeros(8)} for _ in range(4)])
+    assert pilots(led)[0].chart.layers["w"].save() == losses
+
+
 def test_steps_that_do_not_count_move_nothing() -> None:
     led = simulation()
     for step in range(20):
@@ -154,6 +217,7 @@ def test_a_switch_keeps_what_is_known_of_the_link() -> None:
     assert pilots(led)[0].chart.costs.recent
     assert pilots(led)[0].chart.layers == {}
     assert explained(led)["setting"] == "randomk:ratio=0.1"
+    assert explained(led)["decisions"][-1]["step"] == 20
     with pytest.raises(ConfigError, match="no factor"):
         led.switch("efsign")
     led.step(gradients(21))

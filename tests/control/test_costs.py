@@ -19,6 +19,15 @@ def test_latency_is_told_from_bytes_by_a_change_of_setting() -> None:
     assert costs.part_sent == pytest.approx(5)
 
 
+def test_a_rank_that_is_alone_learns_nothing_of_a_link() -> None:
+    costs = Costs(0.0, 0.0)
+    for place in (2, 3):
+        for _ in range(4):
+            costs.add(Said(0, 1000 * place, {place: 10}), Lap(1.0, 0.1, 0.0, 0.0, 0.0))
+    assert costs.idle_s is None
+    assert costs.link().step_s(-0.05) == pytest.approx(1.0)
+
+
 def test_the_work_of_a_mixture_is_put_down_to_its_settings() -> None:
     costs = Costs(1.5, 3)
     costs.add(Said(0, 10, {2: 100}), Lap(1.0, 0.4, 0.0, 10.0, 0.4))

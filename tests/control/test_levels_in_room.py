@@ -46,7 +46,7 @@ def test_the_choice_is_the_top_of_the_first_level(name: str, sends: Sends) -> No
     left[index] = False
     assert x[index].abs().min() >= x[left].abs().max()
     assert both.gauge.squares is not None
-    _, floor, candidate = both.gauge.squares
+    _, floor, candidate, _ = both.gauge.squares
     torch.testing.assert_close(floor, x[outer].dot(x[outer]))
     if sends == "candidate":
         torch.testing.assert_close(candidate, x[index].dot(x[index]))

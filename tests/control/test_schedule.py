@@ -8,6 +8,7 @@ import laconic
 from laconic.compressors.powersgd import PowerSGD
 from laconic.control.schedule import Schedule
 from laconic.errors import ConfigError
+from laconic.sealed import seal
 
 SHAPES = {"w": (64, 40), "b": (40,)}
 
@@ -22,6 +23,12 @@ def gradients(step: int, workers: int = 3) -> list[dict[str, Tensor]]:
 def make(spec: str, controller: str, **options: object) -> laconic.Simulation:
     tensors = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
     return laconic.simulate(tensors, spec, workers=3, controller=controller, **options)  # type: ignore[arg-type]
+
+
+def decisions(run: laconic.Simulation) -> list[tuple[int, str]]:
+    explained = run.stats()["controller"]
+    assert isinstance(explained, dict)
+    return [(row["step"], row["setting"]) for row in explained["decisions"]]
 
 
 def test_the_warm_up_of_dgc() -> None:
@@ -71,10 +78,10 @@ def test_stats_say_which_setting_when_and_why() -> None:
     run = make("topk:ratio=0.01", "schedule:last=0.05,first=0.2,stages=2,length=4,after=1")
     for step in range(6):
         run.step(gradients(step))
+    rows = [(0, "none"), (1, "topk:ratio=0.2"), (3, "topk:ratio=0.05")]
+    assert decisions(run) == rows
     explained = run.stats()["controller"]
     assert isinstance(explained, dict)
-    rows = [(row["step"], row["setting"]) for row in explained["decisions"]]
-    assert rows == [(0, "none"), (1, "topk:ratio=0.2"), (3, "topk:ratio=0.05")]
     assert explained["setting"] == "topk:ratio=0.05"
     assert explained["decisions"][2]["reason"] == "3 steps have passed"
 
@@ -139,6 +146,7 @@ def test_switch_keeps_the_schedule() -> None:
     with pytest.raises(ConfigError, match="efsign has no setting 'ratio' to control"):
         run.switch("efsign")
     run.switch("redsync:ratio=0.5")
+    assert decisions(run) == [(0, "none"), (1, "none")]
     run.step(gradients(1))
     run.step(gradients(2))
     assert run.workers[0].lanes["w"].compressor == laconic.parse("redsync:ratio=0.05")
@@ -169,6 +177,11 @@ BAD = {
     "schedule:last=0.1,via=0.5/2,length=9": "ratio must be in",
     "schedule:last=0.1,via=0.5,length=2": "length must be at least 3",
     "schedule:last=0.1,via=0.5,length=9,stages=3": "via says how many stages",
+    "schedule:last=inf": "last must be finite, got inf",
+    "schedule:last=0.1,first=nan": "first must be finite, got nan",
+    "schedule:last=0.1,via=inf,length=9": "via must be finite, got inf",
+    "schedule:last=0.1,length=9": "give stages= or via= for a ramp",
+    "schedule:last=0.1,first=0.5": "give stages= or via= for a ramp",
     "skedule:last=0.1": "did you mean 'schedule'",
 }
 
@@ -186,3 +199,51 @@ def test_what_is_no_number_or_would_be_rounded_is_named() -> None:
         Schedule(last=0.1, first=None)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"powersgd: rank must be whole, got 2\.6"):
         make("powersgd:rank=4", "schedule:setting=rank,last=2.6")
+    with pytest.raises(ConfigError, match="schedule: last must be finite, got inf"):
+        make("powersgd:rank=4", "schedule:setting=rank,last=inf")
+
+
+@pytest.mark.parametrize("via", [5, [0.1], None, b"0.1"])
+def test_plateaus_are_a_text(via: object) -> None:
+    with pytest.raises(ConfigError, match="schedule: via must be a text of numbers"):
+        Schedule(last=0.01, via=via, length=10)  # type: ignore[arg-type]
+
+
+LEVELS = ["last=2", "first=2,last=8,stages=2,length=4", "first=8,via=2,last=7,length=9"]
+
+
+@pytest.mark.parametrize("ramp", LEVELS)
+def test_every_setting_must_go_with_the_memory(ramp: str) -> None:
+    rule = f"schedule:setting=bits,{ramp}"
+    refused = "schedule: qsgd:bits=2,bucket=4096 does not go with memory 'residual'"
+    with pytest.raises(ConfigError, match=refused):
+        make("qsgd:bits=8,bucket=4096", rule, memory="residual")
+    run = make("qsgd:bits=8,bucket=4096", rule, memory="none")
+    run.step(gradients(0))
+    with pytest.raises(ConfigError, match=refused):
+        run.switch("qsgd:bits=8,bucket=4096", memory="residual")
+    run.step(gradients(1))
+    assert run.stats()["memory"] == "none"
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [None, 5, b"{}", "garbage", seal([]), seal({}), seal({"spec": "schedule:last=0.1"})],
+)
+def test_a_broken_state_is_refused_and_leaves_no_trace(broken: object) -> None:
+    run = make("topk:ratio=0.01", "schedule:last=0.1")
+    run.step(gradients(0))
+    before, state = run.state_dict(), run.state_dict()
+    state["0"]["controller"] = broken  # type: ignore[index]
+    with pytest.raises(ConfigError, match=r"^state: (a sealed part|controller)"):
+        run.load_state_dict(state)  # type: ignore[arg-type]
+    assert str(run.state_dict()) == str(before)
+
+
+def test_what_another_version_knew_is_refused() -> None:
+    run = make("topk:ratio=0.01", "schedule:last=0.1")
+    helm = run.workers[0].helm
+    assert helm is not None
+    for wrong in ({"pilot": {}}, {"last": [0.0]}, {"log": [[1, 2]]}):
+        with pytest.raises(ConfigError, match=r"^state: controller: schedule:last=0\.1 has not"):
+            helm.load({**helm.save(), **wrong})

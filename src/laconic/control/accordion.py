@@ -80,11 +80,13 @@ class Accordion(Controller):
     ) -> Pilot:
         if self.setting == BATCH:
             return Regimes(self, {"low": compressor, "high": compressor}, names, old)
-        levels = {
-            "low": at_setting(compressor, self.setting, self.low),
-            "high": at_setting(compressor, self.setting, self.high),
-        }
-        if levels["low"].nbytes(SHAPE) <= levels["high"].nbytes(SHAPE):
+        low, high = self.settings(compressor)
+        if low.nbytes(SHAPE) <= high.nbytes(SHAPE):
             got = f"{self.low!r} and {self.high!r}"
             raise ConfigError(f"accordion: low must say more than high does, got {got}")
-        return Regimes(self, levels, names, old)
+        return Regimes(self, {"low": low, "high": high}, names, old)
+
+    def settings(self, compressor: Compressor) -> list[Compressor]:
+        if self.setting == BATCH:
+            return []
+        return [at_setting(compressor, self.setting, value) for value in (self.low, self.high)]

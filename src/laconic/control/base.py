@@ -49,6 +49,8 @@ class Log:
 
     def __init__(self) -> None:
         self.decisions: list[Decision] = []
+        self.now = 0
+        """The step at which a pilot takes over, and first decides."""
 
     def add(self, step: int, setting: str, reason: str) -> None:
         self.decisions = [*self.decisions, Decision(step, setting, reason)][-REMEMBERED:]
@@ -126,6 +128,9 @@ class Pilot(ABC):
     def rate_changed(self, step: int, before: float, after: float) -> None:
         """The learning rate changes after so many steps."""
 
+    def resize(self) -> None:  # noqa: B027 - few know anything that depends on it
+        """Goes on among another number of ranks: what depends on that is known no more."""
+
     @abstractmethod
     def save(self) -> Saved: ...
 
@@ -149,6 +154,10 @@ class Controller(ABC):
         `old` is the pilot before a switch to this compressor: what it knows may still hold. Raises
         ConfigError where the compressor has nothing to set.
         """
+
+    def settings(self, compressor: Compressor) -> Sequence[Compressor]:
+        """What it may order that the plan may refuse: with its memory or exchange, for example."""
+        return ()
 
 
 def setting_of(compressor: Compressor, key: str) -> object:

@@ -38,10 +38,15 @@ class Chart:
 
     def __init__(self, rungs: Sequence[Rung], kind: Kind, size: int) -> None:
         self.rungs, self.kind = list(rungs), kind
-        self.costs = Costs(ring_bytes(LONG, size) / LONG, size - 1.0)
+        self._size = size
+        self.forget_costs()
         self.layers: dict[str, Layer] = {}
         self.ahead = FEW
         """Steps that are taken to follow."""
+
+    def forget_costs(self) -> None:
+        """Knows only what a ring sends of a message, and a gather."""
+        self.costs = Costs(ring_bytes(LONG, self._size) / LONG, self._size - 1.0)
 
     def meet(self, shapes: Mapping[str, Sequence[int]]) -> None:
         """Learns which layers there are."""

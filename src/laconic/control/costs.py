@@ -133,7 +133,8 @@ class Costs:
         """Learns from two settings what of the time is due to bytes, and what is not."""
         less, more = sorted((one, other), key=lambda lap: lap.sent_bytes)
         self.before = None
-        if more.sent_bytes < APART * less.sent_bytes:
+        # A rank that is alone sends nothing at any setting.
+        if more.sent_bytes <= APART * less.sent_bytes:
             return
         byte_s = max(0.0, more.wire_s - less.wire_s) / (more.sent_bytes - less.sent_bytes)
         new = max(0.0, less.wire_s - byte_s * less.sent_bytes)

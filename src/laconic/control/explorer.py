@@ -77,7 +77,7 @@ class Explorer(Pilot):
         self._factors = rule.factors()
         self._alpha = rule.alpha or min(1.0, size / 100)
         self._gauges = {name: Gauge(rule.gain_ref == "raw") for name in names}
-        self._note(self.log.decisions[-1].step if self.log.decisions else 0, "nothing is known yet")
+        self._note(self.log.now, "nothing is known yet")
 
     @property
     def asks(self) -> bool:
@@ -115,12 +115,13 @@ class Explorer(Pilot):
     def step(self, heard: Heard) -> None:
         columns = zip(*(numbers for _, numbers in heard.numbers), strict=True)
         sums = [sum(column) for column in columns]
-        if not sums or not all(map(math.isfinite, sums)) or sums[0] == 0:
-            # A gradient that is zero or not finite says nothing about any factor.
+        *levels, gradient = sums or [0.0]
+        if gradient == 0 or not all(map(math.isfinite, sums)):
+            # A gradient that is zero or not finite says nothing about any factor, whatever waits.
             self.known.last_factor = None
             return
         self._time(heard.last_s)
-        self._measure(*sums)
+        self._measure(*levels)
         self.known.seen += 1
         why = GATE
         if self.known.seen % self._rule.window == 0 and not self.known.frozen:
@@ -159,6 +160,7 @@ class Explorer(Pilot):
         """Raises the floor, takes the next candidate, or settles; says what happened."""
         known, omega = self.known, self._rule.omega
         why = []
+        measured = {known.floor: known.floor_gain, known.candidate: known.candidate_gain}
         floor, candidate = known.floor_gain or 0.0, known.candidate_gain or 0.0
         if known.candidate > known.floor and floor and abs(floor - candidate) <= omega * floor:
             known.floor, known.floor_gain = known.candidate, known.candidate_gain
@@ -170,7 +172,7 @@ class Explorer(Pilot):
         ideal = saturated(seen, omega)
         if ideal is not None:
             known.frozen = True
-            self._settle_on(self._factors.index(ideal))
+            self._settle_on(self._factors.index(ideal), measured)
             why.append(f"throughput saturates: settled on {ideal:g}x")
         return ", ".join(why) or GATE
 
@@ -178,19 +180,24 @@ class Explorer(Pilot):
         if place != self.known.candidate:
             self.known.candidate, self.known.candidate_gain = place, None
 
-    def _settle_on(self, place: int) -> None:
+    def _settle_on(self, place: int, measured: Mapping[int, float | None]) -> None:
         known = self.known
         if place > known.floor:
             self._try(place)
             return
-        # The floor has risen beyond it: less is compressed, so at least as much is kept.
+        if measured.get(place) is None:
+            # The floor has risen beyond it: less is compressed, so at least as much is kept.
+            passes = (known.floor_gain or 0.0) >= self._rule.epsilon
+            known.sends = "candidate" if passes else "dense"
         known.floor = known.candidate = place
-        known.candidate_gain = known.floor_gain
+        known.floor_gain = known.candidate_gain = measured.get(place)
 
     def _gate(self, step: int, why: str) -> None:
         known, epsilon = self.known, self._rule.epsilon
         before = known.sends
-        if known.candidate_gain is not None and known.candidate_gain >= epsilon:
+        if known.candidate_gain is None and known.floor_gain is None:
+            pass  # The gain of the floor that it fell back from has decided.
+        elif known.candidate_gain is not None and known.candidate_gain >= epsilon:
             known.sends = "candidate"
         elif known.floor_gain is not None and known.floor_gain >= epsilon:
             known.sends = "floor"
@@ -220,6 +227,10 @@ class Explorer(Pilot):
 
     def rate_changed(self, step: int, before: float, after: float) -> None:
         pass
+
+    def resize(self) -> None:
+        # Gains are those of gradients, but a step takes another time now.
+        self.known.throughput, self.known.last_factor = {}, None
 
     def save(self) -> Saved:
         by_factor = {repr(f): list(v) for f, v in self.known.throughput.items()}

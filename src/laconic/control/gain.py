@@ -19,8 +19,8 @@ LATEST = 101
 
 
 def folded(squares: Sequence[Tensor], norm: GainNorm) -> list[Tensor]:
-    """One message's sums over tensors, of squares or of norms; `squares` is [3] a tensor."""
-    table = torch.stack(list(squares))  # [tensors, 3]
+    """One message's sums over tensors, of squares or of norms; `squares` is [4] a tensor."""
+    table = torch.stack(list(squares))  # [tensors, 4]
     return list((table.sqrt() if norm == "layer_l2" else table).sum(0))
 
 

@@ -43,12 +43,13 @@ class GraVAC(Controller):
     def __post_init__(self) -> None:
         check_number("gravac", "low", self.low)
         check_number("gravac", "high", self.high)
-        if not 1 < self.low < self.high < float("inf"):
+        if not 1 < self.low < self.high:
             got = f"{self.low!r} and {self.high!r}"
             raise ConfigError(f"gravac: factors must be 1 < low < high, got {got}")
         check_fraction("gravac", "epsilon", self.epsilon)
         check_fraction("gravac", "omega", self.omega)
         check_whole("gravac", "window", self.window, 1)
+        check_number("gravac", "alpha", self.alpha)
         if self.alpha != 0:
             check_fraction("gravac", "alpha", self.alpha)
         choices = {
@@ -67,7 +68,8 @@ class GraVAC(Controller):
         found, turn = [self.low], 0
         while found[-1] < self.high:
             power = 2**turn if self.policy == "exponential" else turn + 1
-            found.append(min(self.high, self.low * 2**power))
+            # No float reaches 2**1024, so neither does `high`.
+            found.append(min(self.high, self.low * 2**power) if power < 1024 else self.high)
             turn += 1
         return found
 

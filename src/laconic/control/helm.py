@@ -9,11 +9,11 @@ from torch import Tensor
 
 from laconic.census import Census
 from laconic.contract import Talker
-from laconic.control.base import Controller, Heard, Order, Pilot
+from laconic.control.base import Controller, Decision, Heard, Order, Pilot
 from laconic.control.clock import Clock, Lap, heard_of, told_by
 from laconic.errors import ConfigError
 from laconic.plan import Plan
-from laconic.spec import find_layers, format_spec
+from laconic.spec import find_layers, format_spec, name_of
 from laconic.step import Lane
 
 UNKNOWN = Lap(-1.0, 0.0, 0.0, 0.0, 0.0)
@@ -43,10 +43,15 @@ class Helm:
         self._names: list[tuple[Sequence[str], Tensor]] = []
         self._host: Tensor | None = None
         self._known: torch.cuda.Event | None = None
+        self.check(plan)
         self.take_over(plan, lanes)
 
-    def take_over(self, plan: Plan, lanes: Mapping[str, Lane], old: Pilot | None = None) -> None:
-        """Steers these lanes from now on, `old` being who steered the same parameters before."""
+    def take_over(
+        self, plan: Plan, lanes: Mapping[str, Lane], old: Pilot | None = None, step: int = 0
+    ) -> None:
+        """Steers these lanes from now on, `old` having steered the same parameters until `step`."""
+        if old is not None:
+            old.log.now = step
         self._plan, self._lanes = plan, lanes
         self.names = [n for n, lane in lanes.items() if _is_steered(lane, plan)]
         self.pilot = self.controller.pilot(plan.compressor, self.names, self.size, old)
@@ -56,8 +61,13 @@ class Helm:
         self.redirect()
 
     def check(self, plan: Plan) -> None:
-        """Raises ConfigError unless the controller can steer this method."""
+        """Raises ConfigError unless the controller can steer this method, and all it may order."""
         self.controller.pilot(plan.compressor, [], self.size)
+        for compressor in self.controller.settings(plan.compressor):
+            try:
+                plan.check(compressor)
+            except ConfigError as error:
+                raise ConfigError(f"{name_of(self.controller)}: {error}") from None
 
     @property
     def late(self) -> bool:
@@ -195,26 +205,39 @@ class Helm:
         spec = format_spec(self.controller)
         return {"spec": spec, **self.pilot.explain(), "decisions": decisions}
 
+    def resize(self) -> None:
+        """Goes on with the state of another number of ranks."""
+        self.last = UNKNOWN
+        self.pilot.resize()
+
     def save(self) -> dict[str, object]:
         log = [list(decision) for decision in self.pilot.log.decisions]
         spec = format_spec(self.controller)
         return {"spec": spec, "last": list(self.last), "log": log, "pilot": self.pilot.save()}
 
-    def load(self, saved: Mapping[str, object]) -> None:
+    def load(self, saved: object) -> None:
         """Goes on with the orders of the run that was saved."""
         spec = format_spec(self.controller)
-        if saved["spec"] != spec:
-            raise ConfigError(f"state: controller is {saved['spec']!r}, expected {spec!r}")
-        last, log, pilot = saved["last"], saved["log"], saved["pilot"]
-        assert isinstance(last, list)
-        assert isinstance(log, list)
-        assert isinstance(pilot, Mapping)
-        self.last = Lap(*last)
-        self.pilot.log.decisions = []
-        for step, setting, reason in log:
-            self.pilot.log.add(step, setting, reason)
-        self.pilot.load(pilot)
+        match saved:
+            case {"spec": found} if found != spec:
+                raise ConfigError(f"state: controller is {found!r}, expected {spec!r}")
+            case {"spec": _, "last": list(last), "log": list(log), "pilot": dict(pilot)}:
+                self._load(last, log, pilot)
+            case _:
+                raise ConfigError(f"state: controller: {spec} has not saved this")
         self.redirect()
+
+    def _load(
+        self, last: list[float], log: list[tuple[int, str, str]], pilot: Mapping[str, object]
+    ) -> None:
+        try:
+            self.last = Lap(*last)
+            self.pilot.log.decisions = [Decision(*decision) for decision in log]
+            self.pilot.load(pilot)
+        except (KeyError, TypeError, ValueError) as error:
+            # A state of another version has other entries.
+            spec = format_spec(self.controller)
+            raise ConfigError(f"state: controller: {spec} has not saved this: {error!r}") from error
 
 
 def _is_steered(lane: Lane, plan: Plan) -> bool:

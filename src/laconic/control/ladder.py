@@ -55,19 +55,27 @@ def ladder(compressor: Compressor, key: str) -> list[Rung]:
 
 
 def check_factor(wanted: str) -> None:
-    if wanted != "auto" and wanted not in VALUES:
+    if wanted not in ("auto", *VALUES):
         raise ConfigError(f"autopilot: setting must be auto or one of {[*VALUES]}, got {wanted!r}")
 
 
 def factor_of(compressor: Compressor, wanted: str) -> str:
     """The name of the setting that says how much is compressed; ConfigError where there is none."""
-    for key in VALUES if wanted == "auto" else (wanted,):
+    if wanted != "auto":
+        _check_number(compressor, wanted)
+        return wanted
+    for key in VALUES:
         with suppress(ConfigError):
-            with_setting(compressor, key, float(str(setting_of(compressor, key))))
+            _check_number(compressor, key)
             return key
     raise ConfigError(
         f"autopilot: {format_spec(compressor)} has no factor; use a method with one of {[*VALUES]}"
     )
+
+
+def _check_number(compressor: Compressor, key: str) -> None:
+    """Raises ConfigError unless the compressor has such a setting, and it can be set."""
+    with_setting(compressor, key, float(str(setting_of(compressor, key))))
 
 
 def _kind(compressor: Compressor) -> Traits:

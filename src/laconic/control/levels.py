@@ -32,7 +32,7 @@ class Gauge:
         self.raw = raw
         """Compare with the gradient as it came, instead of with the residual added."""
         self.open = False
-        self.squares: Tensor | None = None  # [3]: reference, floor, candidate
+        self.squares: Tensor | None = None  # [4]: reference, floor, candidate, gradient
 
     def start(self) -> None:
         self.open, self.squares = True, None
@@ -41,8 +41,10 @@ class Gauge:
         """Adds a tensor, or one shard of it: the values that both levels would say."""
         if not self.open:
             return
-        reference = given.x if self.raw else _total(given)
-        more = torch.stack([v.dot(v) for v in (reference, floor, candidate)])
+        came, total = given.came(), _total(given)
+        gradient = came.dot(came)
+        reference = gradient if self.raw or came is total else total.dot(total)
+        more = torch.stack([reference, floor.dot(floor), candidate.dot(candidate), gradient])
         self.squares = more if self.squares is None else self.squares + more
 
 
@@ -83,6 +85,10 @@ class Levels(Sparsifier):
         inner = self._within(said, turn)
         self.gauge.add(given, said, said[inner])
         return index[inner] if self.sends == "candidate" else index
+
+    def overhear(self, given: Given, turn: Turn) -> None:
+        # Every rank tells what it would have said.
+        self.select(given, turn)
 
     def select_in_room(self, first: Passing, given: Given, turn: Turn) -> Tensor:
         """The same for a card, which goes on before the host knows how many the floor says.

@@ -69,7 +69,7 @@ class Navigator(Pilot):
             self.chart.costs.idle_s = old.chart.costs.idle_s
             self.chart.ahead = old.chart.ahead
             self._horizon, self._rest = old._horizon, old._rest
-        self._note(self.log.decisions[-1].step if self.log.decisions else 0, "as the method is set")
+        self._note(self.log.now, "as the method is set")
 
     @property
     def asks(self) -> bool:
@@ -186,6 +186,12 @@ class Navigator(Pilot):
 
     def rate_changed(self, step: int, before: float, after: float) -> None:
         self._horizon.hear(step, after, before)
+
+    def resize(self) -> None:
+        # What layers lose holds as it is; laps, and what a byte of a message makes, do not.
+        self.chart.forget_costs()
+        self._last = self._judged = None
+        self._rest = Rest()
 
     def save(self) -> Saved:
         return {

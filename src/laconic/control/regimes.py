@@ -62,8 +62,8 @@ class Regimes(Pilot):
             # What was seen of raw gradients holds whatever the method.
             known = {name: old.known.levels.get(name, "low") for name in names}
             self.known = replace(old.known, levels=known)
-        if not self.log.decisions:
-            self._note(0, "all layers start low")
+        reason = "all layers start low" if old is None else "another method, levels stay"
+        self._note(self.log.now, reason)
 
     @property
     def asks(self) -> bool:
@@ -113,7 +113,8 @@ class Regimes(Pilot):
         decays = known.decayed >= known.due
         changes = []
         for name, norm in told:
-            if not math.isfinite(norm):
+            if norm == 0 or not math.isfinite(norm):
+                # Gradients that are zero or not finite say nothing about a layer.
                 continue
             change = _change(known.norms.get(name), norm)
             changes.append(change)

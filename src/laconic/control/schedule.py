@@ -49,8 +49,7 @@ class Schedule(Controller):
         check_number("schedule", "last", self.last)
         check_whole("schedule", "after", self.after, 0)
         check_whole("schedule", "stages", self.stages, 1)
-        if self.via and self.stages != 1:
-            raise ConfigError(f"schedule: via says how many stages there are, got {self.stages}")
+        self._check_via()
         count = len(self._between()) + 2 if self.via else self.stages
         check_whole("schedule", "length", self.length, count if count > 1 else 0)
         if self.shape not in ("geometric", "linear") or self.unit not in ("step", "epoch"):
@@ -58,12 +57,26 @@ class Schedule(Controller):
         if self.shape == "geometric" and not (self.first > 0 and self.last > 0):
             values = f"{self.first!r} and {self.last!r}"
             raise ConfigError(f"schedule: a geometric ramp needs positive ends, got {values}")
+        if count == 1 and (self.first, self.length) != (1.0, 0):
+            got = f"{self.first!r} and {self.length!r}"
+            raise ConfigError(
+                f"schedule: one stage is last from the start; give stages= or via= for a ramp, or "
+                f"leave first and length, got {got}"
+            )
+
+    def _check_via(self) -> None:
+        if not isinstance(self.via, str):
+            raise ConfigError(f"schedule: via must be a text of numbers, a/b/c, got {self.via!r}")
+        if self.via and self.stages != 1:
+            raise ConfigError(f"schedule: via says how many stages there are, got {self.stages}")
+        for value in self._between():
+            check_number("schedule", "via", value)
 
     def value(self, passed: int) -> float | None:
         """The setting after so many steps or epochs; None where nothing is compressed."""
         if passed < self.after:
             return None
-        if passed - self.after >= self.length or (self.stages == 1 and not self.via):
+        if passed - self.after >= self.length:
             return self.last
         if self.via:
             plateaus = [self.first, *self._between(), self.last]
@@ -76,18 +89,21 @@ class Schedule(Controller):
     def _between(self) -> list[float]:
         """The plateaus between first and last, where these are said."""
         try:
-            return [float(text) for text in self.via.split("/")]
+            return [float(text) for text in self.via.split("/")] if self.via else []
         except ValueError:
             raise ConfigError(f"schedule: via must be numbers, a/b/c, got {self.via!r}") from None
 
     def pilot(
         self, compressor: Compressor, names: Sequence[str], size: int, old: Pilot | None = None
     ) -> Pilot:
-        # Where both ends are legal, all between them is that nobody has named.
-        said = [self.first, *self._between()] if self.via else [self.first] * (self.stages > 1)
-        for value in (*said, self.last):
-            at_setting(compressor, self.setting, value)
+        # Raises where one of them cannot be.
+        self.settings(compressor)
         return _Scheduled(self, compressor, old)
+
+    def settings(self, compressor: Compressor) -> list[Compressor]:
+        # Where both ends are legal, all between them is that nobody has named.
+        said = [self.first, *self._between()] if self.via or self.stages > 1 else []
+        return [at_setting(compressor, self.setting, value) for value in (*said, self.last)]
 
 
 class _Scheduled(Pilot):
@@ -98,7 +114,7 @@ class _Scheduled(Pilot):
         self._rule, self._compressor = rule, compressor
         self._passed: int = old._passed if isinstance(old, _Scheduled) else 0
         self._order = self._due()
-        self._note(0 if old is None else self.log.decisions[-1].step)
+        self._note(self.log.now)
 
     def _due(self) -> Order:
         value = self._rule.value(self._passed)

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 
 from laconic.contract import Layered, Talker
-from laconic.types import Between, Given, Inside, Mean, Rounds, State, Turn
+from laconic.types import Between, Given, Inside, Mean, Mixed, Rounds, State, Turn
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class HierarchicalExchange(Layered):
 
 
 def _as_residual(mean: torch.Tensor) -> Given:
-    return Given(torch.zeros_like(mean), mean, torch.empty_like(mean))
+    return Mixed(torch.zeros_like(mean), mean, torch.empty_like(mean))
 
 
 def _between(talk: Rounds, scope: Between) -> Rounds:

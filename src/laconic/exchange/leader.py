@@ -69,7 +69,7 @@ class LeaderExchange(Exchange):
         if turn.rank == leader:
             packed = pack_index(self.codec.select(given, turn), numel)
         else:
-            given.total()
+            self.codec.overhear(given, turn)
             assert field.numel is not None
             packed = torch.zeros(field.numel, dtype=field.dtype, device=given.x.device)
 

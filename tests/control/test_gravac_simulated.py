@@ -1,0 +1,307 @@
+"""GraVAC's runs on simulated ranks."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import laconic
+from laconic.checkpoint import load_resized, save
+from laconic.compressors.randomk import RandomK
+from laconic.compressors.topk import TopK
+from laconic.control.explorer import Explorer
+from laconic.control.gravac import GraVAC
+from laconic.control.levels import DenseBeside, Gauge, Levels, at_factor, levels
+from laconic.errors import ConfigError
+from laconic.types import Given, Turn
+
+SPARSIFIERS = ["topk", "dgc", "redsync", "randomk", "sidco"]
+
+
+def gradients(step: int, workers: int = 4) -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(step)
+    shapes = {"w": (64, 80), "v": (50, 60), "b": (40,)}
+    return [
+        {n: torch.randn(s, generator=generator) ** 3 for n, s in shapes.items()}
+        for _ in range(workers)
+    ]
+
+
+def run_of(spec: str, controller: str, **options: object) -> laconic.Simulation:
+    tensors = {name: torch.zeros_like(g) for name, g in gradients(0)[0].items()}
+    return laconic.simulate(tensors, spec, workers=4, controller=controller, **options)  # type: ignore[arg-type]
+
+
+def pilots(run: laconic.Simulation) -> list[Explorer]:
+    found = [w.helm.pilot for w in run.workers if w.helm is not None]
+    return [led for led in found if isinstance(led, Explorer)]
+
+
+def test_the_top_of_the_top_is_the_top() -> None:
+    run = run_of("topk:ratio=0.5,values=fp32", "gravac:low=4,high=16,epsilon=0.01,window=100")
+    plain = laconic.simulate(
+        {n: torch.zeros_like(g) for n, g in gradients(0)[0].items()},
+        "topk:ratio=0.125,values=fp32",
+        workers=4,
+    )
+    run.step(gradients(0))  # dense, so that both start with no residual
+    for step in range(1, 4):
+        assert torch.equal(run.step(gradients(step))["w"], plain.step(gradients(step))["w"])
+    assert pilots(run)[0].factor() == 8
+
+
+def selections(alone: bool, sends: str) -> list[int]:
+    """Of how many entries each choice is made in one step."""
+    chosen_from: list[int] = []
+
+    @dataclass(frozen=True)
+    class Counting(TopK):
+        def select(self, given: Given, turn: Turn) -> Tensor:
+            chosen_from.append(turn.numel)
+            return TopK.select(self, given, turn)
+
+    gauge = Gauge(raw=False)
+    gauge.start()
+    made = levels(Counting(ratio=0.1), 10, 100, sends, alone, gauge)  # type: ignore[arg-type]
+    x = torch.randn(5000, generator=torch.Generator().manual_seed(0))
+    assert isinstance(made, Levels)
+    made.select(Given(x), Turn((5000,), 0, 1, 0, 0))
+    return chosen_from
+
+
+def test_the_second_level_chooses_among_the_first_and_none_is_computed_in_vain() -> None:
+    assert selections(alone=False, sends="candidate") == [5000, 500]
+    assert selections(alone=False, sends="floor") == [5000, 500]
+    # Once the search has settled there is one choice, and it is made directly.
+    assert selections(alone=True, sends="candidate") == [5000]
+
+
+def test_random_k_of_random_k_is_random_k_in_law() -> None:
+    """Every entry has the same chance, and what the second level takes is part of the first's."""
+    base, draws = RandomK(ratio=0.25), 2000
+    counts = torch.zeros(64)
+    for draw in range(draws):
+        gauge = Gauge(raw=False)
+        made = levels(base, 4, 16, "candidate", False, gauge)
+        assert isinstance(made, Levels)
+        turn = Turn((64,), 0, 1, draw, 7)
+        index = made.select(Given(torch.randn(64)), turn)
+        first = at_factor(base, 4).select(Given(torch.zeros(64)), turn)
+        assert set(index.tolist()) <= set(first.tolist())
+        assert index.unique().numel() == 4
+        counts[index] += 1
+    # Each of 64 is drawn with probability 1/16, so 125 times; 5 standard deviations are 54.
+    assert (counts - draws / 16).abs().max() < 54
+
+
+@pytest.mark.parametrize("exchange", ["auto", "gather", "sharded", "hierarchical:node=2"])
+@pytest.mark.parametrize("spec", [*SPARSIFIERS, "topk:ratio=0.1 | qsgd:bits=8,scaled=true"])
+def test_what_is_sent_and_what_is_left_is_what_was_given(spec: str, exchange: str) -> None:
+    spec = spec if "|" in spec else f"{spec}:ratio=0.1"
+    # A third of all entries at random is a third of the squares: a gain of 0.577.
+    epsilon = 0.5 if spec.startswith("randomk") else 0.6
+    rule = f"gravac:low=3,high=100,epsilon={epsilon},window=2,policy=geometric"
+    run = run_of(spec, rule, exchange=exchange)
+    given = torch.zeros(64 * 80)
+    got = torch.zeros(64 * 80)
+    sent = set()
+    for step in range(10):
+        sent.add(pilots(run)[0].factor())
+        grads = gradients(step)
+        given += torch.stack([g["w"].view(-1) for g in grads]).mean(0)
+        got += run.step(grads)["w"].view(-1)
+        states = [led.save() for led in pilots(run)]
+        assert all(state == states[0] for state in states)
+    assert len(sent) > 1
+    left = torch.stack([w.lanes["w"].kept["residual"] for w in run.workers]).mean(0)
+    if exchange == "sharded":
+        left += torch.cat([w.lanes["w"].talk["server"] for w in run.workers])
+    torch.testing.assert_close(got + left, given, rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize("memory", ["momentum", "none", "ef21", "lowbit"])
+def test_other_memories_than_the_residual(memory: str) -> None:
+    run = run_of("dgc:ratio=0.1", "gravac:low=3,high=100,epsilon=0.5,window=2", memory=memory)
+    for step in range(4):
+        assert run.step(gradients(step))["w"].isfinite().all()
+    assert pilots(run)[0].known.seen == 4
+    assert pilots(run)[0].factor() > 1
+
+
+def test_a_dense_step_leaves_no_residual() -> None:
+    run = run_of("topk:ratio=0.1", "gravac:low=10,high=1000,epsilon=1,window=5")
+    for step in range(3):
+        run.step(gradients(step))
+        assert run.stats()["residual_norm"] == 0
+    assert isinstance(run.workers[0].lanes["w"].compressor, DenseBeside)
+
+
+@pytest.mark.parametrize("norm", ["l2sq", "l2", "layer_l2"])
+@pytest.mark.parametrize("ref", ["ef", "raw"])
+def test_gains_are_those_of_all_ranks_and_layers(norm: str, ref: str) -> None:
+    rule = f"gravac:low=4,high=16,epsilon=0.1,window=100,gain_norm={norm},gain_ref={ref},alpha=1"
+    run = run_of("topk:ratio=0.5,values=fp32", rule)
+    for step in range(2):
+        run.step(gradients(step))
+    left = [{n: w.lanes[n].kept["residual"] for n in "wv"} for w in run.workers]
+    kept, reference = [], []
+    grads = gradients(2)
+    for rank, residuals in enumerate(left):
+        for name, residual in residuals.items():
+            raw = grads[rank][name].view(-1)
+            total = raw + residual
+            kept.append(total.abs().topk(total.numel() // 4).values.norm())
+            reference.append((raw if ref == "raw" else total).norm())
+    run.step(grads)
+    tops, alls = torch.stack(kept), torch.stack(reference)
+    expected = {
+        "l2sq": tops.square().sum() / alls.square().sum(),
+        "l2": (tops.square().sum() / alls.square().sum()).sqrt(),
+        "layer_l2": tops.sum() / alls.sum(),
+    }[norm]
+    assert pilots(run)[0].known.floor_gain == pytest.approx(float(expected), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "value"),
+    [
+        ("dgc:ratio=0.1", {}, "inf"),
+        # Nobody looks for it here.
+        ("topk:ratio=0.1", {"nan_policy": "ignore", "memory": "none"}, "nan"),
+    ],
+)
+def test_spoilt_gradients_move_nothing(spec: str, options: dict[str, Any], value: str) -> None:
+    run = run_of(spec, "gravac:low=3,high=100,epsilon=0.5,window=2", **options)
+    for step in range(3):
+        run.step(gradients(step))
+    before = pilots(run)[0].save()
+    spoilt = gradients(3)
+    spoilt[2]["v"][0, 0] = float(value)
+    run.step(spoilt)
+    assert pilots(run)[0].save() == {**before, "last_factor": None}
+
+
+def test_zero_gradients_move_nothing() -> None:
+    fresh = run_of("dgc:ratio=0.1", "gravac:low=3,high=100")
+    zero = [{n: torch.zeros_like(g) for n, g in one.items()} for one in gradients(0)]
+    fresh.step(zero)
+    assert pilots(fresh)[0].known.seen == 0
+
+
+@pytest.mark.parametrize("ref", ["ef", "raw"])
+def test_gradients_of_zeros_move_nothing_though_residuals_wait(ref: str) -> None:
+    run = run_of("topk:ratio=0.1", f"gravac:low=3,high=100,epsilon=0.5,window=2,gain_ref={ref}")
+    for step in range(3):
+        run.step(gradients(step))
+    before = pilots(run)[0].save()
+    assert run.workers[0].lanes["w"].kept["residual"].any()
+    run.step([{n: torch.zeros_like(g) for n, g in one.items()} for one in gradients(3)])
+    assert pilots(run)[0].save() == {**before, "last_factor": None}
+
+
+@pytest.mark.parametrize("exchange", ["leader", "hierarchical:node=2,between=leader"])
+def test_ranks_for_whom_another_chooses_measure_too(exchange: str) -> None:
+    run = run_of("topk:ratio=0.1", "gravac:low=3,high=100,epsilon=0.5,window=2", exchange=exchange)
+    for step in range(6):
+        run.step(gradients(step))
+    assert [led.save() for led in pilots(run)] == 4 * [pilots(run)[0].save()]
+    assert pilots(run)[0].known.seen == 6
+
+
+@pytest.mark.parametrize("size", [2, 8])
+def test_a_run_goes_on_with_another_number_of_ranks(size: int) -> None:
+    rule = "gravac:low=3,high=100,epsilon=0.5,window=2"
+    run = run_of("topk:ratio=0.1", rule)
+    for step in range(5):
+        run.step(gradients(step))
+    states = [save(worker) for worker in run.workers]
+    tensors = {name: torch.zeros_like(g) for name, g in gradients(0)[0].items()}
+    other = laconic.simulate(tensors, "topk:ratio=0.1", workers=size, controller=rule)
+    for worker in other.workers:
+        load_resized(worker, states, "redistribute")
+    # Gains are as good as before; how long steps take, nobody knows yet.
+    known = {**pilots(run)[0].save(), "throughput": {}, "last_factor": None}
+    assert [led.save() for led in pilots(other)] == size * [known]
+    other.step(gradients(5, size))
+    assert {led.known.seen for led in pilots(other)} == {6}
+
+
+def test_numbers_ride_with_the_messages() -> None:
+    plain = run_of("topk:ratio=0.1", "schedule:last=0.1", exchange="gather")
+    led = run_of("topk:ratio=0.1", "gravac:low=10,high=20,epsilon=0.01", exchange="gather")
+    calls = []
+    for run in (plain, led):
+        for step in range(2):
+            run.step(gradients(step))
+        before = run.network.meters[0].calls
+        run.step(gradients(2))
+        calls.append(run.network.meters[0].calls - before)
+    assert calls == [1, 1]
+
+
+@pytest.mark.parametrize("spec", ["topk:ratio=0.1", "randomk:ratio=0.1"])
+def test_resumes_to_the_bit(spec: str) -> None:
+    rule = "gravac:low=2,high=64,epsilon=0.55,window=3,policy=geometric"
+    whole = run_of(spec, rule)
+    outs = [whole.step(gradients(step))["w"] for step in range(12)]
+    first, second = run_of(spec, rule), run_of(spec, rule)
+    for step in range(7):
+        first.step(gradients(step))
+    second.load_state_dict(first.state_dict())  # type: ignore[arg-type]
+    for step in range(7, 12):
+        assert torch.equal(second.step(gradients(step))["w"], outs[step])
+    assert second.stats()["controller"] == whole.stats()["controller"]
+
+
+def test_switch_starts_to_explore_anew_and_says_so() -> None:
+    run = run_of("topk:ratio=0.1", "gravac:low=3,high=100,epsilon=0.2,window=50")
+    for step in range(3):
+        run.step(gradients(step))
+    residual = run.workers[1].lanes["w"].kept["residual"].clone()
+    run.switch("redsync:ratio=0.1")
+    assert pilots(run)[0].log.decisions[-1] == (3, "dense", "nothing is known yet")
+    assert pilots(run)[0].known.seen == 0
+    assert torch.equal(run.workers[1].lanes["w"].kept["residual"], residual)
+    run.step(gradients(3))
+    assert pilots(run)[0].known.seen == 1
+
+
+BAD = {
+    "gravac:low=10,high=10": "1 < low < high",
+    "gravac:low=100,high=10": "1 < low < high",
+    "gravac:low=0.5": "1 < low < high",
+    "gravac:high=inf": "high must be finite, got inf",
+    "gravac:low=nan": "low must be finite, got nan",
+    "gravac:window=0": "window must be at least 1",
+    "gravac:epsilon=0": "epsilon must be in",
+    "gravac:epsilon=1.5": "epsilon must be in",
+    "gravac:omega=-1": "omega must be in",
+    "gravac:alpha=2": "alpha must be in",
+    "gravac:policy=linear": "policy must be one of",
+    "gravac:gain_norm=l3": "gain_norm must be one of",
+}
+
+
+@pytest.mark.parametrize("controller", BAD)
+def test_bad_input(controller: str) -> None:
+    with pytest.raises(ConfigError, match=BAD[controller]):
+        run_of("topk:ratio=0.1", controller)
+
+
+def test_what_is_no_number_is_named() -> None:
+    with pytest.raises(ConfigError, match="gravac: low must be a number, got '10'"):
+        GraVAC(low="10")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="gravac: high must be a number, got None"):
+        GraVAC(high=None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="gravac: alpha must be a number, got False"):
+        GraVAC(alpha=False)
+    with pytest.raises(ConfigError, match="gravac: window must be a whole number, at least 1, got"):
+        GraVAC(window=2.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("spec", ["efsign", "powersgd:rank=2", "threshold:value=0.1", "none"])
+def test_a_compressor_without_a_factor(spec: str) -> None:
+    with pytest.raises(ConfigError, match=r"gravac: .* has no factor"):
+        run_of(spec, "gravac")
