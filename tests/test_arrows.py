@@ -9,7 +9,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "laconic"
 
 LEVELS = (
-    ("errors", "checks", "version", "types", "sealed"),
+    ("errors", "checks", "claims", "version", "types", "sealed"),
     ("kernels", "comm", "network"),
     ("wire",),
     ("contract", "aggregate"),
@@ -56,8 +56,8 @@ GUESTS = {
 }
 """Optional packages, and where they may come in."""
 
-ENVIRONMENT = ("cli/", "network/", "bench/hosts/worker.py")
-"""Who may read environment variables: the command line, and what begins a process or is one."""
+ENVIRONMENT = ("cli/", "network/")
+"""Who may read environment variables: the command line, and what begins a process."""
 
 FILES = sorted(SOURCE.rglob("*.py"))
 

@@ -4,6 +4,7 @@ import pytest
 
 from laconic import cli
 from laconic.bench.records import kinds as records
+from laconic.version import VERSION
 from synthetic_others import others
 from synthetic_runs import train
 
@@ -39,7 +40,18 @@ def laconic(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
         ("bench train --steps 2 --target loss=low", "target: expected a number for loss, got 'l"),
         ("bench train --workload resnet9 --steps 2", "CIFAR-10: name its folder with --data DIR"),
         ("bench train --workload resnet9 --data . --steps 2", "CIFAR-10: no data_batch_1"),
-        ("bench train --epochs 0", "bench: steps must be at least 1, got 0"),
+        ("bench train --epochs 0", "bench train: epochs must be positive, got 0"),
+        ("bench train --epochs 1e-9", "bench: steps must be at least 1, got 0"),
+        ("bench train --epochs inf", "bench train: epochs must be finite, got inf"),
+        ("bench train --epochs 1 --workers 0", "bench train: workers must be at least 1, got 0"),
+        ("bench kernels --threads 0", "kernels: threads must be 1 to 1024, got 0"),
+        ("bench kernels --threads -1 --levels 10,99", "kernels: threads must be 1 to 1024, got -1"),
+        ("bench kernels --sizes inf", "sizes: expected whole numbers from 1 to 1e15 such as"),
+        ("bench kernels --sizes 1e30", "sizes: expected whole numbers from 1 to 1e15 such as"),
+        ("bench kernels --sizes 1e6,1e14", "kernels: sizes must leave room for 3 float32 tensors"),
+        ("bench guards --case ddp-fp32", "guards: baselines have no guards, got 'ddp-fp32'"),
+        ("methods --markdown nowhere.md", "markdown: must be a file, got nowhere.md: No such file"),
+        ("methods --markdown .", "markdown: must be a file, got .: Is a directory"),
         ("bench step --steps 0", "bench: steps must be at least 1, got 0"),
         ("bench step --warmup -1", "bench: warmup must not be negative, got -1"),
         ("bench step --batch 0", "mlp: batch_size must be at least 1, got 0"),
@@ -59,6 +71,24 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert out == ""
     assert err.startswith(f"laconic: {message}")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", ["bench step", "bench train --steps 2", "bench kernels", "demo"])
+def test_records_are_not_added_to_what_is_no_file_of_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, words: str
+) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("what I meant to do\n")
+    assert laconic(monkeypatch, *words.split(), "--json", str(path)) == 2
+    assert f"{path} line 1: not JSON: Expecting value" in capsys.readouterr().err
+    assert path.read_text() == "what I meant to do\n"
+
+
+def test_the_version_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert laconic(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"{VERSION}\n"
 
 
 def test_bench_step_writes_the_fields_that_others_rely_on(

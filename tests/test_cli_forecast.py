@@ -26,7 +26,8 @@ def laconic(monkeypatch: pytest.MonkeyPatch, words: str) -> object:
         ("advise --rate fast --workload mlp", "rate: expected a number and bit"),
         ("advise --rate 1gbit --workload mlp-tiny --workers 1", "advise: workers must be at least"),
         ("simulate --latency 5", "latency: expected a number and s, ms or us"),
-        ("simulate --workers 0", "sizes: must be at least 1, got '0'"),
+        ("simulate --workers 0", "workers: expected whole numbers from 1 to 1e15 such as"),
+        ("simulate --workers 1.5", "workers: expected whole numbers from 1 to 1e15 such as"),
         ("simulate --case torch-powersgd:rank=1", "torch-powersgd:rank=1: torch's own hooks"),
         (
             "simulate --case efsign,topk:ratio=0.1@controller=autopilot",
@@ -35,7 +36,7 @@ def laconic(monkeypatch: pytest.MonkeyPatch, words: str) -> object:
         ("simulate --workload mlp-tiny --steps 0", "simulate: steps must be at least 1, got 0"),
         ("simulate --device tpu", "bench: device must be cpu or cuda, got 'tpu'"),
         ("advise --rate 1gbit --workload mlp --device gpu", "bench: device must be cpu or cuda"),
-        ("bench validate --workers four", "sizes: expected numbers such as"),
+        ("bench validate --workers four", "workers: expected whole numbers from 1 to"),
     ],
 )
 def test_a_mistake_is_one_line(

@@ -85,9 +85,21 @@ def markdown(table: Iterable[Row]) -> str:
 
 def write_into(path: Path) -> None:
     """Replaces the table between the marks of a Markdown file."""
-    text = path.read_text()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"markdown: must be a file, got {path}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise ConfigError(f"markdown: must be a file of text, got {path}") from None
     if BEGIN not in text or END not in text:
         raise ConfigError(f"{path}: expected the marks {BEGIN} and {END}")
     head, rest = text.split(BEGIN, maxsplit=1)
     tail = rest.split(END, maxsplit=1)[1]
-    path.write_text(f"{head}{BEGIN}\n{markdown(rows())}\n{END}{tail}")
+    _write(path, f"{head}{BEGIN}\n{markdown(rows())}\n{END}{tail}")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"markdown: cannot write to {path}: {error.strerror}") from error

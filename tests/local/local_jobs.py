@@ -1,12 +1,16 @@
 """Every method of the folder in a small setting, and what its real ranks do in tests."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from crew import Method, plain_sgd, small_model, take_step, weights
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel as DDP
 
+import laconic
+from laconic.errors import ConfigError
 from laconic.local import CSER, BlockCSER, DiLoCo, LocalSGD, QsparseLocalSGD, SparseLoCo
 
 Setting = tuple[Method, tuple[Any, ...], dict[str, Any]]
@@ -42,3 +46,27 @@ def trained_rank(name: str, steps: int) -> tuple[Tensor, Tensor, dict[str, objec
             mean = weights(model)
         torch.manual_seed(0)
         return weights(model), mean, worker.stats()
+
+
+def twice_on_rank() -> dict[str, str]:
+    """What is said where parameters go through a mount and a local method at a time."""
+    model = small_model()
+    ddp, optimizer = DDP(model), plain_sgd(model)
+    worker = QsparseLocalSGD(model, optimizer, sync_every=4)
+    link = laconic.attach(ddp, "efsign")
+    found = {"attached first": _refusal(worker.__enter__)}
+    link.detach()
+    with worker:
+        found["entered first"] = _refusal(lambda: laconic.attach(ddp, "efsign"))
+        found["reducer"] = _refusal(lambda: laconic.Reducer(model, "efsign"))
+    laconic.attach(ddp, "efsign").detach()
+    with worker:
+        return found
+
+
+def _refusal(act: Callable[[], object]) -> str:
+    try:
+        act()
+    except ConfigError as error:
+        return str(error)
+    return ""

@@ -225,7 +225,8 @@ def test_it_learns_as_well_as_without_delay() -> None:
 @both
 @pytest.mark.parametrize("delay", [GAP + 1, -1, 1.0, True])
 def test_a_delay_out_of_range(method: Method, args: tuple[Any, ...], delay: object) -> None:
-    with pytest.raises(ConfigError, match="delay must be 0 to 4, got"):
+    rule = r"delay must be (a whole number, )?0 to 4, got"
+    with pytest.raises(ConfigError, match=f"^{method.__name__}: {rule}"):
         Crew(method, *args, sync_every=GAP, delay=delay)
 
 
@@ -240,13 +241,13 @@ def test_a_state_of_another_delay() -> None:
 @both
 @pytest.mark.parametrize("ahead", [0, -0.5, 1.5, True, "half"])
 def test_a_share_out_of_range(method: Method, args: tuple[Any, ...], ahead: object) -> None:
-    with pytest.raises(ConfigError, match=r"ahead must be in \(0, 1\], got"):
+    with pytest.raises(ConfigError, match=rf"^{method.__name__}: ahead must be in \(0, 1\], got"):
         Crew(method, *args, sync_every=GAP, delay=1, ahead=ahead)
 
 
 @both
 def test_nobody_is_ahead_of_what_is_waited_for(method: Method, args: tuple[Any, ...]) -> None:
-    with pytest.raises(ConfigError, match=r"ahead=0.5 needs a delay"):
+    with pytest.raises(ConfigError, match=rf"^{method.__name__}: ahead=0.5 needs a delay"):
         Crew(method, *args, sync_every=GAP, ahead=0.5)
 
 

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from counted import counters
 
 from laconic.errors import ConfigError
 from laconic.network.cluster import (
@@ -216,7 +217,7 @@ def test_gloo_reduces_over_four_hosts(emulated: None) -> None:
             on_line=lambda rank, line: sums.append(line),
             extra_env=QUIET_TORCH,
         )
-        assert all(testbed.counters(rank).sent_bytes > 6000 for rank in range(4))
+        assert all(counters(host).sent_bytes > 6000 for host in testbed.hosts)
     assert code == 0
     assert sums == ["6000.0"] * 4
 
@@ -224,13 +225,14 @@ def test_gloo_reduces_over_four_hosts(emulated: None) -> None:
 def test_open_cluster_shapes_the_links_where_it_can(emulated: None) -> None:
     with open_cluster(2, "100mbit") as cluster:
         assert (cluster.workers, cluster.shaped, cluster.note) == (2, True, None)
+        assert cluster.interface == "eth0"
         assert cluster.launch(["true"]) == 0
 
 
 def test_open_cluster_says_so_where_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Testbed, "reason_unavailable", staticmethod(lambda: "no root"))
     with open_cluster(2, "100mbit") as cluster:
-        assert (cluster.workers, cluster.shaped) == (2, False)
+        assert (cluster.workers, cluster.shaped, cluster.interface) == (2, False, None)
         assert cluster.note == "links are not shaped: no root"
         assert cluster.launch(["true"]) == 0
     with pytest.raises(ConfigError, match="rate: expected"), open_cluster(2, "fast"):

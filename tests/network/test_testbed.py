@@ -7,10 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from counted import Counters, counters
 
 from laconic.errors import ConfigError
 from laconic.network import testbed as testbed_module
-from laconic.network.testbed import Counters, Host, Testbed
+from laconic.network.testbed import Host, Testbed
 
 MEGABYTE = 10**6
 PORT = 5000
@@ -129,12 +130,12 @@ def test_the_rate_changes_live(two_hosts: Testbed) -> None:
 
 def test_an_idle_interface_is_silent(two_hosts: Testbed) -> None:
     time.sleep(0.5)
-    assert [two_hosts.counters(i) for i in range(2)] == [Counters(0, 0)] * 2
+    assert [counters(host) for host in two_hosts.hosts] == [Counters(0, 0)] * 2
 
 
 def test_counters_count_the_bytes(two_hosts: Testbed) -> None:
     transfer_s([two_hosts.hosts], 2 * MEGABYTE)
-    sender, receiver = two_hosts.counters(0), two_hosts.counters(1)
+    sender, receiver = map(counters, two_hosts.hosts)
     assert 1.0 < sender.sent_bytes / (2 * MEGABYTE) < 1.06
     assert receiver.received_bytes == sender.sent_bytes
     assert sender.received_bytes < 0.06 * MEGABYTE

@@ -1,11 +1,13 @@
 """The command line: reads arguments and prints; the work is done by the modules it calls."""
 
 import sys
+from typing import Annotated
 
 import typer
 
 from laconic.cli import bench_here, bench_hosts, catalogue, cluster, forecast, report, study
 from laconic.errors import LaconicError
+from laconic.version import VERSION
 
 _USER_ERROR = 2
 
@@ -37,8 +39,19 @@ bench.command()(bench_hosts.guards)
 bench.command()(bench_hosts.validate)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(VERSION)
+        raise typer.Exit
+
+
 @app.callback()
-def laconic() -> None:
+def laconic(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Prints it."),
+    ] = False,
+) -> None:
     """Distributed training that says the most in the fewest bytes."""
 
 

@@ -35,7 +35,7 @@ def kernels(
         LevelsBench(
             parse_factors(levels),
             device,
-            parse_sizes(sizes),
+            parse_sizes("sizes", sizes),
             split_cases(case) if case else SPECS,
             threads,
             json,
@@ -45,7 +45,7 @@ def kernels(
         return
     specs = split_cases(case) if case else tuple(usual_specs())
     measure = KernelBench(
-        device, parse_sizes(sizes), specs, threads, json, command_line(), plot, commit
+        device, parse_sizes("sizes", sizes), specs, threads, json, command_line(), plot, commit
     )
     measure.run(open_console())
 

@@ -151,7 +151,7 @@ def validate(
     validation.Validation(
         split_cases(case or validation.CASES),
         tuple(named_rate(rate) for rate in rates.split(",")),
-        parse_sizes(workers),
+        parse_sizes("workers", workers),
         steps,
         json,
         command_line(),

@@ -37,7 +37,7 @@ def simulate(
     bench = SimulateBench(
         parse_workload(workload, data, device),
         split_cases(case or CASES),
-        parse_sizes(workers),
+        parse_sizes("workers", workers),
         parse_links(rate, latency, inside),
         json,
         command_line(),

@@ -35,16 +35,25 @@ Commit = Annotated[
     str | None, typer.Option(help="The commit for the records, where there is no checkout.")
 ]
 
+_MOST = 10**15
+"""Of anything that is counted; past 2^53 a float would no longer tell two numbers apart."""
 
-def parse_sizes(text: str) -> tuple[int, ...]:
+
+def parse_sizes(option: str, text: str) -> tuple[int, ...]:
     """Whole numbers from 1, which may be written as 1e6."""
     try:
-        sizes = tuple(int(float(word)) for word in text.split(","))
+        numbers = [float(word) for word in text.split(",")]
     except ValueError:
-        raise ConfigError(f"sizes: expected numbers such as 1e6,1e8, got {text!r}") from None
-    if any(size < 1 for size in sizes):
-        raise ConfigError(f"sizes: must be at least 1, got {text!r}")
-    return sizes
+        raise _not_sizes(option, text) from None
+    if not all(number.is_integer() and 1 <= number <= _MOST for number in numbers):
+        raise _not_sizes(option, text)
+    return tuple(int(number) for number in numbers)
+
+
+def _not_sizes(option: str, text: str) -> ConfigError:
+    return ConfigError(
+        f"{option}: expected whole numbers from 1 to 1e15 such as 8,1e6, got {text!r}"
+    )
 
 
 def parse_factors(text: str) -> tuple[float, float]:

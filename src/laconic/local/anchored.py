@@ -43,15 +43,19 @@ class Streaming:
     alpha: float | None = 0.0
     ahead: float = 1.0
 
-    def check(self, sync_every: int, count: int) -> None:
+    def check(self, method: str, sync_every: int, count: int) -> None:
         if sync_every % count:
-            raise ConfigError(f"sync_every {sync_every} must be a multiple of {count} fragments")
-        check_whole("streaming", "delay", self.delay, 0, sync_every)
+            raise ConfigError(
+                f"{method}: sync_every {sync_every} must be a multiple of {count} fragments"
+            )
+        check_whole(method, "delay", self.delay, 0, sync_every)
         if self.alpha is not None:
-            check_share("streaming", "alpha", self.alpha)
-        check_fraction("streaming", "ahead", self.ahead)
+            check_share(method, "alpha", self.alpha)
+        check_fraction(method, "ahead", self.ahead)
         if self.ahead != 1 and not self.delay:
-            raise ConfigError(f"ahead={self.ahead:g} needs a delay: nobody waits for a mean")
+            raise ConfigError(
+                f"{method}: ahead={self.ahead:g} needs a delay: nobody waits for a mean"
+            )
 
 
 def kept_steps(delay: int, ahead: float) -> Streaming:
@@ -70,9 +74,10 @@ class Telling:
     forget_below: float | None = None
     """Memory is dropped when the learning rate is below this share of the last time's."""
 
-    def __post_init__(self) -> None:
+    def check(self, method: str) -> None:
+        check_nan_policy(method, self.nan_policy)
         if self.forget_below is not None:
-            check_fraction("memory", "forget_below", self.forget_below)
+            check_fraction(method, "forget_below", self.forget_below)
 
 
 class AnchoredSteps(LocalSteps):
@@ -91,9 +96,11 @@ class AnchoredSteps(LocalSteps):
         broadcast: bool,
     ) -> None:
         LocalSteps.__init__(self, model, optimizer, sync_every, group, seed, broadcast)
-        check_nan_policy(type(self).__name__, telling.nan_policy)
-        parts = divide(self.parameters, streaming.fragments)
-        streaming.check(sync_every, len(parts))
+        method = type(self).__name__
+        telling.check(method)
+        outer.check(method)
+        parts = divide(method, self.parameters, streaming.fragments)
+        streaming.check(method, sync_every, len(parts))
         self.outer, self.streaming, self._telling = outer, streaming, telling
         self._fragments = [self._fragment(part) for part in parts]
         self._waits: dict[int, Wait] = {}

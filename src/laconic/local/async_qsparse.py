@@ -26,7 +26,7 @@ from laconic.local.records import float_copies
 from laconic.local.server import Form, News, Server, news_bytes
 from laconic.local.steps import LocalSteps
 from laconic.memory.residual import Residual
-from laconic.spec import format_spec, parse
+from laconic.spec import compressor_of, format_spec
 from laconic.types import Parts, State, mix
 
 _LETTER = 256
@@ -193,7 +193,7 @@ class AsyncQsparseLocalSGD(LocalSteps):
         return {}
 
     def _open(self, compressor: Compressor | str) -> Lanes:
-        chosen = parse(compressor) if isinstance(compressor, str) else compressor
+        chosen = compressor_of(compressor)
         if not isinstance(chosen, OneRound):
             raise ConfigError(
                 f"AsyncQsparseLocalSGD: {format_spec(chosen)} talks with all workers in rounds; "

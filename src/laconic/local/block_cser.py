@@ -16,7 +16,7 @@ from laconic.local.peers import Group
 from laconic.local.plans import drift_plan
 from laconic.local.steps import LocalSteps
 from laconic.sparse import Sparsifier
-from laconic.spec import format_spec, parse
+from laconic.spec import compressor_of, format_spec
 from laconic.step import together
 from laconic.types import Given, Mean, Rounds, State, Turn, mix
 
@@ -96,7 +96,7 @@ class BlockCSER(LocalSteps):
 
     def _open(self, compressor: Compressor | str, seed: int) -> Lanes:
         rank, size, tensors = self._peers.rank, self._peers.size, self.parameters
-        chosen = parse(compressor) if isinstance(compressor, str) else compressor
+        chosen = compressor_of(compressor)
         alike = isinstance(chosen, Sparsifier) and not chosen.told
         if not alike and chosen.family != "dense":
             raise ConfigError(

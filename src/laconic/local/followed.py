@@ -15,6 +15,11 @@ def followed(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
         raise ConfigError(
             "the model is a DistributedDataParallel, which talks at every step; give its .module"
         )
+    if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
+        raise ConfigError(
+            "expected a model and its optimiser, in this order, got "
+            f"{type(model).__name__} and {type(optimizer).__name__}"
+        )
     named = dict(model.named_parameters())
     known, ours = {id(p) for p in named.values()}, {id(p) for p in _trainable(optimizer)}
     if ours - known:

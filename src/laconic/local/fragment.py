@@ -28,11 +28,11 @@ class Outer:
     momentum: float = 0.0
     nesterov: bool = True
 
-    def __post_init__(self) -> None:
-        check_number("outer step", "outer_lr", self.rate)
-        if not 0 < self.rate < float("inf"):
-            raise ConfigError(f"outer_lr must be positive, got {self.rate!r}")
-        check_share("outer step", "outer_momentum", self.momentum)
+    def check(self, method: str) -> None:
+        check_number(method, "outer_lr", self.rate)
+        if not self.rate > 0:
+            raise ConfigError(f"{method}: outer_lr must be positive, got {self.rate!r}")
+        check_share(method, "outer_momentum", self.momentum)
 
     def way(self, means: list[Tensor], momenta: list[Tensor]) -> list[Tensor]:
         """What the anchor moves by, but for the rate; without momentum there are no momenta."""

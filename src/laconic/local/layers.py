@@ -14,20 +14,22 @@ Division: TypeAlias = int | Sequence[Sequence[str]]
 Named: TypeAlias = dict[str, nn.Parameter]
 
 
-def divide(parameters: Mapping[str, nn.Parameter], how: Division) -> list[Named]:
+def divide(method: str, parameters: Mapping[str, nn.Parameter], how: Division) -> list[Named]:
     """The parts, each with its parameters in the model's order; every parameter is in one."""
     if isinstance(how, Sequence):
-        return _by_names(parameters, how)
-    check_whole("streaming", "fragments", how, 1)
+        return _by_names(method, parameters, how)
+    check_whole(method, "fragments", how, 1)
     layers = list(dict.fromkeys(_layer(name) for name in parameters))
     if how > len(layers):
-        raise ConfigError(f"streaming: {how} fragments of a model with {len(layers)} layers")
+        raise ConfigError(f"{method}: {how} fragments of a model with {len(layers)} layers")
     # Neighbouring layers go into different parts, so that all parts are alike in depth.
     part_of = {layer: number % how for number, layer in enumerate(layers)}
     return [{n: p for n, p in parameters.items() if part_of[_layer(n)] == i} for i in range(how)]
 
 
-def _by_names(parameters: Mapping[str, nn.Parameter], how: Sequence[Sequence[str]]) -> list[Named]:
+def _by_names(
+    method: str, parameters: Mapping[str, nn.Parameter], how: Sequence[Sequence[str]]
+) -> list[Named]:
     parts = [
         {name: p for name, p in parameters.items() if name.startswith(tuple(starts))}
         for starts in how
@@ -35,9 +37,9 @@ def _by_names(parameters: Mapping[str, nn.Parameter], how: Sequence[Sequence[str
     for name in parameters:
         count = sum(name in part for part in parts)
         if count != 1:
-            raise ConfigError(f"streaming: parameter {name!r} is in {count} fragments, not in one")
+            raise ConfigError(f"{method}: parameter {name!r} is in {count} fragments, not in one")
     if not all(parts):
-        raise ConfigError(f"streaming: a fragment without parameters in {list(how)}")
+        raise ConfigError(f"{method}: a fragment without parameters in {list(how)}")
     return parts
 
 

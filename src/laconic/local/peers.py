@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from laconic.checks import check_whole
 from laconic.comm.base import Conversation, drive
-from laconic.comm.groups import borrow
+from laconic.comm.groups import borrow, check_member
 from laconic.comm.meter import Meter
 from laconic.comm.simulated import Simulated
 from laconic.comm.torch import TorchComm
@@ -59,8 +59,9 @@ class GroupPeers(Peers):
                 "there is no process group: call torch.distributed.init_process_group, or take a "
                 "seat of laconic.local.simulated(workers)"
             )
-        group = group or dist.group.WORLD
+        group = dist.group.WORLD if group is None else group
         assert group is not None
+        check_member(group)
         loan = borrow(group, device)
         # Whoever ends in peace leaves the group to the next.
         self._give_back = finalize(self, loan.give_back)

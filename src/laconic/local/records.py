@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from laconic.checkpoint import load, save
+from laconic.checkpoint import load, own_part, save
 from laconic.comm.meter import ring_bytes
 from laconic.errors import ConfigError
 from laconic.lanes import Lanes
@@ -44,9 +44,7 @@ def read_state(
     state: Mapping[str, object], key: str, identity: Mapping[str, object], lanes: Sequence[Lanes]
 ) -> Mapping[str, object]:
     """A worker's own state, if it is of the set-up expected; the lanes take theirs."""
-    if key not in state:
-        raise ConfigError(f"state: has {sorted(state)}, but not {key}; every worker saves its own")
-    own = cast(Mapping[str, object], state[key])
+    own = own_part(state, key)
     for name, value in identity.items():
         if own.get(name) != value:
             raise ConfigError(f"state: {name} is {own.get(name)!r}, expected {value!r}")

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from laconic.checks import check_whole
+from laconic.claims import check_free, claim, release
 from laconic.comm.base import Conversation
 from laconic.errors import ConfigError
 from laconic.lanes import Lanes
@@ -31,7 +32,7 @@ class LocalSteps(ABC):
     """A context in which a torch optimiser's steps are local and workers talk after some of them.
 
     Entered on all workers alike. Models must be equal then, or become so by `broadcast`, which
-    takes worker 0's.
+    takes worker 0's. Until it ends no mount and no other local method takes the same parameters.
     """
 
     def __init__(
@@ -86,10 +87,12 @@ class LocalSteps(ABC):
     def __enter__(self: S) -> S:
         if self._hook is not None:
             raise ConfigError(f"{type(self).__name__} is entered already")
+        check_free((parameter, name) for name, parameter in self.parameters.items())
         for lanes in self._lanes():
             self._peers.prepare(lanes.plan.node())
         self._peers.talk(self._entry(), aside=True)
         self._hook = self.optimizer.register_step_post_hook(self._after_step)
+        claim(self.parameters.values(), self, way_out="end its context")
         return self
 
     def __exit__(self, error: object, *_: object) -> None:
@@ -97,6 +100,7 @@ class LocalSteps(ABC):
         assert self._hook is not None
         self._hook.remove()
         self._hook = None
+        release(self.parameters.values(), self)
         if self._leave is not None:
             self._leave(error is not None)
         # After an error others may never come to what is under way.

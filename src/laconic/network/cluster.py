@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol
 from laconic.errors import ConfigError
 from laconic.network.launch import Seat, launch
 from laconic.network.shaping import Shape
-from laconic.network.testbed import Testbed
+from laconic.network.testbed import Host, Testbed
 from laconic.network.workers import OnLine
 
 
@@ -28,6 +28,11 @@ class Cluster(Protocol):
     @property
     def note(self) -> str | None:
         """What a reader of the results must know, if anything."""
+        ...
+
+    @property
+    def interface(self) -> str | None:
+        """By what name every worker finds the interface that is its alone, if it has one."""
         ...
 
     def launch(
@@ -62,6 +67,10 @@ class TestbedCluster:
     def shaped(self) -> bool:
         return self.testbed.rate is not None
 
+    @property
+    def interface(self) -> str:
+        return self._hosts()[0].interface
+
     def launch(
         self,
         command: Sequence[str],
@@ -70,13 +79,16 @@ class TestbedCluster:
         on_error_line: OnLine | None = None,
         extra_env: Mapping[str, str] = {},
     ) -> int:
-        if not self.testbed.hosts:
-            raise ConfigError("testbed: launch needs an open testbed, use `with Testbed(...)`")
         seats = [
             Seat(host.address, host.interface, host.namespace, rank, local_rank=0, local_workers=1)
-            for rank, host in enumerate(self.testbed.hosts)
+            for rank, host in enumerate(self._hosts())
         ]
         return launch(seats, command, on_line, on_error_line, extra_env)
+
+    def _hosts(self) -> tuple[Host, ...]:
+        if not self.testbed.hosts:
+            raise ConfigError("testbed: launch needs an open testbed, use `with Testbed(...)`")
+        return self.testbed.hosts
 
 
 @dataclass(frozen=True)
@@ -86,6 +98,7 @@ class LoopbackCluster:
     workers: int
     note: str | None = "links are not shaped: plain loopback"
     shaped: ClassVar[bool] = False
+    interface: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         if self.workers < 1:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from types import TracebackType
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from laconic.errors import ConfigError, MissingExtra
 from laconic.network.namespace import Namespace
@@ -37,13 +37,6 @@ class Host:
     namespace: Namespace
     address: str
     interface: str
-
-
-class Counters(NamedTuple):
-    """What a host's interface has carried since it was made, as the operating system counts."""
-
-    sent_bytes: int
-    received_bytes: int
 
 
 class Testbed:
@@ -119,14 +112,6 @@ class Testbed:
         """Gives the link of `host` back, shaped as before."""
         self._set_port(host, "up")
 
-    def counters(self, host: int) -> Counters:
-        """What the interface of `host` has sent and received.
-
-        A packet that segmentation offload has not split yet counts once, with one set of headers;
-        the bucket charges the link for every frame of it.
-        """
-        return _inside(self.hosts[host].namespace, _read_counters)
-
     def _set_port(self, host: int, state: str) -> None:
         port = _port(self.hosts[host])
         _inside(
@@ -196,9 +181,3 @@ def _up(netlink: IPRoute, index: int) -> None:
     mode = {"attrs": [["IFLA_INET6_ADDR_GEN_MODE", _IPV6_NO_ADDRESSES]]}
     netlink.link("set", index=index, IFLA_AF_SPEC={"attrs": [["AF_INET6", mode]]})
     netlink.link("set", index=index, state="up")
-
-
-def _read_counters(netlink: IPRoute) -> Counters:
-    [link] = netlink.link("get", index=_index(netlink, _INTERFACE))
-    stats = link.get_attr("IFLA_STATS64")
-    return Counters(sent_bytes=stats["tx_bytes"], received_bytes=stats["rx_bytes"])

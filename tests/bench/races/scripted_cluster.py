@@ -19,6 +19,7 @@ class ScriptedCluster:
     workers: int = 2
     shaped: bool = False
     note: str | None = "scripted"
+    interface: str | None = None
     jobs: list[Job] = field(default_factory=list)
     error_lines: list[str] = field(default_factory=lambda: ["and warn"])
 

@@ -83,3 +83,5 @@ def test_what_makes_no_sense_is_refused() -> None:
         bench(rounds=0)
     with pytest.raises(ConfigError, match="without options, got 'efsign @ checksum=true'"):
         GuardBench(("efsign @ checksum=true",), 2, None, 1, 1, 1, "mlp", None, "")
+    with pytest.raises(ConfigError, match="baselines have no guards, got 'ddp-fp32'; name a"):
+        GuardBench(("efsign", "ddp-fp32"), 2, None, 1, 1, 1, "mlp", None, "")

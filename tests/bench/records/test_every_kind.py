@@ -67,7 +67,7 @@ def test_another_version_of_any_kind_is_refused(tmp_path: Path, kind: str) -> No
         read_every([path])
     if kind not in UNVERSIONED:
         del good["version"]
-        with pytest.raises(ConfigError, match="line 1: record format version None"):
+        with pytest.raises(ConfigError, match=f"line 1: {kind} record without the version of its"):
             read_every([write(tmp_path / "none.jsonl", good)])
 
 
@@ -76,7 +76,8 @@ def test_another_version_of_any_kind_is_refused(tmp_path: Path, kind: str) -> No
     [
         ({"kind": "dance", "version": 1}, r"unknown kind 'dance', expected \['train', .*'kill'\]"),
         ({"kind": ["kill"], "version": 1}, "unknown kind"),
-        ({"mount": "ddp"}, "record format version None"),
+        ({"mount": "ddp"}, "unknown kind None"),
+        ({"kind": "dance"}, "unknown kind 'dance'"),
         ({**asdict(kill("wire", 1)), "ended": "yes"}, "kill record field 'ended' must be bool"),
         ({**asdict(follow("none", 9)), "phases": 3}, "follow record field 'phases' must be"),
     ],

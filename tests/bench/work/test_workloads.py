@@ -164,6 +164,12 @@ def test_the_norm_of_gradients_is_limited_where_the_workload_says_so(
     [
         ("mpl", None, "no workload named 'mpl'; did you mean 'mlp'?"),
         ("mlp:batch_size=0", None, "mlp: batch_size must be at least 1, got 0"),
+        ("mlp:hidden=0", None, "mlp: hidden must be at least 1, got 0"),
+        ("mlp:classes=-1", None, "mlp: classes must be at least 1, got -1"),
+        ("gpt-tiny:layers=-1", None, "gpt: layers must be at least 1, got -1"),
+        ("gpt-tiny:dropout=2", None, "gpt: dropout must be in [0, 1), got 2.0"),
+        ("resnet9:learning_rate=nan", None, "resnet9: learning_rate must be finite, got nan"),
+        ("vgg16:weight_decay=-1", None, "vgg16: weight_decay must not be negative, got -1.0"),
         ("gpt-tiny:clip_norm=0", None, "gpt: clip_norm must be positive, got 0"),
         ("mlp:batch", None, "mlp: expected key=value, got 'batch' in 'mlp:batch'"),
         ("mlp", "here", "mlp: makes up its data, so it takes no folder of it"),

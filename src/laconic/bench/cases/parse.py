@@ -96,9 +96,14 @@ class _LaconicAtWork(Mounted):
         self.link.detach()
 
 
+def is_baseline(text: str) -> bool:
+    """Whether a case is somebody else's, by name."""
+    return _name(text) in BASELINES
+
+
 def parse_case(text: str) -> Case:
     """The case that `text` names; raises before anything is started."""
-    name = text.partition(":")[0].strip()
+    name = _name(text)
     if name in BASELINES:
         return from_settings(name, BASELINES[name], read_settings(text)[1])
     if name.startswith(("ddp-", "torch-")):
@@ -107,6 +112,10 @@ def parse_case(text: str) -> Case:
     if "local" in (given := read_options(options)):
         return from_settings(text, LocalCase, given, spec=spec.strip())
     return _laconic(text)
+
+
+def _name(text: str) -> str:
+    return text.partition(":")[0].strip()
 
 
 def _laconic(text: str) -> Laconic:

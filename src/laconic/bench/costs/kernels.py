@@ -7,11 +7,11 @@ import torch
 from rich.console import Console
 
 from laconic import kernels
-from laconic.bench.costs.measure import Ground, ground_at, measure
+from laconic.bench.costs.measure import Ground, check_setting, ground_at, measure
 from laconic.bench.costs.stopwatch import Stopwatch, stopwatch
 from laconic.bench.device import check_device, device_name
 from laconic.bench.machine import machine_facts
-from laconic.bench.records.files import append
+from laconic.bench.records.files import append, check_writable
 from laconic.bench.records.kinds import KernelRecord
 from laconic.bench.records.setting import group, kernel_setting
 from laconic.bench.report.plots import plots
@@ -49,6 +49,9 @@ class KernelBench:
         if self.plot_path is not None:
             check_name(self.plot_path)
         compressors = [parse(spec) for spec in self.specs]
+        check_setting(self.sizes, self.threads, device)
+        if self.json_path is not None:
+            check_writable(self.json_path)
         torch.set_num_threads(self.threads)
         watch = stopwatch(device)
         records: list[KernelRecord] = []

@@ -5,7 +5,7 @@ The floor of a step with error feedback is reading gradient and residual and wri
 of adding up messages is reading them all, and reading and writing the sum once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,13 +15,20 @@ from torch import Tensor
 from laconic.bench.costs.ef_step import Call, ef_step, replay_of, replayed_step
 from laconic.bench.costs.stopwatch import Stopwatch
 from laconic.bench.records.kinds import KernelRecord
+from laconic.checks import check_whole
 from laconic.contract import Compressor, OneRound
+from laconic.errors import ConfigError
 from laconic.sparse import Passing
 from laconic.types import Payload, Turn
 
 MESSAGES = 8
 """How many gathered messages are decoded and added at once."""
 
+_MOST_THREADS = 1024
+"""More than any machine has; torch takes a number that is far too large, and dies of it later."""
+
+_COPIES = 3
+"""Tensors of one size that a step needs: the gradient, the residual, and their sum."""
 
 WAITS = "its host must wait for the card"
 
@@ -80,6 +87,19 @@ def measure(
         add_us=ground.add_us,
         ratio_to_add=ground.add_us and step.us / ground.add_us,
     )
+
+
+def check_setting(sizes: Iterable[int], threads: int, device: torch.device) -> None:
+    """Raises ConfigError for what would end a run midway: no such threads, or too little memory."""
+    check_whole("kernels", "threads", threads, 1, _MOST_THREADS)
+    for numel in sizes:
+        try:
+            torch.empty((_COPIES, numel), device=device)
+        except RuntimeError:
+            raise ConfigError(
+                f"kernels: sizes must leave room for {_COPIES} float32 tensors in the memory of "
+                f"{device}, got {numel:.3g}"
+            ) from None
 
 
 def ground_at(numel: int, device: torch.device, watch: Stopwatch) -> Ground:

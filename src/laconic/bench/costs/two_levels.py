@@ -16,11 +16,11 @@ from torch import Tensor
 from laconic import kernels
 from laconic.bench import human
 from laconic.bench.costs.ef_step import Call, replay_of
-from laconic.bench.costs.measure import Cost, cost
+from laconic.bench.costs.measure import Cost, check_setting, cost
 from laconic.bench.costs.stopwatch import Stopwatch, stopwatch
 from laconic.bench.device import check_device, device_name
 from laconic.bench.machine import machine_facts
-from laconic.bench.records.files import append
+from laconic.bench.records.files import append, check_writable
 from laconic.bench.records.levels import LevelsRecord
 from laconic.control.levels import Gauge, at_factor, check_factor, levels, sparsifier_of
 from laconic.errors import ConfigError
@@ -57,6 +57,9 @@ class LevelsBench:
         check_device(self.device)
         device = torch.device(self.device)
         bases = [_sparsifier(spec) for spec in self.specs]
+        check_setting(self.sizes, self.threads, device)
+        if self.json_path is not None:
+            check_writable(self.json_path)
         torch.set_num_threads(self.threads)
         watch = stopwatch(device)
         records: list[LevelsRecord] = []

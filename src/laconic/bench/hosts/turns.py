@@ -65,7 +65,9 @@ class _Launch:
         with TemporaryDirectory(prefix="laconic-") as folder:
             path = Path(folder) / "job.json"
             write_job(path, job)
-            command = [sys.executable, "-m", "laconic.bench.hosts.worker", "--config", str(path)]
+            own = [] if cluster.interface is None else ["--interface", cluster.interface]
+            worker = [sys.executable, "-m", "laconic.bench.hosts.worker", *own]
+            command = [*worker, "--config", str(path)]
             self.code = cluster.launch(command, on_line=self._hear, on_error_line=self._hear_error)
 
     def why(self) -> str:

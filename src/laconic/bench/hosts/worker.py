@@ -8,6 +8,7 @@ import argparse
 import os
 import traceback
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from laconic.bench.hosts.job import Job, read_job
 from laconic.bench.hosts.messages import Failed, Message, Started, say
 from laconic.bench.hosts.session import Session
-from laconic.bench.hosts.turn import Tell, block, train
+from laconic.bench.hosts.turn import Count, Tell, block, train
 from laconic.network.counters import sent_bytes
 
 # A rank that waits longer than this for another one waits in vain.
@@ -26,7 +27,10 @@ _PATIENCE = timedelta(minutes=5)
 def main() -> None:
     parser = argparse.ArgumentParser(prog="laconic.bench.hosts.worker")
     parser.add_argument("--config", type=Path, required=True)
-    job = read_job(parser.parse_args().config)
+    # The loopback, which all workers share, is nobody's in particular: then there is none.
+    parser.add_argument("--interface", help="what this host, and nobody else, sends through")
+    told = parser.parse_args()
+    job, count = read_job(told.config), _counter(told.interface)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=_PATIENCE)
     tell = say if dist.get_rank() == 0 else _say_nothing
@@ -34,7 +38,7 @@ def main() -> None:
     for case in job.turns:
         tell(Started(case=case))
         try:
-            _take_turn(job, case, sessions, tell)
+            _take_turn(job, case, sessions, tell, count)
         except Exception as error:
             traceback.print_exc()
             say(Failed(case=case, error=f"{type(error).__name__}: {error}"))
@@ -46,20 +50,19 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def _take_turn(job: Job, case: str, sessions: dict[str, Session], tell: Tell) -> None:
+def _take_turn(job: Job, case: str, sessions: dict[str, Session], tell: Tell, count: Count) -> None:
     dist.barrier()
     if job.evaluate_every is not None:
-        train(job, case, tell, _counted)
+        train(job, case, tell, count)
         return
     if case not in sessions:
         sessions[case] = Session(job, case)
-    block(job, sessions[case], case, tell, _counted)
+    block(job, sessions[case], case, tell, count)
 
 
-def _counted() -> int | None:
-    """What has left this host; the loopback, which all workers share, is nobody's in particular."""
-    interface = os.environ["GLOO_SOCKET_IFNAME"]
-    return None if interface == "lo" else sent_bytes(interface)
+def _counter(interface: str | None) -> Count:
+    """Asks what has left this host."""
+    return (lambda: None) if interface is None else partial(sent_bytes, interface)
 
 
 def _say_nothing(message: Message) -> None:

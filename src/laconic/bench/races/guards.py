@@ -14,7 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from laconic.bench.cases.parse import parse_case
+from laconic.bench.cases.parse import is_baseline, parse_case
 from laconic.bench.hosts.job import Job
 from laconic.bench.hosts.messages import Failed, Finished, Message
 from laconic.bench.hosts.turns import run_turns
@@ -52,6 +52,8 @@ class GuardBench:
         for case in self.cases:
             if "@" in case:
                 raise ConfigError(f"guards: expected a method without options, got {case!r}")
+            if is_baseline(case):
+                raise ConfigError(f"guards: baselines have no guards, got {case!r}; name a method")
             parse_case(_UNGUARDED.format(case))
 
     def run(self, console: Console) -> list[GuardRecord]:

@@ -20,6 +20,7 @@ from laconic.bench.report.summary import train_summary
 from laconic.bench.report.tables import train_tables
 from laconic.bench.report.write import write_report
 from laconic.bench.work.workload import Workload, parse_workload
+from laconic.checks import check_number, check_whole
 from laconic.errors import ConfigError
 from laconic.network.testbed import Testbed
 
@@ -114,7 +115,12 @@ class TrainBench:
         batches = workload.examples() // workload.batch_size
         if self.steps is not None:
             return self.steps
-        return round((self.epochs or 0) * batches / self.workers)
+        check_whole("bench train", "workers", self.workers, 1)
+        check_number("bench train", "epochs", self.epochs)
+        assert self.epochs is not None
+        if self.epochs <= 0:
+            raise ConfigError(f"bench train: epochs must be positive, got {self.epochs:g}")
+        return round(self.epochs * batches / self.workers)
 
     def _setting(self, workload: Workload, job: Job) -> resume.Setting:
         shaped = self.rate is not None and Testbed.reason_unavailable() is None

@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, TypeVar, cast
+from typing import BinaryIO, NamedTuple, TypeVar, cast
 
 from laconic.bench.records.jsonl import RowError, from_row, to_row
 from laconic.errors import ConfigError
@@ -36,10 +36,13 @@ def append(path: Path, record: object) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raises before hours of work whose records could not be kept."""
+    """Raises before hours of work whose records could not be kept, or not be read among others."""
     if path.exists() and not path.is_file():
         raise ConfigError(f"cannot write records to {path}: not a regular file")
     _open(path).close()
+    for where, row in _rows(path):
+        if not isinstance(row, _CutOff):
+            _check_version(row, where)
 
 
 def _open(path: Path) -> BinaryIO:
@@ -82,6 +85,23 @@ def read_kinds(
 
     What is `unversioned` may lack a version, and is of the first one then.
     """
+    found = []
+    for where, row in _rows(path):
+        if isinstance(row, _CutOff):
+            log.warning("%s: left out, since it is cut off: %s", where, row.why)
+        elif row.get("kind") not in others:
+            found.append(_record(_dated(row, unversioned), where, kinds))
+    return found
+
+
+class _CutOff(NamedTuple):
+    """The half of a line that a killed run left."""
+
+    why: str
+
+
+def _rows(path: Path) -> list[tuple[str, dict[str, object] | _CutOff]]:
+    """What every line of a file holds, and where that is."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -92,24 +112,16 @@ def read_kinds(
         raise ConfigError(f"cannot read records from {path}: {error.strerror}") from error
     # Not splitlines(): a JSON string may hold the line breaks that only Unicode knows.
     lines = enumerate(text.split("\n"), start=1)
-    rows = [
-        (_row(line, f"{path} line {n}"), f"{path} line {n}") for n, line in lines if line.strip()
-    ]
-    return [
-        _record(_dated(row, unversioned), where, kinds)
-        for row, where in rows
-        if row is not None and row.get("kind") not in others
-    ]
+    named = [(f"{path} line {number}", line) for number, line in lines if line.strip()]
+    return [(where, _row(line, where)) for where, line in named]
 
 
-def _row(line: str, where: str) -> dict[str, object] | None:
-    """The row of a line; None, with a warning, for the half of one that a killed run left."""
+def _row(line: str, where: str) -> dict[str, object] | _CutOff:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         if line.startswith('{"kind": "'):
-            log.warning("%s: left out, since it is cut off: %s", where, error.msg)
-            return None
+            return _CutOff(error.msg)
         raise ConfigError(f"{where}: not JSON: {error.msg} at column {error.colno}") from None
     if not isinstance(row, dict):
         raise ConfigError(f"{where}: not a record, expected a JSON object, got {line[:40]!r}")
@@ -120,16 +132,24 @@ def _dated(row: dict[str, object], unversioned: Collection[str]) -> dict[str, ob
     return {"version": 1, **row} if row.get("kind") in unversioned else row
 
 
-def _record(row: Mapping[str, object], where: str, kinds: Mapping[str, type[R]]) -> R:
-    kind, version = row.get("kind"), row.get("version")
-    # First, since another version may have other kinds.
+def _check_version(row: Mapping[str, object], where: str) -> None:
+    """Raises ConfigError for a record that says another version than ours."""
+    version = row.get("version", VERSION)
     if version != VERSION:
         raise ConfigError(
             f"{where}: record format version {version}, this laconic reads {VERSION}; "
             "name another file, or use the laconic that wrote this one"
         )
+
+
+def _record(row: Mapping[str, object], where: str, kinds: Mapping[str, type[R]]) -> R:
+    kind = row.get("kind")
+    # First, since another version may have other kinds.
+    _check_version(row, where)
     if not isinstance(kind, str) or kind not in kinds:
         raise ConfigError(f"{where}: unknown kind {kind!r}, expected {list(kinds)}")
+    if "version" not in row:
+        raise ConfigError(f"{where}: {kind} record without the version of its format")
     try:
         return from_row(kinds[kind], row)
     except RowError as error:

@@ -7,7 +7,7 @@ gives a loss, a model gives a metric. Real workers and simulated ones take the s
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 
 from laconic.bench.data.source import Source
 from laconic.bench.work import workloads
+from laconic.checks import check_number, check_share, check_whole
 from laconic.errors import ConfigError
 from laconic.spec import from_settings, read_settings
 
@@ -66,14 +67,26 @@ class Workload(ABC):
     source: ClassVar[Source | None] = None
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ConfigError(f"{self.name}: batch_size must be at least 1, got {self.batch_size}")
+        for field in fields(self):
+            self._check(field.name, field.type)
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ConfigError(f"{self.name}: clip_norm must be positive, got {self.clip_norm}")
         if self.source is None and (self.data is not None or self.synthetic):
             raise ConfigError(f"{self.name}: makes up its data, so it takes no folder of it")
         if self.data is not None and self.synthetic:
             raise ConfigError(f"{self.name}: synthetic data and the folder {self.data}: choose one")
+
+    def _check(self, key: str, kind: object) -> None:
+        """Whole numbers are sizes and counts; of the others only a dropout has an end."""
+        value = getattr(self, key)
+        if kind is int:
+            check_whole(self.name, key, value, 1)
+        elif key == "dropout":
+            check_share(self.name, key, value)
+        elif kind is float:
+            check_number(self.name, key, value)
+            if value < 0:
+                raise ConfigError(f"{self.name}: {key} must not be negative, got {value}")
 
     @property
     def name(self) -> str:
