@@ -115,13 +115,34 @@ def test_objects_are_not_unpickled(files: Checkpoints) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rank": 4, "size": 4}, r"rank must be in \[0, 4\), got 4"),
-        ({"rank": 0, "size": 1, "keep": 1}, "keep must be at least 2, got 1"),
+        ({"rank": 4, "size": 4}, "rank must be 0 to 3, got 4"),
+        ({"rank": "0"}, "rank must be a whole number, 0 to 0, got '0'"),
+        ({"size": None}, "size must be a whole number, at least 1, got None"),
+        ({"keep": 1}, "keep must be at least 2, got 1"),
+        ({"keep": "2"}, "keep must be a whole number, at least 2, got '2'"),
+        ({"folder": None}, "folder must be a path, got None"),
+        ({"folder": __file__}, f"folder must be a directory, got {__file__}"),
     ],
 )
-def test_refusals(settings: dict[str, int], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Checkpoints("x", **settings)
+def test_refusals(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^checkpoints: {message}$"):
+        Checkpoints(**{"folder": "x", "rank": 0, "size": 1, **settings})
+
+
+@pytest.mark.parametrize(
+    ("step", "given", "message"),
+    [
+        ("1", {}, "step must be a whole number, at least 0, got '1'"),
+        (-1, {}, "step must be at least 0, got -1"),
+        (1, None, "state must be a mapping, got NoneType"),
+    ],
+)
+def test_what_could_not_be_loaded_is_not_saved(
+    files: Checkpoints, step: Any, given: Any, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^checkpoints: {message}$"):
+        files.save(step, given)
+    assert not Path(files.folder).exists()
 
 
 def test_resumes_from_the_newest_that_all_ranks_have(four_ranks: Ranks, tmp_path: Path) -> None:

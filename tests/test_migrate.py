@@ -1,6 +1,7 @@
 """GRACE's dictionaries as ours."""
 
 import logging
+from typing import Any
 
 import pytest
 import torch
@@ -105,8 +106,10 @@ def test_notes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
         ({"compressor": "topk", "compress_ratio": "1"}, "compress_ratio must be a number, got '1'"),
         ({"compressor": "qsgd", "quantum_num": 0}, "bits must be"),
         ({"compressor": "inceptionn", "error_bound": 0}, "error_bound must be positive"),
+        (None, "^from_grace: expected a dictionary of parameters, got None$"),
+        ("topk", "^from_grace: expected a dictionary of parameters, got 'topk'$"),
     ],
 )
-def test_bad_dictionaries_are_refused(params: dict[str, object], text: str) -> None:
+def test_bad_dictionaries_are_refused(params: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         laconic.from_grace(params)

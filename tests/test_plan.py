@@ -1,6 +1,7 @@
 """Which method for which parameter, what fits together, and what is said when it does not."""
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -222,14 +223,34 @@ def test_what_does_not_fit_is_refused(
         plan_of(spec, memory, way)
 
 
+def test_another_setting_is_checked_like_the_first() -> None:
+    plan = plan_of("qsgd:bits=8", "residual", "gather")
+    plan.check(QSGD(bits=4))
+    with pytest.raises(ConfigError, match="qsgd:bits=2 does not go with memory 'residual'"):
+        plan.check(QSGD(bits=2))
+    with pytest.raises(ConfigError, match="powersgd does not go with exchange 'gather'"):
+        plan.check(PowerSGD())
+
+
 def test_what_is_no_method_is_refused() -> None:
     with pytest.raises(ConfigError, match="expected a spec string or a compressor, got 3"):
         plan_of(3)  # type: ignore[arg-type]
 
 
+def test_a_class_is_to_be_made_first() -> None:
+    with pytest.raises(ConfigError, match=r"got the class QSGD; make one, like QSGD\(bits=4\)"):
+        plan_of(QSGD)  # type: ignore[arg-type]
+
+
 def test_what_is_no_memory_is_refused() -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="expected a memory or its spec, got 3"):
         plan_of("efsign", 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("exchange", [None, 3])
+def test_what_is_no_exchange_is_refused(exchange: Any) -> None:
+    with pytest.raises(ConfigError, match=f"exchange: a spec must be a string, got {exchange}"):
+        plan_of("efsign", "residual", exchange)
 
 
 def test_objects_are_as_good_as_specs() -> None:

@@ -2,8 +2,10 @@
 
 import io
 
+import pytest
 import torch
 
+from laconic.errors import ConfigError
 from laconic.sealed import seal, unseal
 
 STATE = {
@@ -34,3 +36,9 @@ def test_what_comes_back_can_be_written() -> None:
 
 def test_it_is_one_text() -> None:
     assert isinstance(seal(STATE), str)
+
+
+@pytest.mark.parametrize("text", [None, 5, {}, "", "garbage", seal(STATE)[:-9]])
+def test_what_is_broken_is_refused(text: object) -> None:
+    with pytest.raises(ConfigError, match=r"^state: a sealed part "):
+        unseal(text, torch.device("cpu"))

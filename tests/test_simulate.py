@@ -212,6 +212,52 @@ def test_there_must_be_a_worker(workers: int) -> None:
         simulation(workers=workers)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"workers": 1.5}, "simulate: workers must be a whole number, at least 1, got 1.5"),
+        ({"workers": "4"}, "simulate: workers must be a whole number, at least 1, got '4'"),
+        ({"workers": None}, "simulate: workers must be a whole number, at least 1, got None"),
+        ({"parameters": None}, "simulate: expected a module or tensors by name, got NoneType"),
+        ({"parameters": {"w": 3}}, "simulate: parameter 'w' must be a tensor, got 3"),
+        ({"link": "1gbit"}, "simulate: link must be a LinkModel, got '1gbit'"),
+        ({"compute_s": -1}, "simulate: compute_s must be >= 0, got -1"),
+        ({"compute_s": float("nan")}, "simulate: compute_s must be finite, got nan"),
+        ({"compute_s": "1"}, "simulate: compute_s must be a number, got '1'"),
+        ({"seed": "a"}, "seed must be a whole number, got 'a'"),
+        ({"seed": None}, "seed must be a whole number, got None"),
+        ({"seed": 1.5}, "seed must be a whole number, got 1.5"),
+    ],
+)
+def test_settings_that_are_none(settings: dict[str, Any], message: str) -> None:
+    given = {"parameters": parameters(), "workers": 2, **settings}
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        laconic.simulate(compressor="randomk:ratio=0.1", **given)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**70])
+def test_any_whole_number_is_a_seed(seed: int) -> None:
+    simulation("randomk:ratio=0.05", seed=seed).step(gradients(3))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (None, "step: expected a list with gradients of each worker, got NoneType"),
+        ({"weight": 1}, "step: expected a list with gradients of each worker, got dict"),
+        ([None] * 3, "worker 0: expected gradients by name, got NoneType"),
+        ([*gradients(2), None], "worker 2: expected gradients by name, got NoneType"),
+        (
+            [{"weight": None}] * 3,
+            "worker 0: gradient weight must be a tensor, got NoneType",
+        ),
+    ],
+)
+def test_what_is_no_gradient(given: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        simulation().step(given)
+
+
 def test_every_worker_must_bring_gradients() -> None:
     with pytest.raises(ConfigError, match="2 gradients for 3 workers"):
         simulation().step(gradients(2))
@@ -231,6 +277,36 @@ def test_gradients_must_be_those_of_the_parameters(spoil) -> None:
     spoil(given)
     with pytest.raises(ConfigError):
         simulation("none").step(given)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0, True, "x"])
+@pytest.mark.parametrize("controller", [None, "accordion:low=0.5,high=0.1"])
+def test_what_is_no_rate_or_scale_is_refused(bad: Any, controller: str | None) -> None:
+    run = laconic.simulate(parameters(), "topk:ratio=0.05", workers=2, controller=controller)
+    with pytest.raises(ConfigError, match="epoch_ended: learning_rate must be "):
+        run.epoch_ended(bad)
+    for before, after in ((bad, 0.1), (0.1, bad)):
+        with pytest.raises(ConfigError, match=r"must be (a number|finite|positive), got "):
+            run.workers[0].rate_changed(before, after)
+    with pytest.raises(ConfigError, match=r"must be (a number|finite|positive), got "):
+        run.workers[0].follow_loss_scale(bad)
+
+
+@pytest.mark.parametrize("controller", ["accordion:low=0.5,high=0.1", "autopilot"])
+def test_a_learning_rate_may_end_at_zero_and_be_a_tensor(controller: str) -> None:
+    run = laconic.simulate(parameters(), "topk:ratio=0.05", workers=2, controller=controller)
+    for rate in (0.1, torch.tensor(0.05), 0, 0):
+        run.step(gradients(2))
+        run.epoch_ended(rate)  # type: ignore[arg-type]
+    other = laconic.simulate(parameters(), "topk:ratio=0.05", workers=2, controller=controller)
+    other.load_state_dict(run.state_dict())  # type: ignore[arg-type]
+    assert bits(other.step(gradients(2))) == bits(run.step(gradients(2)))
+
+
+@pytest.mark.parametrize("nothing", [{}, torch.nn.ReLU()])
+def test_there_must_be_a_parameter(nothing: Any) -> None:
+    with pytest.raises(ConfigError, match="no parameter to train"):
+        laconic.simulate(nothing, "efsign", workers=2)
 
 
 def test_a_parameter_of_another_type_is_refused_by_name() -> None:

@@ -1,6 +1,7 @@
 """Spec strings: what they mean, and what people read when they mean nothing."""
 
 import re
+from typing import Any
 
 import pytest
 
@@ -147,6 +148,32 @@ def test_errors_are_for_people(spec: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (None, "None"),
+        (3, "3"),
+        (TopK(ratio=0.01), "TopK(ratio=0.01, values='bf16')"),
+        (TopK, "the class TopK; make one, like TopK(ratio=0.01)"),
+        (Residual, "the class Residual; make one, like Residual()"),
+    ],
+)
+def test_a_spec_is_text(given: Any, shown: str) -> None:
+    calls = {"compressor": parse, "memory": parse_memory, "exchange": find_exchange}
+    for noun, call in calls.items():
+        message = f"{noun}: a spec must be a string, got {shown}"
+        with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+            call(given)
+
+
+@pytest.mark.parametrize("item", ["x", None, TopK, int])
+def test_only_what_is_made_has_a_spec(item: object) -> None:
+    shown = "the class TopK; make one, like TopK(ratio=0.01)" if item is TopK else repr(item)
+    message = f"format_spec: expected a compressor or a memory, got {shown}"
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        format_spec(item)
+
+
+@pytest.mark.parametrize(
     ("spec", "message"),
     [
         ("residuals", "no memory named 'residuals'; did you mean 'residual'?"),
@@ -191,6 +218,20 @@ def test_classes_are_attributes_of_the_package() -> None:
 def test_other_attributes_do_not_exist(name: str) -> None:
     with pytest.raises(AttributeError, match=f"module 'laconic' has no attribute '{name}'"):
         getattr(laconic, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("Topk", "TopK"), ("topk", "TopK"), ("Attach", "attach")]
+)
+def test_what_was_meant_is_said(name: str, meant: str) -> None:
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'; did you mean '{meant}'\\?$"):
+        getattr(laconic, name)
+
+
+def test_all_that_exists_is_listed() -> None:
+    names = dir(laconic)
+    assert {*laconic.__all__, "TopK", "PowerSGD", "__version__"} <= set(names)
+    assert all(getattr(laconic, name) is not None for name in names if not name.startswith("_"))
 
 
 def test_public_names_exist() -> None:

@@ -1,5 +1,6 @@
 """Laconic: distributed training that says the most in the fewest bytes."""
 
+from difflib import get_close_matches
 from importlib import import_module
 from types import ModuleType
 
@@ -70,4 +71,13 @@ def __getattr__(name: str) -> type[Compressor] | ModuleType:
     for cls in compressor_classes().values():
         if cls.__name__ == name:
             return cls
-    raise AttributeError(f"module 'laconic' has no attribute {name!r}")
+    known = {known.lower(): known for known in __dir__() if not known.startswith("_")}
+    close = get_close_matches(name.lower(), known, n=1)
+    hint = f"; did you mean {known[close[0]]!r}?" if close else ""
+    raise AttributeError(f"module 'laconic' has no attribute {name!r}{hint}")
+
+
+def __dir__() -> list[str]:
+    """What is here and the classes of the catalogue; no `keras`, whose import may fail."""
+    classes = (cls.__name__ for cls in compressor_classes().values())
+    return sorted({*globals(), *classes})

@@ -1,12 +1,14 @@
 """What lanes remember, as plain tensors and numbers, and back: also for another number of ranks."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Literal, TypeAlias, cast, get_args
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Literal, NamedTuple, TypeAlias, TypeGuard, cast, get_args
 
 import torch
 from torch import Tensor
 
+from laconic.checks import check_number
 from laconic.errors import ConfigError
 from laconic.exchange.sharded import bounds
 from laconic.lanes import Lanes
@@ -52,12 +54,12 @@ def save(lanes: Lanes) -> dict[str, object]:
 def load(lanes: Lanes, state: Mapping[str, object]) -> None:
     """Takes up exactly where the state was saved; refuses a state of another set-up."""
     lanes.settle()
-    saved = _checked(lanes, state, _identity(lanes))
-    _load_helm(lanes, state)
-    for name, lane in lanes.lanes.items():
-        there = saved[name]
-        _load_lane(lane, there["kept"], there["talk"], cast(int, there["step"]))
-    lanes.loss_scale = cast(float, state["loss_scale"])
+    saved, scale = _checked(lanes, state, _identity(lanes)), _scale_of(state)
+    with all_or_nothing(lanes):
+        _load_helm(lanes, state)
+        for name, lane in lanes.lanes.items():
+            _load_lane(lane, saved[name])
+        lanes.loss_scale = scale
 
 
 def load_resized(
@@ -70,13 +72,17 @@ def load_resized(
     lanes.settle()
     identity = {**_identity(lanes), "size": len(states)}
     ranks = [_checked(lanes, s, {**identity, "rank": i}) for i, s in enumerate(states)]
-    _load_helm(lanes, states[lanes.rank % len(states)])
-    for name, lane in lanes.lanes.items():
-        there = [saved[name] for saved in ranks]
-        kept = _resized_memory(lane, [cast(State, s["kept"]) for s in there], residuals)
-        talk = _resized_talk(lane, [cast(State, s["talk"]) for s in there], residuals)
-        _load_lane(lane, kept, talk, cast(int, there[0]["step"]))
-    lanes.loss_scale = cast(float, states[0]["loss_scale"])
+    scale = _scale_of(states[0])
+    with all_or_nothing(lanes):
+        _load_helm(lanes, states[lanes.rank % len(states)])
+        for name, lane in lanes.lanes.items():
+            there = [saved[name] for saved in ranks]
+            kept = _resized_memory(lane, [s.kept for s in there], residuals)
+            talk = _resized_talk(lane, [s.talk for s in there], residuals)
+            _load_lane(lane, _Saved(there[0].step, kept, talk))
+        lanes.loss_scale = scale
+    if lanes.helm is not None and len(states) != lanes.size:
+        lanes.helm.resize()
     log.info("state of %d ranks for %d: residuals: %s", len(states), lanes.size, residuals)
 
 
@@ -110,18 +116,73 @@ def _identity(lanes: Lanes) -> dict[str, object]:
     return {**lanes.plan.describe(), **who}
 
 
-def _checked(
-    lanes: Lanes, state: Mapping[str, object], identity: Mapping[str, object]
-) -> Mapping[str, Mapping[str, State | int]]:
+def own_part(state: object, key: str) -> Mapping[str, object]:
+    """What a rank of this name has saved."""
+    if not isinstance(state, Mapping):
+        raise ConfigError(f"state: expected what state_dict returns, got {type(state).__name__}")
+    own = state.get(key)
+    if not isinstance(own, Mapping):
+        raise ConfigError(f"state: has {sorted(state)}, but not {key}; every rank saves its own")
+    return own
+
+
+def ranks_in_order(states: Sequence[object]) -> list[Mapping[str, object]]:
+    """The parts of all ranks of a run, from what each of them has saved."""
+    merged: dict[str, object] = {}
+    for state in states:
+        if not isinstance(state, Mapping):
+            raise ConfigError(f"state: expected what state_dict returns, got {state!r:.40}")
+        merged |= state
+    if len(merged) != len(states):
+        raise ConfigError(f"state: expected ranks 0 to {len(states) - 1}, got {sorted(merged)}")
+    return [own_part(merged, f"rank{rank}") for rank in range(len(states))]
+
+
+class _Saved(NamedTuple):
+    """What a lane remembers."""
+
+    step: int
+    kept: State
+    talk: State
+
+
+def _checked(lanes: Lanes, state: object, identity: Mapping[str, object]) -> dict[str, _Saved]:
     """The lanes of a state, if it is one of the set-up expected."""
+    if not isinstance(state, Mapping):
+        raise ConfigError(f"state: expected one rank's, got {type(state).__name__}")
     for key, value in {"format": FORMAT, **identity}.items():
-        if state.get(key) != value:
-            raise ConfigError(f"state: {key} is {state.get(key)!r}, expected {value!r}")
-    saved = cast(Mapping[str, Mapping[str, State | int]], state["lanes"])
+        found = state.get(key)
+        if isinstance(found, Tensor) or found != value:
+            hint = "; load_resized takes another number of ranks" if key == "size" else ""
+            raise ConfigError(f"state: {key} is {found!r}, expected {value!r}{hint}")
+    saved = state.get("lanes")
+    if not isinstance(saved, Mapping):
+        raise ConfigError(f"state: lanes are missing, got {type(saved).__name__}")
     if saved.keys() != lanes.lanes.keys():
         odd = sorted(saved.keys() ^ lanes.lanes.keys())
         raise ConfigError(f"state: parameters differ from the model's: {odd}")
-    return saved
+    return {name: _read(name, there) for name, there in saved.items()}
+
+
+def _read(name: str, there: object) -> _Saved:
+    """One lane's part, which may have come from anywhere."""
+    found = there if isinstance(there, Mapping) else {}
+    step, kept, talk = (found.get(key) for key in _Saved._fields)
+    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        raise ConfigError(f"state of {name}: step must be a whole number >= 0, got {step!r}")
+    if not _is_state(kept) or not _is_state(talk):
+        got = f"{type(kept).__name__} and {type(talk).__name__}"
+        raise ConfigError(f"state of {name}: kept and talk must be tensors by name, got {got}")
+    return _Saved(step, kept, talk)
+
+
+def _is_state(value: object) -> TypeGuard[State]:
+    return isinstance(value, Mapping) and all(isinstance(t, Tensor) for t in value.values())
+
+
+def _scale_of(state: Mapping[str, object]) -> float:
+    check_number("state", "loss_scale", state.get("loss_scale"))
+    return cast(float, state["loss_scale"])
 
 
 def _load_helm(lanes: Lanes, state: Mapping[str, object]) -> None:
@@ -135,14 +196,37 @@ def _load_helm(lanes: Lanes, state: Mapping[str, object]) -> None:
         lanes.helm.load(cast(Mapping[str, object], unseal(cast(str, state["controller"]), device)))
 
 
-def _load_lane(lane: Lane, kept: object, talk: object, step: int) -> None:
-    for here, there in ((lane.kept, kept), (lane.talk, talk)):
-        assert isinstance(there, Mapping)
-        shapes = {k: tuple(t.shape) for k, t in there.items()}
-        expected = {k: tuple(t.shape) for k, t in here.items()}
+@contextmanager
+def all_or_nothing(lanes: Lanes) -> Iterator[None]:
+    """Brings everything back where a state is refused halfway."""
+    helm = None if lanes.helm is None else lanes.helm.save()
+    before = {name: (dict(lane.kept), dict(lane.talk)) for name, lane in lanes.lanes.items()}
+    turns = {name: lane.turn for name, lane in lanes.lanes.items()}
+    scale = lanes.loss_scale
+    try:
+        yield
+    except ConfigError:
+        if lanes.helm is not None and helm is not None:
+            lanes.helm.load(helm)
+        for name, lane in lanes.lanes.items():
+            (lane.kept, lane.talk), lane.turn = before[name], turns[name]
+        lanes.loss_scale = scale
+        raise
+
+
+def _load_lane(lane: Lane, saved: _Saved) -> None:
+    # A method that a controller has left remembers in the form that it had last, to be fitted
+    # when it comes back; that of the method at work has to be right.
+    at_work = lane.talker.state(lane.turn, lane.device).keys()
+    both = (lane.kept, saved.kept, lane.kept.keys()), (lane.talk, saved.talk, at_work)
+    for here, there, needed in both:
+        shapes = {k: tuple(t.shape)[: None if k in needed else -1] for k, t in there.items()}
+        expected = {k: tuple(t.shape)[: None if k in needed else -1] for k, t in here.items()}
         if shapes != expected:
             raise ConfigError(f"state of {lane.name}: has {shapes}, expected {expected}")
         for key, tensor in there.items():
-            assert isinstance(tensor, Tensor)
+            if tensor.dtype != here[key].dtype:
+                wrong = f"{key} is {tensor.dtype}, expected {here[key].dtype}"
+                raise ConfigError(f"state of {lane.name}: {wrong}")
             here[key] = tensor.to(lane.device, copy=True)
-    lane.turn = lane.turn._replace(step=step)
+    lane.turn = lane.turn._replace(step=saved.step)

@@ -16,7 +16,9 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from laconic.checks import check_whole
 from laconic.comm.base import Call
+from laconic.comm.groups import check_member
 from laconic.comm.torch import TorchComm
 from laconic.errors import ConfigError
 
@@ -54,16 +56,23 @@ class Checkpoints:
     keep: int = 2
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.size:
-            raise ConfigError(f"checkpoints: rank must be in [0, {self.size}), got {self.rank}")
-        if self.keep < 2:
-            raise ConfigError(f"checkpoints: keep must be at least 2, got {self.keep}")
+        if not isinstance(self.folder, str | os.PathLike):
+            raise ConfigError(f"checkpoints: folder must be a path, got {self.folder!r}")
+        if Path(self.folder).exists() and not Path(self.folder).is_dir():
+            raise ConfigError(f"checkpoints: folder must be a directory, got {self.folder}")
+        check_whole("checkpoints", "size", self.size, 1)
+        check_whole("checkpoints", "rank", self.rank, 0, self.size - 1)
+        check_whole("checkpoints", "keep", self.keep, 2)
 
     def save(self, step: int, state: Mapping[str, object]) -> Path:
         """Writes the state after `step` steps, then removes this rank's oldest files.
 
         What it returns survives a crash of the machine; if it is cut short, the older files do.
         """
+        check_whole("checkpoints", "step", step, 0)
+        if not isinstance(state, Mapping):
+            kind = type(state).__name__
+            raise ConfigError(f"checkpoints: state must be a mapping, got {kind}")
         folder = Path(self.folder)
         folder.mkdir(parents=True, exist_ok=True)
         draft = folder / f"{self._stem(step)}.draft"
@@ -99,7 +108,10 @@ class Checkpoints:
         Removes what this rank has of later steps: they will be done again, and what one rank saved
         of them before must never meet what another saves then.
         """
-        step = self._newest_common(group or dist.distributed_c10d._get_default_group())
+        if group is None:
+            group = dist.distributed_c10d._get_default_group()
+        check_member(group)
+        step = self._newest_common(group)
         for found, path in self._files():
             if step is None or found > step:
                 log.warning("checkpoints: not all ranks have %s, so it is removed", path.name)

@@ -10,6 +10,7 @@ from torch import Tensor
 from laconic import kernels
 from laconic.alarm import Alarm, Verdict
 from laconic.census import Census
+from laconic.checks import read_number
 from laconic.comm.base import Conversation
 from laconic.comm.meter import Meter, ring_bytes
 from laconic.control.base import Controller
@@ -51,6 +52,8 @@ class Lanes:
         if nan_policy not in get_args(NanPolicy):
             known = [*get_args(NanPolicy)]
             raise ConfigError(f"nan_policy must be one of {known}, got {nan_policy!r}")
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise ConfigError(f"seed must be a whole number, got {seed!r}")
         self.rank, self.size, self.seed = rank, size, seed
         self.nan_policy, self.cuda_graphs, self.listens = nan_policy, cuda_graphs, listens
         self.tensors = tensors
@@ -225,7 +228,7 @@ class Lanes:
             if lane.kept.keys() == old[name].kept.keys():
                 lane.kept = old[name].kept
         if self.helm is not None:
-            self.helm.take_over(plan, self.lanes, self.helm.pilot)
+            self.helm.take_over(plan, self.lanes, self.helm.pilot, self.steps())
 
     def _open(self, plan: Plan) -> dict[str, Lane]:
         careful = self.nan_policy != "ignore"
@@ -253,13 +256,21 @@ class Lanes:
 
     def rate_changed(self, before: float, after: float) -> None:
         """Rescales what waits to a new learning rate, which the controller hears of, too."""
+        before = read_number("learning_rate_changed", "before", before)
+        after = read_number("learning_rate_changed", "after", after)
+        if before <= 0 or after <= 0:
+            raise ConfigError(f"learning rates must be positive, got {before} and {after}")
         self.rescale(before / after)
         if self.helm is not None:
             self.helm.pilot.rate_changed(self.steps(), before, after)
             self.helm.redirect()
 
     def epoch_ended(self, learning_rate: float | None) -> None:
-        """Tells the controller, if there is one."""
+        """Tells the controller, if there is one; a rate may end at zero."""
+        if learning_rate is not None:
+            learning_rate = read_number("epoch_ended", "learning_rate", learning_rate)
+            if learning_rate < 0:
+                raise ConfigError(f"epoch_ended: learning_rate must be >= 0, got {learning_rate}")
         self.settle()
         if self.helm is not None:
             self.helm.pilot.epoch(self.steps(), learning_rate)
@@ -267,6 +278,9 @@ class Lanes:
 
     def follow_loss_scale(self, scale: float) -> None:
         """Brings all that is in units of the gradient to a new loss scale."""
+        scale = read_number("loss_scale_changed", "scale", scale)
+        if scale <= 0:
+            raise ConfigError(f"the loss scale must be positive, got {scale}")
         self.settle()
         if scale != self.loss_scale:
             for lane in self.lanes.values():

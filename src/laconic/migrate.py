@@ -49,6 +49,8 @@ class Grace:
     """A parameter dictionary with GRACE's defaults, and what there is to say about it."""
 
     def __init__(self, params: Mapping[str, object]) -> None:
+        if not isinstance(params, Mapping):
+            raise ConfigError(f"from_grace: expected a dictionary of parameters, got {params!r}")
         unknown = sorted(params.keys() - set(KEYS))
         if unknown:
             raise ConfigError(f"from_grace: unknown parameter {unknown}, expected {sorted(KEYS)}")

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from laconic.errors import ConfigError
+
 TENSOR = {"dtype", "shape", "base64"}
 
 
@@ -21,9 +23,14 @@ def seal(state: object) -> str:
     return json.dumps(_sealed(state))
 
 
-def unseal(text: str, device: torch.device) -> object:
-    """What was sealed, its tensors on this device."""
-    return _unsealed(json.loads(text), device)
+def unseal(text: object, device: torch.device) -> object:
+    """What was sealed, its tensors on this device; ConfigError where that cannot be read."""
+    if not isinstance(text, str):
+        raise ConfigError(f"state: a sealed part must be a text, got {type(text).__name__}")
+    try:
+        return _unsealed(json.loads(text), device)
+    except ValueError as error:
+        raise ConfigError(f"state: a sealed part is broken: {error}") from None
 
 
 def _sealed(value: object) -> object:

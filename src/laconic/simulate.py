@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from laconic.checkpoint import load, save
+from laconic.checkpoint import load, own_part, save
+from laconic.checks import check_number, check_whole
 from laconic.comm.simulated import Simulated
 from laconic.contract import Compressor, Memory
 from laconic.control.base import Controller
@@ -27,11 +28,14 @@ class Simulation:
 
     def step(self, gradients: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """One gradient by name from each worker; returns the mean that all of them receive."""
+        if not isinstance(gradients, Sequence):
+            kind = type(gradients).__name__
+            raise ConfigError(f"step: expected a list with gradients of each worker, got {kind}")
         if len(gradients) != len(self.workers):
             raise ConfigError(f"{len(gradients)} gradients for {len(self.workers)} workers")
-        names = list(gradients[0])
+        names = list(_mapping(0, gradients[0]))
         for rank, worker in enumerate(self.workers):
-            _check_gradients(rank, gradients[rank], names, worker.tensors)
+            _check_gradients(rank, _mapping(rank, gradients[rank]), names, worker.tensors)
         means = [self._copies(rank, given) for rank, given in enumerate(gradients)]
         talks = [w.talk(names, m) for w, m in zip(self.workers, means, strict=True)]
         self.network.run(talks)
@@ -80,9 +84,15 @@ class Simulation:
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, object]]) -> None:
         for rank, worker in enumerate(self.workers):
-            if str(rank) not in state:
-                raise ConfigError(f"state: has ranks {sorted(state)}, but not {rank}")
-            load(worker, state[str(rank)])
+            load(worker, own_part(state, str(rank)))
+
+
+def _mapping(rank: int, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """What a worker gives, if it is gradients by name."""
+    if not isinstance(given, Mapping):
+        kind = type(given).__name__
+        raise ConfigError(f"worker {rank}: expected gradients by name, got {kind}")
+    return given
 
 
 def _check_gradients(
@@ -93,9 +103,30 @@ def _check_gradients(
         raise ConfigError(f"worker {rank} gives {list(given)}, expected {names} of {[*tensors]}")
     for name, gradient in given.items():
         shape = tensors[name].shape
+        if not isinstance(gradient, Tensor):
+            kind = type(gradient).__name__
+            raise ConfigError(f"worker {rank}: gradient {name} must be a tensor, got {kind}")
         if gradient.shape != shape:
             has = tuple(gradient.shape)
             raise ConfigError(f"worker {rank}: gradient {name} is {has}, expected {tuple(shape)}")
+
+
+def _named(parameters: torch.nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters that are trained, by name."""
+    named: dict[str, Tensor]
+    if isinstance(parameters, torch.nn.Module):
+        named = {n: p for n, p in parameters.named_parameters() if p.requires_grad}
+    elif isinstance(parameters, Mapping):
+        named = dict(parameters)
+    else:
+        kind = type(parameters).__name__
+        raise ConfigError(f"simulate: expected a module or tensors by name, got {kind}")
+    for name, tensor in named.items():
+        if not isinstance(tensor, Tensor):
+            raise ConfigError(f"simulate: parameter {name!r} must be a tensor, got {tensor!r}")
+    if not named:
+        raise ConfigError("simulate: there is no parameter to train")
+    return named
 
 
 def simulate(
@@ -117,13 +148,13 @@ def simulate(
     A controller is told times as a `link` would have them (by default 1 Gbit/s with 1 ms latency)
     beside a step of `compute_s`, so that the same run decides the same anywhere.
     """
-    if workers < 1:
-        raise ConfigError(f"simulate: workers must be at least 1, got {workers}")
-    named: dict[str, Tensor]
-    if isinstance(parameters, torch.nn.Module):
-        named = {n: p for n, p in parameters.named_parameters() if p.requires_grad}
-    else:
-        named = dict(parameters)
+    check_whole("simulate", "workers", workers, 1)
+    check_number("simulate", "compute_s", compute_s)
+    if compute_s < 0:
+        raise ConfigError(f"simulate: compute_s must be >= 0, got {compute_s!r}")
+    if link is not None and not isinstance(link, LinkModel):
+        raise ConfigError(f"simulate: link must be a LinkModel, got {link!r}")
+    named = _named(parameters)
     plan = make_plan(compressor, memory, exchange, named.values(), workers)
     simulation = Simulation(
         [

@@ -6,7 +6,7 @@ hyphens for underscores. Specs may have either.
 
 import pkgutil
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
@@ -87,6 +87,7 @@ def methods() -> list[str]:
 
 def parse(spec: str) -> Compressor:
     """The compressor that a spec string describes."""
+    _check_text("compressor", spec)
     stages = [_build("compressor", compressor_classes(), stage) for stage in spec.split("|")]
     if len(stages) == 1:
         return stages[0]
@@ -102,12 +103,31 @@ def parse(spec: str) -> Compressor:
     return Pipeline(first, second)
 
 
+def compressor_of(given: Compressor | str) -> Compressor:
+    """The compressor that a spec string describes; or the given one itself."""
+    if isinstance(given, str):
+        return parse(given)
+    if not isinstance(given, Compressor):
+        raise ConfigError(f"expected a spec string or a compressor, got {_named(given)}")
+    return given
+
+
+def memory_of(given: Memory | str) -> Memory:
+    """The same of memories."""
+    if isinstance(given, str):
+        return parse_memory(given)
+    if not isinstance(given, Memory):
+        raise ConfigError(f"expected a memory or its spec, got {_named(given)}")
+    return given
+
+
 def parse_memory(spec: str) -> Memory:
     return _build("memory", memory_classes(), spec)
 
 
 def find_exchange(spec: str) -> type[Exchange]:
     """The class of an exchange's spec, whose settings are another matter."""
+    _check_text("exchange", spec)
     return _find("exchange", exchange_classes(), spec.partition(":")[0].strip())
 
 
@@ -148,15 +168,37 @@ def format_spec(item: object) -> str:
     """The spec string of an item, without parameters that have their default; `parse` reads it."""
     if isinstance(item, Pipeline):
         return f"{format_spec(item.sparsifier)} | {format_spec(item.quantiser)}"
+    if isinstance(item, type) or not is_dataclass(item):
+        raise ConfigError(f"format_spec: expected a compressor or a memory, got {_named(item)}")
     settings = []
-    for f in fields(item):  # type: ignore[arg-type]
+    for f in fields(item):
         value = getattr(item, f.name)
         if f.default is MISSING or value != f.default:
             settings.append(f"{f.name}={str(value).lower() if isinstance(value, bool) else value}")
     return name_of(item) + (":" + ",".join(settings) if settings else "")
 
 
+def _check_text(noun: str, spec: object) -> None:
+    """Raises ConfigError unless a spec is text at all."""
+    if not isinstance(spec, str):
+        raise ConfigError(f"{noun}: a spec must be a string, got {_named(spec)}")
+
+
+def _named(given: object) -> str:
+    """What was given in place of something else, and how to make that if it is its class."""
+    known: list[type[Compressor | Memory]] = [
+        *compressor_classes().values(),
+        *memory_classes().values(),
+    ]
+    for cls in known:
+        if cls is given:
+            settings = ", ".join(f"{key}={value!r}" for key, value in cls.examples[0].items())
+            return f"the class {cls.__name__}; make one, like {cls.__name__}({settings})"
+    return repr(given)
+
+
 def _build(noun: str, catalogue: Mapping[str, type[T]], spec: str) -> T:
+    _check_text(noun, spec)
     name = spec.partition(":")[0].strip()
     cls = _find(noun, catalogue, name)
     return from_settings(_shown(name), cls, read_settings(spec)[1])

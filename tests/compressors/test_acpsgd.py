@@ -208,5 +208,5 @@ def test_bytes_on_the_wire_are_frozen() -> None:
 
 @pytest.mark.parametrize("rank", [0, -1, 1.5])
 def test_rank_out_of_range(rank: int) -> None:
-    with pytest.raises(ConfigError, match=f"^acpsgd: rank must be at least 1, got {rank}$"):
+    with pytest.raises(ConfigError, match=rf"^acpsgd: rank must be .*at least 1, got {rank}$"):
         AcpSGD(rank=rank)

@@ -140,5 +140,5 @@ def test_unknown_format() -> None:
 
 @pytest.mark.parametrize("bucket", [0, -1, 1.5, True])
 def test_bucket_out_of_range(bucket: int) -> None:
-    with pytest.raises(ConfigError, match=f"^fp8: bucket must be at least 1, got {bucket!r}$"):
+    with pytest.raises(ConfigError, match=rf"^fp8: bucket must be .*at least 1, got {bucket!r}$"):
         Fp8(bucket=bucket)

@@ -112,7 +112,7 @@ def test_bytes_on_the_wire_are_frozen(backend: str) -> None:
 
 @pytest.mark.parametrize("block", [0, -1, 1.5])
 def test_block_out_of_range(block: int) -> None:
-    with pytest.raises(ConfigError, match=f"^int4: block must be at least 1, got {block}$"):
+    with pytest.raises(ConfigError, match=rf"^int4: block must be .*at least 1, got {block}$"):
         Int4(block=block)
 
 

@@ -127,5 +127,7 @@ def test_bytes_on_the_wire_are_frozen(backend: str) -> None:
 
 @pytest.mark.parametrize("bucket", [-1, 1.5, True, "8"])
 def test_bucket_out_of_range(bucket: int) -> None:
-    with pytest.raises(ConfigError, match=f"^onebit: bucket must be at least 0, got {bucket!r}$"):
+    with pytest.raises(
+        ConfigError, match=rf"^onebit: bucket must be .*at least 0, got {bucket!r}$"
+    ):
         OneBit(bucket=bucket)

@@ -79,5 +79,5 @@ def test_bytes_on_the_wire_are_frozen(backend: str) -> None:
 
 @pytest.mark.parametrize("norm", [0, 7, 1.5])
 def test_norm_out_of_range(norm: int) -> None:
-    with pytest.raises(ConfigError, match=f"^sign: norm must be 1 to 6, got {norm}$"):
+    with pytest.raises(ConfigError, match=rf"^sign: norm must be .*1 to 6, got {norm}$"):
         Sign(norm=norm)

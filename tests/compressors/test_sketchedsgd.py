@@ -24,8 +24,7 @@ def test_by_hand() -> None:
     """One entry that is not zero: each row has it once, and it is what comes out."""
     x = with_entry(torch.zeros(400), 123, -2.5)
     table, values = SketchedSGD(ratio=0.0025).encode(x).parts
-    assert table.shape == (3, 4)
-    assert table.abs().sum(1).tolist() == [2.5, 2.5, 2.5]
+    assert table.view(3, 4).abs().sum(1).tolist() == [2.5, 2.5, 2.5]
     assert values.numel() == 2, "one for the largest, and one drawn blindly"
     wide = SketchedSGD(ratio=0.0025, width=400, rows=5)
     assert torch.equal(said(wide, x), x)
@@ -168,7 +167,7 @@ def test_ratio_out_of_range(ratio: float) -> None:
     [
         ({"rows": 0}, "rows must be at least 1, got 0"),
         ({"rows": 4}, "rows must be odd, got 4"),
-        ({"rows": 1.5}, "rows must be at least 1, got 1.5"),
+        ({"rows": 1.5}, "rows must be a whole number, at least 1, got 1.5"),
         ({"width": 0}, "width must be at least 1, got 0"),
     ],
 )

@@ -138,11 +138,13 @@ def test_bytes_on_the_wire_are_frozen(backend: str) -> None:
 
 @pytest.mark.parametrize("bits", [0, -1, 9, 4.0])
 def test_bits_out_of_range(bits: int) -> None:
-    with pytest.raises(ConfigError, match=f"^sketchml: bits must be 1 to 8, got {bits}$"):
+    with pytest.raises(ConfigError, match=rf"^sketchml: bits must be .*1 to 8, got {bits}$"):
         SketchML(bits=bits)
 
 
 @pytest.mark.parametrize("sample", [0, -1, 1.5])
 def test_sample_out_of_range(sample: int) -> None:
-    with pytest.raises(ConfigError, match=f"^sketchml: sample must be at least 1, got {sample}$"):
+    with pytest.raises(
+        ConfigError, match=rf"^sketchml: sample must be .*at least 1, got {sample}$"
+    ):
         SketchML(sample=sample)

@@ -1,14 +1,19 @@
 """Inputs of all sorts: every method has a defined answer to each, and none stops a run."""
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from catalogue import RANKS, Case, every_usual_case, run_step
 from torch import Tensor
 
 from laconic.contract import Compressor
+from laconic.errors import ConfigError, WireError
 from laconic.sparse import Pipeline, Sparsifier
 from laconic.spec import compressor_classes
 from laconic.step import Lane
+from laconic.types import Payload
 
 SHAPE = (30, 20)
 MANY = 1_000_003
@@ -44,6 +49,37 @@ def test_a_million_entries_and_three(cls: type[Compressor]) -> None:
         assert payload.nbytes == compressor.nbytes((MANY,))
     if compressor.traits().contraction:
         assert (said - x).norm() < x.norm()
+
+
+@pytest.mark.parametrize("cls", compressor_classes().values(), ids=lambda cls: cls.__name__)
+def test_a_message_of_another_method_is_refused(cls: type[Compressor]) -> None:
+    """Kernels trust lengths: what does not have the form of a message must not reach them."""
+    compressor = cls(**cls.examples[0])
+    x = normal(100, 10)
+    own = compressor.encode(x)
+    refused = 0
+    for other in compressor_classes().values():
+        payload = other(**other.examples[0]).encode(x)
+        if [(p.dtype, p.shape) for p in payload.parts] != [(p.dtype, p.shape) for p in own.parts]:
+            try:
+                compressor.decode(payload)
+            except WireError:
+                refused += 1
+            else:
+                assert compressor.traits().varies
+    assert refused > len(compressor_classes()) // 2
+    with pytest.raises(WireError):
+        compressor.decode(Payload((*own.parts, torch.zeros(1)), own.turn, own.nbytes))
+    with pytest.raises(ConfigError, match="expected what encode returns"):
+        compressor.decode(x)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [[1.0, 2.0], np.ones(8), None])
+@pytest.mark.parametrize("cls", compressor_classes().values(), ids=lambda cls: cls.__name__)
+def test_what_is_no_tensor_is_refused(cls: type[Compressor], given: Any) -> None:
+    kind = type(given).__name__
+    with pytest.raises(ConfigError, match=f"a tensor is needed, got {kind}: torch.as_tensor"):
+        cls(**cls.examples[0]).encode(given)
 
 
 @every_usual_case()

@@ -1,10 +1,32 @@
 """What the ranks of the adviser's test do."""
 
+from typing import Any
+
 import small_model
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import laconic
+
+
+def refusals() -> dict[str, str]:
+    """What the adviser refuses before it measures anything, by what was wrong."""
+    ddp = DDP(small_model.model())
+    bad: dict[str, dict[str, Any]] = {
+        "loss": {"loss": 3},
+        "optimiser": {"optimiser": "sgd"},
+        "group": {"process_group": "world"},
+        "one spec": {"specs": "nope"},
+        "specs": {"specs": 3},
+        "a spec": {"specs": ["efsign", 3]},
+    }
+    found = {}
+    for key, wrong in bad.items():
+        try:
+            laconic.advise(ddp, **{"loss": small_model.loss, **wrong})
+        except laconic.ConfigError as error:
+            found[key] = str(error)
+    return found
 
 
 def advised(specs: list[str]) -> tuple[str, bool]:

@@ -159,6 +159,17 @@ def test_ranks_of_a_running_job_agree_on_the_advice(four_ranks: Ranks) -> None:
     assert all(untouched for _, untouched in answers)
 
 
+def test_what_cannot_be_asked_is_said_before_anything_is_measured(four_ranks: Ranks) -> None:
+    assert four_ranks.run(jobs.refusals)[0] == {
+        "loss": "advise: loss must be a function of the model, got 3",
+        "optimiser": "advise: optimiser must be a function of the model, got 'sgd'",
+        "group": "process_group: expected a ProcessGroup, got 'world'",
+        "one spec": "no compressor named 'nope'; did you mean 'none'?",
+        "specs": "advise: specs must be spec strings, got 3",
+        "a spec": "advise: specs must be spec strings, got ['efsign', 3]",
+    }
+
+
 def test_only_a_ddp_model_can_be_asked() -> None:
     with pytest.raises(ConfigError, match="expected a DistributedDataParallel, got Linear"):
         laconic.advise(torch.nn.Linear(2, 2), lambda model: torch.zeros(()))  # type: ignore[arg-type]

@@ -48,8 +48,13 @@ def test_frozen_parameters_need_no_gradient() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_loss_that_is_not_finite_says_nothing_about_risks(value: float) -> None:
-    with pytest.raises(ConfigError, match=f"the loss must be finite, got {value}"):
+    with pytest.raises(ConfigError, match=f"the loss must be finite, got -?{value}"):
         measured(nn.Linear(4, 2), torch.tensor(value))
+
+
+def test_a_loss_is_a_tensor() -> None:
+    with pytest.raises(ConfigError, match="the loss must be a tensor of one number, got 3"):
+        measure(nn.Linear(4, 2), lambda net, step: 3, lambda: None)  # type: ignore[arg-type,return-value]
 
 
 def test_a_loss_is_one_number() -> None:

@@ -333,6 +333,29 @@ def refusals_job() -> dict[str, str]:
     return found
 
 
+def wrong_types_job() -> dict[str, str]:
+    """What attach is told of arguments that are none, and whether it works after all of these."""
+    model, others = DDP(mlp()), dist.new_group([1, 2, 3])
+    bad: dict[str, dict[str, Any]] = {
+        "class": {"compressor": laconic.TopK},
+        "memory": {"memory": 3},
+        "exchange": {"exchange": None},
+        "seed": {"seed": "a"},
+        "scaler": {"scaler": 1024.0},
+        "group": {"process_group": "world"},
+    }
+    if dist.get_rank() == 0:
+        bad["not a member"] = {"process_group": others}
+    found = {}
+    for key, wrong in bad.items():
+        settings = {"compressor": "randomk:ratio=0.1", **wrong}
+        found[key] = failure_of(lambda settings=settings: laconic.attach(model, **settings))  # type: ignore[misc]
+    link = laconic.attach(model, "randomk:ratio=0.1")
+    train(model, 1)
+    link.detach()
+    return found
+
+
 def _some_hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     future: torch.futures.Future[Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())

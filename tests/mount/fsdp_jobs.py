@@ -175,7 +175,9 @@ def refusals_job() -> dict[str, str]:
     found = {}
     mesh = both()
     found["plain"] = failure_of(lambda: laconic.attach_fsdp(mlp(), "efsign"))
+    found["none"] = failure_of(lambda: laconic.attach_fsdp(None, "efsign"))  # type: ignore[arg-type]
     model = sharded()
+    found["seed"] = failure_of(lambda: laconic.attach_fsdp(model, "efsign", seed="a"))  # type: ignore[arg-type]
     shards = laconic.attach_fsdp(model, "efsign")
     found["twice"] = failure_of(lambda: laconic.attach_fsdp(model, "efsign"))
     shards.detach()

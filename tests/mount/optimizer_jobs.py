@@ -184,6 +184,26 @@ def refusals_job() -> dict[str, str]:
     return found
 
 
+def wrong_types_job() -> dict[str, str]:
+    others, model = dist.new_group([1, 2, 3]), mlp()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = laconic.wrap_optimizer(sgd, "efsign", model=model)
+    bad: dict[str, Callable[[], Any]] = {
+        "model": lambda: laconic.wrap_optimizer(mlp(), "efsign"),  # type: ignore[arg-type]
+        "wrapped": lambda: laconic.wrap_optimizer(wrapped, "efsign"),  # type: ignore[arg-type]
+        "again": lambda: laconic.wrap_optimizer(sgd, "efsign", model=model),
+        "none": lambda: laconic.Reducer(None, "efsign"),  # type: ignore[arg-type]
+        "names": lambda: laconic.Reducer(["weight"], "efsign"),  # type: ignore[list-item]
+        "seed": lambda: laconic.Reducer(mlp(), "efsign", seed=1.5),  # type: ignore[arg-type]
+        "group": lambda: laconic.Reducer(mlp(), "efsign", process_group="world"),  # type: ignore[arg-type]
+    }
+    if dist.get_rank() == 0:
+        bad["member"] = lambda: laconic.reduce_gradients(mlp(), "efsign", process_group=others)
+    found = {key: failure_of(call) for key, call in bad.items()}
+    wrapped.detach()
+    return found
+
+
 def mesh_job() -> Tensor:
     """Pairs of ranks train models of their own."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("apart", "together"))

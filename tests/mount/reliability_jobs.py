@@ -134,6 +134,20 @@ def saved_by_rank_zero_job(folder: str) -> str:
     return text
 
 
+def loaded_by_some_job() -> tuple[str, bool]:
+    """Rank 1 has the file of another step: what all ranks hear, and whether nothing has changed."""
+    model = _model()
+    link = laconic.attach(model, "topk:ratio=0.1")
+    states = []
+    for step in range(3):
+        jobs.train(model, 1, first=step)
+        states.append(link.state_dict())
+    text = jobs.failure_of(lambda: link.load_state_dict(states[dist.get_rank() == 1]))
+    same = _same(states[2], link.state_dict())
+    link.detach()
+    return text, same
+
+
 def resized_job(residuals: str) -> tuple[Tensor, Tensor, Tensor]:
     """Saved by four ranks, loaded by the first two: what waits before and after, and weights."""
     model = _model()

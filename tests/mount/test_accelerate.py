@@ -14,7 +14,10 @@ def test_a_resumed_run_is_the_same(two_ranks: Ranks, tmp_path: Path) -> None:
 
 
 def test_accelerate_alone_gives_all_what_rank_0_had(two_ranks: Ranks, tmp_path: Path) -> None:
-    assert two_ranks.run(jobs.without_us_job, str(tmp_path)) == [True, False]
+    """So rank 1 is refused, and rank 0 with it."""
+    first, second = two_ranks.run(jobs.without_us_job, str(tmp_path))
+    assert "but not rank1; every rank saves its own" in first
+    assert second == "state: has ['rank0'], but not rank1; every rank saves its own"
 
 
 def test_refusals_name_thing_rule_and_value(two_ranks: Ranks, tmp_path: Path) -> None:

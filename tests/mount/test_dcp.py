@@ -11,7 +11,7 @@ from processes import Ranks
 @pytest.mark.parametrize(
     "controller",
     [
-        "schedule:last=0.01,length=8",
+        "schedule:first=0.1,last=0.01,stages=4,length=8",
         "accordion:low=0.5,high=0.1,epoch_steps=2,interval=1",
         "gravac:low=2,high=50,window=2",
     ],

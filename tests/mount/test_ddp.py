@@ -217,6 +217,20 @@ def test_refusals_name_thing_rule_and_value(four_ranks: Ranks) -> None:
     assert "torch.float64" in found["dtype"]
 
 
+def test_arguments_of_wrong_types_are_refused_at_the_call(four_ranks: Ranks) -> None:
+    assert four_ranks.run(jobs.wrong_types_job)[0] == {
+        "class": "ConfigError: expected a spec string or a compressor, got the class TopK; make "
+        "one, like TopK(ratio=0.01)",
+        "memory": "ConfigError: expected a memory or its spec, got 3",
+        "exchange": "ConfigError: exchange: a spec must be a string, got None",
+        "seed": "ConfigError: seed must be a whole number, got 'a'",
+        "scaler": "ConfigError: attach: scaler must be a GradScaler, with get_scale(), got 1024.0",
+        "group": "ConfigError: process_group: expected a ProcessGroup, got 'world'",
+        "not a member": "ConfigError: process_group: rank 0 is not in this group; call on its "
+        "ranks only",
+    }
+
+
 def test_what_goes_wrong_is_raised_by_backward(four_ranks: Ranks) -> None:
     for text, rest in four_ranks.run(jobs.failure_surfaces_job):
         assert text == "WireError: bad bytes"

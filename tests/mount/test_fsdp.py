@@ -59,6 +59,8 @@ def test_an_overflow_is_seen_in_every_shard(four_ranks: Ranks) -> None:
 def test_refusals_name_thing_rule_and_value(four_ranks: Ranks) -> None:
     found = four_ranks.run(jobs.refusals_job)[0]
     assert "no part of the model went through fully_shard" in found["plain"]
+    assert "expected a module, got NoneType" in found["none"]
+    assert "seed must be a whole number, got 'a'" in found["seed"]
     assert "is taken by _Slot" in found["twice"]
     assert "signsgd does not go with a reduce-scatter" in found["votes"]
     assert "leave it at 'auto', got 'gather'" in found["exchange"]

@@ -88,6 +88,21 @@ def test_refusals_name_thing_rule_and_value(four_ranks: Ranks) -> None:
     assert all(text.startswith("ConfigError") for text in found.values()), found
 
 
+def test_arguments_of_wrong_types_are_refused_at_the_call(four_ranks: Ranks) -> None:
+    found = four_ranks.run(jobs.wrong_types_job)[0]
+    assert "its gradient goes through a Reducer already" in found.pop("again")
+    assert found == {
+        "model": "ConfigError: wrap_optimizer: expected a torch.optim.Optimizer, got Sequential",
+        "wrapped": "ConfigError: wrap_optimizer: expected a torch.optim.Optimizer, got Reducer",
+        "none": "ConfigError: expected a module or parameters with their names, got None",
+        "names": "ConfigError: parameters have no names; pass the model or "
+        "model.named_parameters(), got str",
+        "seed": "ConfigError: seed must be a whole number, got 1.5",
+        "group": "ConfigError: process_group: expected a ProcessGroup, got 'world'",
+        "member": "ConfigError: process_group: rank 0 is not in this group; call on its ranks only",
+    }
+
+
 def test_messages_are_about_as_large_as_buckets() -> None:
     megabyte = (1 << 20) // 4
     lengths = [20 * megabyte, 5 * megabyte, megabyte, 60 * megabyte, megabyte]

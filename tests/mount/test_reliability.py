@@ -55,10 +55,19 @@ def test_a_distributed_checkpoint_gives_each_rank_its_own(
 
 def test_the_state_of_another_rank_is_refused(four_ranks: Ranks, tmp_path: Path) -> None:
     first, *others = four_ranks.run(jobs.saved_by_rank_zero_job, str(tmp_path))
-    assert first == "nothing was raised"
+    # Its own is good, but none goes on alone.
+    assert first.startswith("ConfigError: ranks are set up differently:\n  buckets: ")
+    assert "refused: " in first
+    assert "but not rank3" in first
     for rank, text in enumerate(others, start=1):
         expected = f"has ['rank0'], but not rank{rank}; every rank saves its own"
         assert text == f"ConfigError: state: {expected}"
+
+
+def test_states_of_different_steps_are_refused_on_all_ranks(four_ranks: Ranks) -> None:
+    for text, same in four_ranks.run(jobs.loaded_by_some_job):
+        assert "steps: 1 on rank [0, 2, 3]; 2 on rank [1]" in text
+        assert same
 
 
 @pytest.mark.parametrize("flip", [True, False])

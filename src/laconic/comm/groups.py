@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from laconic.comm.base import Ring
+from laconic.errors import ConfigError
 
 
 @dataclass
@@ -25,6 +26,17 @@ class _Pool:
 # A pool dies with the group that it is for, when the user destroys that.
 _pools: WeakKeyDictionary[dist.ProcessGroup, _Pool] = WeakKeyDictionary()
 _rings: WeakKeyDictionary[dist.ProcessGroup, dict[Ring, dist.ProcessGroup]] = WeakKeyDictionary()
+
+
+def check_member(group: object) -> None:
+    """Raises ConfigError unless this is a group of torch's, with this rank in it."""
+    # What torch gives to those who are not in a group that they have made.
+    if group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ConfigError(
+            f"process_group: rank {dist.get_rank()} is not in this group; call on its ranks only"
+        )
+    if not isinstance(group, dist.ProcessGroup):
+        raise ConfigError(f"process_group: expected a ProcessGroup, got {group!r}")
 
 
 class Loan:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar
 
 import torch
@@ -9,10 +10,10 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.checks import check_whole
-from laconic.contract import ManyRounds, Traits, flat32
+from laconic.contract import ManyRounds, Traits, check_payload, flat32
 from laconic.kernels.reference.random import random_bits
 from laconic.matrix import give_out, matrix_shape, renewed, starts, take_in
-from laconic.types import Given, Mean, Payload, Rounds, State, Turn
+from laconic.types import Field, Given, Layout, Mean, Payload, Rounds, State, Turn
 
 ANEW = 100
 """After so many steps a column of the subspace is drawn anew. Even, for the shorter side."""
@@ -63,12 +64,13 @@ class AcpSGD(ManyRounds):
         return give_out(given, turn, *_sides(mean, base, turn))
 
     def encode(self, x: Tensor, turn: Turn | None = None) -> Payload:
-        turn = turn or Turn(tuple(x.shape))
-        _, own = take_in(Given(flat32(x)), turn, self._start(turn, x.device), _turned(turn))
-        return Payload((own,), turn, own.nbytes)
+        flat, turn = flat32(x), turn or Turn(tuple(x.shape))
+        _, own = take_in(Given(flat), turn, self._start(turn, x.device), _turned(turn))
+        return Payload((own.view(-1),), turn, own.nbytes)
 
     def decode(self, payload: Payload) -> Tensor:
-        [own] = payload.parts
+        check_payload(payload, lambda turn: Layout((Field(torch.float32, prod(self._side(turn))),)))
+        own = payload.parts[0].view(self._side(payload.turn))
         p, q = _sides(own, self._start(payload.turn, own.device), payload.turn)
         return (p @ q.T).view(payload.turn.shape)
 
@@ -76,6 +78,11 @@ class AcpSGD(ManyRounds):
         """The larger factor, which even steps say."""
         rows, cols = matrix_shape(shape)
         return 4 * min(self.rank, rows, cols) * max(rows, cols)
+
+    def _side(self, turn: Turn) -> tuple[int, int]:
+        """The shape of the factor that this step says."""
+        rows, cols = matrix_shape(turn.shape)
+        return cols if _turned(turn) else rows, min(self.rank, rows, cols)
 
     def _start(self, turn: Turn, device: torch.device) -> Tensor:
         return _base(self.state(turn, device)[_factors(turn)[1]], turn)

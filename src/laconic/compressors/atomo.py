@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from laconic.checks import check_whole
-from laconic.contract import ManyRounds, Traits
+from laconic.contract import ManyRounds, Traits, check_payload, flat32
 from laconic.kernels.reference.random import uniform
 from laconic.matrix import matrix_shape
 from laconic.types import Field, Gather, Given, Layout, Parts, Payload, Rounds, State, Turn
@@ -64,12 +64,13 @@ class Atomo(ManyRounds):
         return out
 
     def encode(self, x: Tensor, turn: Turn | None = None) -> Payload:
-        turn = turn or Turn(tuple(x.shape))
-        m = x.detach().to(torch.float32).reshape(matrix_shape(turn.shape))
+        flat, turn = flat32(x), turn or Turn(tuple(x.shape))
+        m = flat.view(matrix_shape(turn.shape))
         u, v = self._draw(m, turn)
         return Payload((u.view(-1), v.view(-1)), turn, self.nbytes(turn.shape))
 
     def decode(self, payload: Payload) -> Tensor:
+        check_payload(payload, lambda turn: self._layout(turn.shape))
         u, v = self._vectors(payload.parts, payload.turn)
         return (u @ v.T).view(payload.turn.shape)
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.checks import check_whole
-from laconic.contract import ManyRounds, Traits, flat32
+from laconic.contract import ManyRounds, Traits, check_payload, flat32
 from laconic.matrix import give_out, matrix_shape, renewed, starts, take_in
-from laconic.types import Given, Mean, Payload, Rounds, State, Turn
+from laconic.types import Field, Given, Layout, Mean, Payload, Rounds, State, Turn
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,26 @@ class PowerSGD(ManyRounds):
         return give_out(given, turn, p, q)
 
     def encode(self, x: Tensor, turn: Turn | None = None) -> Payload:
-        turn = turn or Turn(tuple(x.shape))
-        m, p = take_in(Given(flat32(x)), turn, self.state(turn, x.device)["q"])
+        flat, turn = flat32(x), turn or Turn(tuple(x.shape))
+        m, p = take_in(Given(flat), turn, self.state(turn, x.device)["q"])
         p = kernels.at(m).orthonormal(p)
-        return Payload((p, kernels.at(m).factor(m, p, True)), turn, self.nbytes(turn.shape))
+        q = kernels.at(m).factor(m, p, True)
+        return Payload((p.view(-1), q.view(-1)), turn, self.nbytes(turn.shape))
 
     def decode(self, payload: Payload) -> Tensor:
+        check_payload(payload, self._layout)
+        (rows, cols), rank = matrix_shape(payload.turn.shape), self._rank(payload.turn.shape)
         p, q = payload.parts
-        return (p @ q.T).view(payload.turn.shape)
+        return (p.view(rows, rank) @ q.view(cols, rank).T).view(payload.turn.shape)
 
     def nbytes(self, shape: Sequence[int]) -> int:
-        rows, cols = matrix_shape(shape)
-        return 4 * min(self.rank, rows, cols) * (rows + cols)
+        return 4 * self._rank(shape) * sum(matrix_shape(shape))
+
+    def _rank(self, shape: Sequence[int]) -> int:
+        return min(self.rank, *matrix_shape(shape))
+
+    def _layout(self, turn: Turn) -> Layout:
+        """Of a payload; what travels are sums of such factors."""
+        rank = self._rank(turn.shape)
+        sides = matrix_shape(turn.shape)
+        return Layout(tuple(Field(torch.float32, side * rank) for side in sides))

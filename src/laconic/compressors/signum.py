@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from laconic.aggregate import aggregate
-from laconic.contract import ManyRounds, Traits, flat32
+from laconic.contract import ManyRounds, Traits, check_payload, flat32
 from laconic.errors import ConfigError
 from laconic.types import Gather, Given, Payload, Rounds, State, Turn
 from laconic.wire.layout import packed_bytes
@@ -65,11 +65,12 @@ class Signum(ManyRounds):
         return tally.copy_(aggregate(tally.unsqueeze(0), "majority"))
 
     def encode(self, x: Tensor, turn: Turn | None = None) -> Payload:
-        turn = turn or Turn(tuple(x.shape))
-        parts = pack_votes(flat32(x), turn.own_key())
+        flat, turn = flat32(x), turn or Turn(tuple(x.shape))
+        parts = pack_votes(flat, turn.own_key())
         return Payload(parts, turn, self.nbytes(turn.shape))
 
     def decode(self, payload: Payload) -> Tensor:
+        check_payload(payload, lambda turn: votes_layout(turn.numel))
         out = torch.zeros(payload.turn.numel, device=payload.parts[0].device)
         add_votes(out, [payload.parts], 1.0)
         return out.view(payload.turn.shape)

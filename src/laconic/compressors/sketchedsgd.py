@@ -9,11 +9,11 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.checks import check_fraction, check_whole
-from laconic.contract import ManyRounds, Traits, flat32
+from laconic.contract import ManyRounds, Traits, check_payload, flat32
 from laconic.errors import ConfigError
 from laconic.kernels.reference.random import random_bits
 from laconic.sparse import count_of
-from laconic.types import Given, Mean, Payload, Rounds, State, Turn
+from laconic.types import Field, Given, Layout, Mean, Payload, Rounds, State, Turn
 
 
 class Hash(NamedTuple):
@@ -70,13 +70,15 @@ class SketchedSGD(ManyRounds):
         return given.x.zero_().index_copy_(0, index, values + _spoiled(table))
 
     def encode(self, x: Tensor, turn: Turn | None = None) -> Payload:
-        turn, x = turn or Turn(tuple(x.shape)), flat32(x)
+        x, turn = flat32(x), turn or Turn(tuple(x.shape))
         hashes = self._hashes(turn, x.device)
         table = self._sketch(x, hashes)
-        return Payload((table, x[self._found(table, hashes, turn)]), turn, self.nbytes(turn.shape))
+        parts = table.view(-1), x[self._found(table, hashes, turn)]
+        return Payload(parts, turn, self.nbytes(turn.shape))
 
     def decode(self, payload: Payload) -> Tensor:
-        table, values = payload.parts
+        check_payload(payload, self._layout)
+        table, values = payload.parts[0].view(self.rows, -1), payload.parts[1]
         out = torch.zeros(payload.turn.numel, device=table.device)
         index = self._found(table, self._hashes(payload.turn, table.device), payload.turn)
         out.index_copy_(0, index, values + _spoiled(table))
@@ -84,8 +86,13 @@ class SketchedSGD(ManyRounds):
 
     def nbytes(self, shape: Sequence[int]) -> int:
         numel = torch.Size(shape).numel()
-        count = count_of(self.ratio, numel)
-        return 4 * (self.rows * self.width * count + min(numel, count + 1))
+        return 4 * sum(field.numel or 0 for field in self._layout(Turn((numel,))).fields)
+
+    def _layout(self, turn: Turn) -> Layout:
+        """Of a payload: the sketch, and the values of what is found in it."""
+        count = count_of(self.ratio, turn.numel)
+        lengths = self.rows * self.width * count, min(turn.numel, count + 1)
+        return Layout(tuple(Field(torch.float32, length) for length in lengths))
 
     def _hashes(self, turn: Turn, device: torch.device) -> list[Hash]:
         columns = self.width * count_of(self.ratio, turn.numel)

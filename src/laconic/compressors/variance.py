@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from laconic.chosen import counted_layout, varying_layout
-from laconic.contract import ManyRounds, Traits, flat32
+from laconic.contract import ManyRounds, Traits, check_payload, flat32
 from laconic.errors import ConfigError
 from laconic.sparse import FORMATS, count_of
 from laconic.types import Gather, Given, Layout, Parts, Payload, Rounds, State, Turn
@@ -88,12 +88,13 @@ class Variance(ManyRounds):
         return torch.nonzero(stands_out | ~total.isfinite()).view(-1)
 
     def encode(self, x: Tensor, turn: Turn | None = None) -> Payload:
-        turn, x = turn or Turn(tuple(x.shape)), flat32(x)
+        x, turn = flat32(x), turn or Turn(tuple(x.shape))
         spread = self._spread(x, self.state(turn, x.device)["spread"])
         parts = _parts(x, self._chosen(x, spread))
         return Payload(parts, turn, packed_bytes([parts], [self.layout(x.numel())]))
 
     def decode(self, payload: Payload) -> Tensor:
+        check_payload(payload, lambda turn: self.layout(turn.numel))
         out = torch.zeros(payload.turn.numel, device=payload.parts[0].device)
         _add(out, payload.parts, 1.0)
         return out.view(payload.turn.shape)

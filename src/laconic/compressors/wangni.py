@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from laconic.checks import check_fraction
-from laconic.contract import ManyRounds, Traits, flat32
+from laconic.contract import ManyRounds, Traits, check_payload, flat32
 from laconic.errors import WireError
 from laconic.kernels.reference.random import uniform
 from laconic.sparse import count_of
@@ -61,11 +61,12 @@ class Wangni(ManyRounds):
         return out
 
     def encode(self, x: Tensor, turn: Turn | None = None) -> Payload:
-        turn = turn or Turn(tuple(x.shape))
-        parts = self._parts(flat32(x), turn)
+        flat, turn = flat32(x), turn or Turn(tuple(x.shape))
+        parts = self._parts(flat, turn)
         return Payload(parts, turn, packed_bytes([parts], [self.layout(x.numel())]))
 
     def decode(self, payload: Payload) -> Tensor:
+        check_payload(payload, lambda turn: self.layout(turn.numel))
         out = torch.zeros(payload.turn.numel, device=payload.parts[0].device)
         add(out, payload.parts, 1.0)
         return out.view(payload.turn.shape)

@@ -12,6 +12,7 @@ from laconic.contract.compressor import (
     ManyRounds,
     OneRound,
     Traits,
+    check_payload,
     flat32,
     take,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "Talker",
     "Traits",
     "carried_by",
+    "check_payload",
     "flat32",
     "take",
     "weighted_sum",

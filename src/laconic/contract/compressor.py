@@ -1,15 +1,16 @@
 """What a compressor must be: one message a worker, or a conversation of its own."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
+from laconic.errors import ConfigError
 from laconic.kernels.door import check_floating, check_given
 from laconic.types import Given, Layout, Parts, Payload, Rounds, State, Turn
-from laconic.wire.layout import packed_bytes
+from laconic.wire.layout import check_parts, packed_bytes
 
 Family: TypeAlias = Literal["dense", "quantisation", "sparsification", "hybrid", "low rank"]
 
@@ -62,11 +63,21 @@ class Compressor(ABC):
 
     @abstractmethod
     def decode(self, payload: Payload) -> Tensor:
-        """What the payload says, as float32 in the shape of the encoded tensor."""
+        """What the payload says, as float32 in the shape of the encoded tensor.
+
+        Raises WireError where it is no message of this method.
+        """
 
     @abstractmethod
     def nbytes(self, shape: Sequence[int]) -> int:
         """Bytes that one worker says for a tensor of this shape (variable lengths counted as 0)."""
+
+
+def check_payload(payload: object, layout: Callable[[Turn], Layout]) -> None:
+    """Raises an error by name unless this is a payload of such a layout: kernels trust lengths."""
+    if not isinstance(payload, Payload):
+        raise ConfigError(f"decode: expected what encode returns, got {type(payload).__name__}")
+    check_parts(payload.parts, layout(payload.turn))
 
 
 class OneRound(Compressor):
@@ -85,11 +96,12 @@ class OneRound(Compressor):
         """Adds `weight` times what each message says to `out` (flat), in the order given."""
 
     def encode(self, x: Tensor, turn: Turn | None = None) -> Payload:
-        turn = turn or Turn(tuple(x.shape))
-        parts = self.compress(flat32(x), turn)
+        flat, turn = flat32(x), turn or Turn(tuple(x.shape))
+        parts = self.compress(flat, turn)
         return Payload(parts, turn, packed_bytes([parts], [self.layout(x.numel())]))
 
     def decode(self, payload: Payload) -> Tensor:
+        check_payload(payload, lambda turn: self.layout(turn.numel))
         out = torch.zeros(payload.turn.numel, device=payload.parts[0].device)
         self.add_to(out, [payload.parts], 1.0, payload.turn)
         return out.view(payload.turn.shape)

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import SGD, Optimizer
 
 from laconic.comm.base import Comm
+from laconic.comm.groups import check_member
 from laconic.comm.torch import TorchComm
 from laconic.errors import ConfigError
 from laconic.forecast.advice import BITS16, FP32, SPECS, Advice, Option, advice, weigh
@@ -27,7 +28,7 @@ def advise(
     loss: Callable[[nn.Module], Tensor],
     *,
     optimiser: Callable[[nn.Module], Optimizer] | None = None,
-    specs: Sequence[str] = SPECS,
+    specs: Sequence[str] | str = SPECS,
     process_group: dist.ProcessGroup | None = None,
 ) -> Advice:
     """A ranked table of methods for this model on the links between its ranks; `print` it.
@@ -38,18 +39,24 @@ def advise(
     """
     if not isinstance(model, DDP):
         raise ConfigError(f"advise: expected a DistributedDataParallel, got {type(model).__name__}")
-    comm = TorchComm(process_group or model.process_group)
+    _check_callable("loss", loss)
+    if optimiser is not None:
+        _check_callable("optimiser", optimiser)
+    group = model.process_group if process_group is None else process_group
+    check_member(group)
+    comm = TorchComm(group)
     copy = deepcopy(model.module)
     tensors: dict[str, Tensor] = {n: p for n, p in copy.named_parameters() if p.requires_grad}
     device = next(iter(tensors.values())).device
+    # Refused before anything is measured, which takes a while.
+    plans = {
+        spec: make_plan(spec, None, "auto", tensors.values(), comm.size)
+        for spec in dict.fromkeys((FP32, BITS16, *_listed(specs)))
+    }
     network = probe(comm, device)
     cores = cores_each(workers_here(comm, device), device)
     made = SGD(copy.parameters(), lr=0.0) if optimiser is None else optimiser(copy)
     compute = measure(copy, lambda net, step: loss(net), lambda: _update(made))
-    plans = {
-        spec: make_plan(spec, None, "auto", tensors.values(), comm.size)
-        for spec in dict.fromkeys((FP32, BITS16, *specs))
-    }
     options = weigh(plans, compute, tensors, comm.size, network, cores)
     agreed = [_agreed(comm, device, option, plans[option.spec]) for option in options]
     count = sum(tensor.numel() for tensor in tensors.values())
@@ -59,6 +66,19 @@ def advise(
         f"{links} a hop",
         agreed,
     )
+
+
+def _check_callable(key: str, value: object) -> None:
+    if not callable(value):
+        raise ConfigError(f"advise: {key} must be a function of the model, got {value!r}")
+
+
+def _listed(specs: Sequence[str] | str) -> Sequence[str]:
+    """Several specs; one alone is one of them, and not its letters."""
+    several = [specs] if isinstance(specs, str) else specs
+    if not isinstance(several, Sequence) or not all(isinstance(spec, str) for spec in several):
+        raise ConfigError(f"advise: specs must be spec strings, got {specs!r}")
+    return several
 
 
 def _update(optimiser: Optimizer) -> None:

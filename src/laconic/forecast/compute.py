@@ -125,6 +125,8 @@ def _step(
     start = clock.mark()
     watched.ddp.zero_grad()
     value = loss(watched.ddp, step)
+    if not isinstance(value, Tensor):
+        raise ConfigError(f"the loss must be a tensor of one number, got {value!r}")
     if value.numel() != 1:
         raise ConfigError(f"the loss must be one number, got a tensor of {list(value.shape)}")
     forward = clock.mark()

@@ -30,6 +30,9 @@ def check_given(given: Given) -> None:
 
 def check_floating(x: Tensor) -> None:
     """Raises ConfigError unless all entries are there, and are real numbers with a fraction."""
+    if not isinstance(x, Tensor):
+        kind = type(x).__name__
+        raise ConfigError(f"kernels: a tensor is needed, got {kind}: torch.as_tensor makes one")
     if x.layout != torch.strided:
         raise ConfigError(
             f"kernels: a dense tensor is needed, got the layout {x.layout}: call to_dense() first, "

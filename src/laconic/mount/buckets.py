@@ -5,11 +5,13 @@ entry lies, so a resumed run sends its first step in the buckets of the run that
 message costs more than its bytes, buckets with little to say wait for each other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 from torch.futures import Future
+
+from laconic.errors import ConfigError
 
 LEAST_BYTES = 1_000_000
 """Half of this takes 4 ms at 1 Gbit/s, and to wait for the card some more where ranks share one."""
@@ -29,6 +31,16 @@ class Ready(NamedTuple):
 
     messages: list[tuple[list[str], list[Tensor]]]
     loads: list[Load]
+
+
+def read_groups(saved: object, names: Collection[str]) -> list[list[str]]:
+    """A grouping of parameters from a state, which may have come from anywhere."""
+    groups: Sequence[object] = saved if isinstance(saved, list | tuple) else [saved]
+    found = [list(group) for group in groups if isinstance(group, list | tuple)]
+    known = all(isinstance(name, str) and name in names for group in found for name in group)
+    if len(found) < len(groups) or not known:
+        raise ConfigError(f"state: buckets must be lists of parameters, got {saved!r:.80}")
+    return found
 
 
 class Buckets:

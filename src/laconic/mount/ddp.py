@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from laconic.checks import check_whole
 from laconic.comm.base import Conversation, drive
 from laconic.comm.drift import check_same
-from laconic.comm.groups import borrow
+from laconic.comm.groups import borrow, check_member
 from laconic.contract import Compressor, Memory
 from laconic.control.base import Controller
 from laconic.control.find import find_controller
@@ -191,9 +191,12 @@ def attach(
         _bury(_orphans.pop())
     check_whole("attach", "check_every", check_every, 0)
     names = _names(model)
-    group = process_group or model.process_group
+    group = model.process_group if process_group is None else process_group
+    check_member(group)
     if least_bytes is not None:
         check_whole("attach", "least_bytes", least_bytes, 0)
+    if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
+        raise ConfigError(f"attach: scaler must be a GradScaler, with get_scale(), got {scaler!r}")
     rule = find_controller(controller)
     wanted = Wanted(compressor, memory, exchange)
     # Refused before the slot is taken, which cannot be undone.

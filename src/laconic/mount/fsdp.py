@@ -173,6 +173,8 @@ def attach_fsdp(
     the mean over these: give `fully_shard` the shard mesh only, since with both FSDP2 reduces over
     replicas by itself. Lanes are parameters, as with DDP.
     """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"attach_fsdp: expected a module, got {type(model).__name__}")
     check_dense(model)
     units = units_of(model)
     setter = "set_custom_reduce_scatter" if replicas is None else "set_all_reduce_hook"

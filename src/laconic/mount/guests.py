@@ -13,7 +13,7 @@ from laconic.contract import Compressor
 from laconic.control.find import find_controller
 from laconic.errors import ConfigError
 from laconic.mount.ddp import Link, attach
-from laconic.spec import parse
+from laconic.spec import compressor_of
 
 VERSIONS = {"lightning": ("2.5", "3"), "accelerate": ("1.0", "2"), "transformers": ("5.0", "6")}
 """From which version on a package has the places where we mount, and where nobody has looked."""
@@ -50,8 +50,7 @@ class Asked(NamedTuple):
 
 def ask(who: str, compressor: Compressor | str, options: dict[str, Any]) -> Asked:
     """Refuses at once what can be known to be wrong before there is a model."""
-    if isinstance(compressor, str):
-        parse(compressor)
+    compressor_of(compressor)
     known = [*signature(attach).parameters][2:]
     strange = sorted(options.keys() - set(known))
     if strange:

@@ -3,16 +3,27 @@
 Where gradients come from, and when they are exchanged, is each mount's own.
 """
 
+import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import ClassVar, NamedTuple, TypeAlias, cast
+from typing import ClassVar, NamedTuple, TypeAlias
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from laconic.checkpoint import Residuals, load, load_resized, save
+from laconic.checkpoint import (
+    Residuals,
+    all_or_nothing,
+    load,
+    load_resized,
+    own_part,
+    ranks_in_order,
+    save,
+)
+from laconic.claims import check_free, claim, release
 from laconic.comm.agree import agree
 from laconic.comm.torch import TorchComm
 from laconic.contract import Compressor, Memory
@@ -20,8 +31,7 @@ from laconic.control.base import Controller
 from laconic.control.clock import WallClock
 from laconic.errors import ConfigError
 from laconic.lanes import Lanes, NanPolicy
-from laconic.mount.buckets import LEAST_BYTES, Buckets
-from laconic.mount.claims import check_free, claim, release
+from laconic.mount.buckets import LEAST_BYTES, Buckets, read_groups
 from laconic.plan import Plan
 from laconic.spec import format_spec
 from laconic.version import VERSION
@@ -141,8 +151,6 @@ class Handle(ABC):
         A residual waits in units of the gradient: what a rate of `before` would have made of it,
         `after` makes of `before / after` times as much.
         """
-        if before <= 0 or after <= 0:
-            raise ConfigError(f"learning rates must be positive, got {before} and {after}")
         self._lanes.rate_changed(before, after)
 
     def epoch_ended(self, learning_rate: float | None = None) -> None:
@@ -155,8 +163,6 @@ class Handle(ABC):
 
     def loss_scale_changed(self, scale: float) -> None:
         """Brings what residuals hold to the loss scale of the next backward pass."""
-        if not scale > 0:
-            raise ConfigError(f"the loss scale must be positive, got {scale}")
         self._lanes.follow_loss_scale(scale)
 
     def state_dict(self) -> dict[str, object]:
@@ -168,23 +174,47 @@ class Handle(ABC):
         return {self._key(): {**save(self._lanes), "buckets": self._buckets.last()}}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Goes on exactly where this rank was saved."""
-        key = self._key()
-        if key not in state:
-            raise ConfigError(
-                f"state: has {sorted(state)}, but not {key}; every rank saves its own"
-            )
-        own = cast(Mapping[str, object], state[key])
-        load(self._lanes, own)
-        self._buckets.replay(cast(list[list[str]], own["buckets"]))
+        """Goes on exactly where this rank was saved; called on all ranks, each with its own.
+
+        Where one of them is refused, all are, and everything stays as it was.
+        """
+        self._check_attached()
+
+        def take_up() -> list[list[str]]:
+            own = own_part(state, self._key())
+            buckets = read_groups(own.get("buckets"), self._lanes.tensors.keys())
+            load(self._lanes, own)
+            return buckets
+
+        self._buckets.replay(self._load_alike(take_up))
 
     def load_resized(self, states: Sequence[Mapping[str, object]], *, residuals: Residuals) -> None:
         """Goes on where a run of another number of ranks was saved: their states, in order."""
-        merged = {key: value for state in states for key, value in state.items()}
-        ranks = [merged.get(f"rank{rank}") for rank in range(len(states))]
-        if None in ranks or len(merged) != len(states):
-            raise ConfigError(f"state: expected ranks 0 to {len(states) - 1}, got {sorted(merged)}")
-        load_resized(self._lanes, cast(list[Mapping[str, object]], ranks), residuals)
+        self._check_attached()
+
+        def take_up() -> list[list[str]]:
+            load_resized(self._lanes, ranks_in_order(states), residuals)
+            return []
+
+        self._load_alike(take_up)
+
+    def _load_alike(self, load_own: Callable[[], list[list[str]]]) -> list[list[str]]:
+        """Loads on all ranks or on none: steps and buckets that differ would mix up gradients."""
+        with all_or_nothing(self._lanes):
+            refused, found = None, list[list[str]]()
+            try:
+                found = load_own()
+            except ConfigError as error:
+                refused = error
+            # Not by name, of which a complaint would have all.
+            told = {"steps": self._lanes.steps(), "buckets": crc32(json.dumps(found).encode())}
+            try:
+                agree(self._comm, self._device, {"refused": str(refused)} if refused else told)
+            except ConfigError as error:
+                raise refused or error from None
+            if refused:
+                raise refused
+        return found
 
     def _key(self) -> str:
         return f"rank{self._comm.rank}"

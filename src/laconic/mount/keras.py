@@ -12,7 +12,7 @@ from laconic.errors import ConfigError
 from laconic.mount.keras_reducer import Reducer
 from laconic.mount.keras_variables import framework_of, tensorflow
 from laconic.mount.names import group_of
-from laconic.spec import parse
+from laconic.spec import compressor_of
 
 
 def DistributedOptimizer(optimizer: Any, compressor: Compressor | str, **options: Any) -> Any:
@@ -130,7 +130,6 @@ def _check_optimizer(optimizer: Any) -> None:
 def _check_asked(compressor: Compressor | str, options: dict[str, Any]) -> None:
     """Raises now what would be raised only when variables are known."""
     signature(Reducer).bind([], compressor, **options)
-    if isinstance(compressor, str):
-        parse(compressor)
+    compressor_of(compressor)
     find_controller(options.get("controller"))
     group_of(options.get("process_group"))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from laconic.checks import check_whole
+from laconic.claims import check_free, claim, release
 from laconic.comm.base import Call, drive
 from laconic.comm.drift import check_same
 from laconic.contract import Compressor, Memory
@@ -16,7 +17,6 @@ from laconic.control.base import Controller
 from laconic.control.find import find_controller
 from laconic.errors import ConfigError
 from laconic.lanes import NanPolicy
-from laconic.mount.claims import check_free, claim, release
 from laconic.mount.handle import Handle, Options, Wanted
 from laconic.mount.keras_variables import framework_of, name_of, names_of, stand_in
 from laconic.mount.names import group_of
@@ -54,7 +54,7 @@ class Reducer(Handle):
         self._framework = framework = framework_of(variables)
         framework.check()
         names = names_of(variables)
-        check_free(zip(variables, names, strict=True), None)
+        check_free(zip(variables, names, strict=True))
         stand_ins = {
             stand_in(v, framework.device(v)): name for v, name in zip(variables, names, strict=True)
         }

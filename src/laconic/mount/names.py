@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from laconic.comm.groups import check_member
 from laconic.errors import ConfigError
 
 COMPILED = "_orig_mod."
@@ -20,17 +21,26 @@ def names_of(model: nn.Module | Iterable[tuple[str, nn.Parameter]]) -> dict[nn.P
     if isinstance(model, nn.Module):
         check_dense(model)
         model = model.named_parameters()
+    if not isinstance(model, Iterable):
+        raise ConfigError(f"expected a module or parameters with their names, got {model!r}")
     found: dict[nn.Parameter, str] = {}
     for pair in model:
-        if isinstance(pair, Tensor):
+        if not _is_named(pair):
             raise ConfigError(
-                "parameters have no names; pass the model or model.named_parameters()"
+                "parameters have no names; pass the model or model.named_parameters(), got "
+                f"{type(pair).__name__}"
             )
         name, parameter = pair[0].replace(COMPILED, ""), pair[1]
         if parameter.requires_grad:
             found[parameter] = name
     _check(found)
     return found
+
+
+def _is_named(pair: object) -> bool:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        return False
+    return isinstance(pair[0], str) and isinstance(pair[1], Tensor)
 
 
 def _check(names: dict[nn.Parameter, str]) -> None:
@@ -68,4 +78,7 @@ def group_of(given: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup:
         return given.get_group()
     world = dist.group.WORLD
     assert world is not None
-    return world if given is None else given
+    if given is None:
+        return world
+    check_member(given)
+    return given

@@ -83,6 +83,10 @@ def _named(
     optimizer: torch.optim.Optimizer, model: nn.Module | None
 ) -> list[tuple[str, nn.Parameter]]:
     """The optimiser's parameters with their names."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(
+            f"wrap_optimizer: expected a torch.optim.Optimizer, got {type(optimizer).__name__}"
+        )
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if model is None:
         names = [name for group in optimizer.param_groups for name in group.get("param_names", [])]

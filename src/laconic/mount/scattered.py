@@ -12,7 +12,7 @@ from laconic.errors import ConfigError
 from laconic.exchange.sharded import bounds, own_shard
 from laconic.memory.none import NoMemory
 from laconic.plan import Plan, make_plan
-from laconic.spec import format_spec, name_of, parse
+from laconic.spec import compressor_of, format_spec, name_of
 from laconic.types import Given, Rounds, State, Turn
 
 
@@ -65,8 +65,8 @@ def scatter_plan(
         raise ConfigError(
             f"exchange: a reduce-scatter is one, leave it at 'auto', got {exchange!r}"
         )
-    compressor = parse(compressor) if isinstance(compressor, str) else compressor
-    if isinstance(compressor, Compressor) and compressor.traits().votes:
+    compressor = compressor_of(compressor)
+    if compressor.traits().votes:
         raise ConfigError(
             f"{format_spec(compressor)} does not go with a reduce-scatter: votes are no mean"
         )

@@ -109,6 +109,19 @@ def unpack(buffer: Tensor, layouts: Sequence[Layout]) -> list[Parts]:
     return answers
 
 
+def check_parts(parts: Parts, layout: Layout) -> None:
+    """Raises WireError unless these are a message of this layout that can be decoded safely."""
+    found = [(part.dtype, *part.shape) for part in parts]
+    wanted = [(field.dtype, field.numel) for field in layout.fields]
+    if len(found) != len(wanted) or any(
+        part.dim() != 1 or part.dtype != field.dtype or field.numel not in (None, part.numel())
+        for part, field in zip(parts, layout.fields, strict=True)
+    ):
+        raise WireError(f"message has parts {found}, expected {wanted}: another method's, or cut")
+    if layout.check is not None:
+        layout.check(parts)
+
+
 def _fields(layouts: Sequence[Layout]) -> list[tuple[tuple[int, int], Field]]:
     return [
         ((i, j), field) for i, layout in enumerate(layouts) for j, field in enumerate(layout.fields)
