@@ -205,6 +205,16 @@ def test_a_state_without_all_workers_is_refused() -> None:
         simulation().load_state_dict(state)
 
 
+def test_a_switch_says_what_it_drops(caplog: pytest.LogCaptureFixture) -> None:
+    sim = simulation()
+    sim.step(gradients(3))
+    with caplog.at_level("INFO", "laconic"):
+        sim.switch("topk:ratio=0.1")
+        assert not caplog.messages
+        sim.switch("none")
+    assert "switch: residuals of norm" in caplog.text
+
+
 @pytest.mark.parametrize("workers", [0, -1])
 def test_there_must_be_a_worker(workers: int) -> None:
     message = f"simulate: workers must be at least 1, got {workers}"

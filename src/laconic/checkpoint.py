@@ -69,6 +69,8 @@ def load_resized(
     if residuals not in get_args(Residuals):
         known = [*get_args(Residuals)]
         raise ConfigError(f"residuals must be one of {known}, got {residuals!r}")
+    if not states:
+        raise ConfigError("state: load_resized needs the states of all ranks, got none")
     lanes.settle()
     identity = {**_identity(lanes), "size": len(states)}
     ranks = [_checked(lanes, s, {**identity, "rank": i}) for i, s in enumerate(states)]
@@ -106,8 +108,10 @@ def _resized_talk(lane: Lane, states: list[State], residuals: Residuals) -> Stat
         if key in talk:
             whole = torch.cat([state[key] for state in states])
             talk[key] = whole[start:stop].clone()
-            if residuals == "drop":
-                talk[key].zero_()
+            # In units of the mean: for the same sum among fewer ranks it has to be more.
+            talk[key] *= {"drop": 0.0, "fold": len(states) / (lane.turn.size // unison)}.get(
+                residuals, 1.0
+            )
     return talk
 
 
@@ -161,7 +165,12 @@ def _checked(lanes: Lanes, state: object, identity: Mapping[str, object]) -> dic
     if saved.keys() != lanes.lanes.keys():
         odd = sorted(saved.keys() ^ lanes.lanes.keys())
         raise ConfigError(f"state: parameters differ from the model's: {odd}")
-    return {name: _read(name, there) for name, there in saved.items()}
+    read = {name: _read(name, there) for name, there in saved.items()}
+    for name, lane in lanes.lanes.items():
+        if read[name].kept.keys() != lane.kept.keys() or read[name].talk.keys() != lane.talk.keys():
+            has, wanted = [*read[name].kept, *read[name].talk], [*lane.kept, *lane.talk]
+            raise ConfigError(f"state of {name}: has {has}, expected {wanted}")
+    return read
 
 
 def _read(name: str, there: object) -> _Saved:

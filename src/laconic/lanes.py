@@ -1,7 +1,9 @@
 """All lanes of one model on one rank: what a link and a simulated worker have in common."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import hypot
 from typing import Literal, TypeAlias, get_args
 
 import torch
@@ -22,6 +24,8 @@ from laconic.recorded import Recorder, Recording, is_steady
 from laconic.skips import Skips
 from laconic.step import Ended, Lane, exchange, together
 from laconic.types import Rounds
+
+log = logging.getLogger("laconic")
 
 Led: TypeAlias = Conversation[Ended]
 
@@ -216,17 +220,26 @@ class Lanes:
         return NonFiniteError(text) if self.nan_policy == "raise" else None
 
     def switch(self, plan: Plan) -> None:
-        """Changes the method; what the memory kept is kept where the new one keeps the same."""
+        """Changes the method; what the memory kept is kept where the new one keeps the same.
+
+        Else it is dropped, with a line in the log; so is what averaging ranks keep of shards.
+        """
         self.settle()
         if self.helm is not None:
             self.helm.check(plan)
         old = self.lanes
         self.plan, self.lanes = plan, self._open(plan)
         self._recorder.forget()
+        dropped: list[Tensor] = []
         for name, lane in self.lanes.items():
             lane.turn = lane.turn._replace(step=old[name].turn.step)
-            if lane.kept.keys() == old[name].kept.keys():
+            same = lane.kept.keys() == old[name].kept.keys()
+            if same:
                 lane.kept = old[name].kept
+            dropped += old[name].owed(kept=not same)
+        norm = hypot(*(float(tensor.norm()) for tensor in dropped))
+        if norm:
+            log.info("switch: residuals of norm %.3g are dropped", norm)
         if self.helm is not None:
             self.helm.take_over(plan, self.lanes, self.helm.pilot, self.steps())
 

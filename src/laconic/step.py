@@ -112,6 +112,12 @@ class Lane:
         for key, fresh in talker.state(self.turn, self.device).items():
             self.talk[key] = _fitted(self.talk.get(key), fresh)
 
+    def owed(self, *, kept: bool) -> list[Tensor]:
+        """What waits to be sent: in the talker's state, and what is kept if that is asked for."""
+        waiting = self.memory.waiting(self.kept) if kept else None
+        talk = [self.talk[key] for key in self.talker.owed if key in self.talk]
+        return talk if waiting is None else [waiting, *talk]
+
     def rescale(self, factor: float) -> None:
         """Multiplies what waits to be sent."""
         self.memory.rescale(self.kept, factor)

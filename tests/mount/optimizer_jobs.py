@@ -97,6 +97,22 @@ def wrapped_job(how: str) -> Tensor:
     return before
 
 
+def later_job() -> tuple[str, str]:
+    """What is said where parameters are trained that were not at the start."""
+    model = mlp()
+    last = list(model.parameters())[-1].requires_grad_(False)
+    reducer = laconic.Reducer(model, "topk:ratio=0.1")
+    last.requires_grad_(True)
+    unfrozen = failure_of(reducer.reduce)
+    reducer.detach()
+    optimizer = torch.optim.SGD(list(model.parameters())[:-1], lr=0.1)
+    wrapped = laconic.wrap_optimizer(optimizer, "topk:ratio=0.1", model=model)
+    optimizer.add_param_group({"params": [last]})
+    added = failure_of(optimizer.step)
+    wrapped.detach()
+    return unfrozen, added
+
+
 def missing_job() -> tuple[bool, Tensor]:
     """A branch that only even ranks use, and one that nobody uses."""
     model = Partly()

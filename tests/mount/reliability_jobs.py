@@ -1,7 +1,7 @@
 """What the ranks of the reliability tests do. Each job runs on every rank."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ddp_jobs as jobs
 import torch
@@ -132,6 +132,26 @@ def saved_by_rank_zero_job(folder: str) -> str:
     text = jobs.failure_of(lambda: link.load_state_dict(state))
     link.detach()
     return text
+
+
+def two_models_job() -> list[tuple[int, bool]]:
+    """Steps of two links, and whether any of it was late, where the second one's pass raises."""
+    models = [_model(), _model()]
+    links = [laconic.attach(m, "topk:ratio=0.1", nan_policy="raise") for m in models]
+    for step in range(5):
+        for model in models:
+            model.zero_grad()
+        losses = [jobs.loss_of(model, step) for model in models]
+        if step == 1 and dist.get_rank() == 0:
+            losses[1] = losses[1] * float("inf")
+        try:
+            (losses[0] + losses[1]).backward()
+        except laconic.NonFiniteError:
+            assert step == 1
+    found = [(cast(int, link.stats()["steps"]), link._settling) for link in links]
+    for link in links:
+        link.detach()
+    return found
 
 
 def loaded_by_some_job() -> tuple[str, bool]:

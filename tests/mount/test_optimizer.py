@@ -14,6 +14,12 @@ def assert_equal(weights: list[torch.Tensor]) -> None:
     assert weights[0].isfinite().all()
 
 
+def test_what_is_trained_later_is_named(four_ranks: Ranks) -> None:
+    for texts in four_ranks.run(jobs.later_job):
+        for text in texts:
+            assert text.startswith("ConfigError: reduce: 1 parameters are trained that were not")
+
+
 @pytest.mark.parametrize("spec", SPECS)
 def test_parameters_stay_equal(four_ranks: Ranks, spec: str) -> None:
     assert_equal(four_ranks.run(jobs.trained, spec, 4, {"check_every": 2}))

@@ -64,6 +64,11 @@ def test_the_state_of_another_rank_is_refused(four_ranks: Ranks, tmp_path: Path)
         assert text == f"ConfigError: state: {expected}"
 
 
+def test_a_link_goes_on_where_that_of_another_model_raises(four_ranks: Ranks) -> None:
+    for found in four_ranks.run(jobs.two_models_job):
+        assert found == [(5, False), (4, False)]
+
+
 def test_states_of_different_steps_are_refused_on_all_ranks(four_ranks: Ranks) -> None:
     for text, same in four_ranks.run(jobs.loaded_by_some_job):
         assert "steps: 1 on rank [0, 2, 3]; 2 on rank [1]" in text

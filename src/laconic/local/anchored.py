@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from laconic.checks import check_fraction, check_share, check_whole
 from laconic.contract import Compressor, Memory
-from laconic.errors import ConfigError
+from laconic.errors import ConfigError, NonFiniteError
 from laconic.lanes import Lanes
 from laconic.local.beside import Wait
 from laconic.local.fragment import Fragment, Outer
@@ -104,6 +104,7 @@ class AnchoredSteps(LocalSteps):
         self.outer, self.streaming, self._telling = outer, streaming, telling
         self._fragments = [self._fragment(part) for part in parts]
         self._waits: dict[int, Wait] = {}
+        self._void: dict[int, NonFiniteError] = {}
         self._rate = torch.tensor(self._learning_rate(), dtype=torch.float64)
 
     def settings(self) -> dict[str, object]:
@@ -123,24 +124,36 @@ class AnchoredSteps(LocalSteps):
 
     def _step(self) -> None:
         # Simulated workers who have begun to tell go on when all have, and cannot take up before.
+        complaints = dict[int, NonFiniteError]()
         if self.streaming.delay:
             for number, fragment in enumerate(self._fragments):
-                self._take_turn(number, fragment)
+                complaint = self._take_turn(number, fragment)
+                if complaint is not None:
+                    complaints[number] = complaint
         for number, fragment in enumerate(self._fragments):
-            if self._due(number, 0):
+            # Those whose mean is void rest: their parameters have yet to be put right.
+            if self._due(number, 0) and number not in complaints:
                 self._tell(number, fragment)
+        for complaint in complaints.values():
+            raise complaint
 
-    def _take_turn(self, number: int, fragment: Fragment) -> None:
+    def _take_turn(self, number: int, fragment: Fragment) -> NonFiniteError | None:
         """Takes up the mean that is due, and notes what is to be told."""
         arrives, departs = self._due(number, self.streaming.delay), self._due(number, 0)
         if arrives:
             self._rest(number)
+            if number in self._void:
+                fragment.lose()
+                return self._void.pop(number)
+        # Nothing is under way if the mean before was void.
+        arrives = arrives and bool(fragment.drift)
         if arrives and departs:
             fragment.relay()
         elif arrives:
             fragment.arrive()
         elif departs:
             fragment.depart()
+        return None
 
     def _due(self, number: int, late: int) -> bool:
         """Whether a fragment was to be told so many steps ago."""
@@ -149,9 +162,16 @@ class AnchoredSteps(LocalSteps):
         return since_first >= 0 and since_first % self.sync_every == 0
 
     def _rest(self, number: int) -> None:
-        """Waits until nothing of a fragment is under way; nothing is after a state was loaded."""
+        """Waits until nothing of a fragment is under way; nothing is after a state was loaded.
+
+        Of a mean that is not finite all workers hear when it is due, whoever has waited before.
+        """
         if number in self._waits:
-            self._waits.pop(number)()
+            try:
+                self._waits.pop(number)()
+            except NonFiniteError as error:
+                self._void[number] = error
+                self._fragments[number].lose()
 
     def _tell(self, number: int, fragment: Fragment) -> None:
         self._forget_after_decay(fragment)

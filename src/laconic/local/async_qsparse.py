@@ -116,19 +116,24 @@ class AsyncQsparseLocalSGD(LocalSteps):
 
     def _messages(self) -> list[Parts]:
         """What this worker says; the rest stays in its residuals."""
-        messages = []
-        for name, parameter in self.parameters.items():
-            lane = self._drift_lanes.lanes[name]
-            start = self._anchor[name].to(parameter.dtype).to(torch.float32, copy=True)
-            drift = start.sub_(parameter.detach().reshape(-1))
+        drifts = {name: self._drift(name, p) for name, p in self.parameters.items()}
+        # All before the first is taken: what is not told must stay in no residual.
+        for name, drift in drifts.items():
             if not drift.isfinite().all():
                 raise NonFiniteError(f"parameter {name!r} is not finite; the server is not told")
+        messages = []
+        for name, drift in drifts.items():
+            lane = self._drift_lanes.lanes[name]
             then, _ = lane.begin()
             given = lane.memory.before(drift, lane.kept, then)
             assert isinstance(lane.compressor, OneRound)
             messages.append(take(lane.compressor, given, lane.turn))
             lane.keep()
         return messages
+
+    def _drift(self, name: str, parameter: Tensor) -> Tensor:
+        start = self._anchor[name].to(parameter.dtype).to(torch.float32, copy=True)
+        return start.sub_(parameter.detach().reshape(-1))
 
     def _take_up(self, news: News) -> None:
         """Brings the anchor to where the server is, and the parameters to the anchor."""

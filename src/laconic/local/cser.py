@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from laconic.comm.base import Conversation
 from laconic.contract import Compressor
+from laconic.errors import NonFiniteError
 from laconic.lanes import Lanes
 from laconic.local.peers import Group
 from laconic.local.plans import LocalNanPolicy, check_nan_policy, drift_plan
@@ -85,7 +86,13 @@ class CSER(LocalSteps):
             for name, step in update.items():
                 self._error[name].sub_(step)
         if self._updates is not None or is_reset:
-            self._peers.talk(self._talk(update, is_reset))
+            try:
+                self._peers.talk(self._talk(update, is_reset))
+            except NonFiniteError:
+                if self._updates is None:
+                    # The next step tells again how far parameters are from the common part.
+                    torch._foreach_zero_(list(self._error.values()))
+                raise
 
     def _update(self) -> State:
         """How far the optimiser's step went: x before it - x after it."""

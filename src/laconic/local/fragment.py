@@ -113,6 +113,12 @@ class Fragment:
             self._go_there(self.alpha)
         self.drift.clear()
 
+    def lose(self) -> None:
+        """The mean is void: what has led away from the anchor is all to be told anew."""
+        self.drift.clear()
+        for name, base in self.base.items():
+            base.copy_(self.anchor[name].to(self.parameters[name].dtype))
+
     def relay(self) -> None:
         """Arrives and departs at once, which takes fewer passes over memory."""
         if self.alpha is not None or self.momentum:

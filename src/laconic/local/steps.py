@@ -175,4 +175,5 @@ class LocalSteps(ABC):
 
 
 def _forms(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    return {name: f"{tuple(t.shape)} {t.dtype}" for name, t in tensors.items()}
+    # Set apart from settings: a parameter may have any name.
+    return {f"tensor {name}": f"{tuple(t.shape)} {t.dtype}" for name, t in tensors.items()}

@@ -103,6 +103,8 @@ class Link(Handle):
         self._hooks.append(model.register_forward_pre_hook(read))
 
     def _reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
+        if self._settling and bucket.index() == 0:
+            self._settle_late()
         names = [self._parameters[p] for p in bucket.parameters()]
         future = self._courier.future()
         straight = self._is_straight()
@@ -151,6 +153,12 @@ class Link(Handle):
         self._courier.settle(self._finish)
         self._comm.meter.waited_s += perf_counter() - self._computed_s
         self._end_step()
+
+    def _settle_late(self) -> None:
+        """Ends the pass before this one, whose callbacks never came: somebody else's has raised."""
+        self._settling = False
+        self._courier.settle(self._finish)
+        self._lanes.settle(wait=False)
 
     def _finish(self) -> None:
         self._lanes.finish()

@@ -137,7 +137,10 @@ class Handle(ABC):
         memory: Memory | str | None = None,
         exchange: str = "auto",
     ) -> None:
-        """Changes the method between two steps, on all ranks alike; residuals are kept."""
+        """Changes the method between two steps, on all ranks alike.
+
+        Residuals are kept where the new memory is of the same kind; what is dropped is logged.
+        """
         self._check_attached()
         tensors = self._lanes.tensors
         plan = self._planner(compressor, memory, exchange, tensors.values(), self._comm.size)

@@ -48,8 +48,10 @@ def load_files(handle: Handle, folder: Path, mark: Sequence[int] = (), *, missin
             "it was saved without Laconic, missing_ok=True starts with empty residuals"
         )
     found = files.load(_STEP)
-    if found["mark"] != [*mark]:
-        raise ConfigError(f"{folder}: saved with other parameters than the model has now")
+    if odd := _missing(handle, found["mark"] == [*mark]):
+        raise ConfigError(
+            f"{folder}: saved with other parameters than the model has now, on ranks {odd}"
+        )
     state = found["state"]
     assert isinstance(state, dict)
     handle.load_state_dict(state)

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from functools import partial
 from itertools import groupby
 from typing import Any, TypeAlias
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -60,6 +61,8 @@ class Reducer(Handle):
         rule = find_controller(controller)
         options = Options(seed, nan_policy, check_every, checksum, rule)
         Handle.__init__(self, group_of(process_group), tensors, names, make_plan, wanted, options)
+        # Whom a reducer belongs to must not live longer for it.
+        self._model = ref(model) if isinstance(model, nn.Module) else None
         self._find_unused = find_unused_parameters
         self._attached = True
         self._hooks: list[RemovableHandle] = []
@@ -75,6 +78,8 @@ class Reducer(Handle):
     def reduce(self) -> None:
         """Replaces all gradients by their mean over ranks, in messages of about 25 MB."""
         self._check_attached()
+        if self._model is not None and (model := self._model()) is not None:
+            self._check_known(model.parameters())
         if self._passes == 0:
             check_same(self._comm, self._lanes.tensors)
         one_ahead(self._errand(message) for message in messages(self._present()))
@@ -82,6 +87,15 @@ class Reducer(Handle):
         if self._is_check_due():
             check_same(self._comm, self._lanes.tensors)
         self._end_step()
+
+    def _check_known(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Raises ConfigError for what is trained since: every rank would keep its own gradient."""
+        late = sum(p.requires_grad and p not in self._parameters for p in parameters)
+        if late:
+            raise ConfigError(
+                f"reduce: {late} parameters are trained that were not at the start; detach, and "
+                "make the reducer anew"
+            )
 
     def _errand(self, message: list[nn.Parameter]) -> Errand:
         names, gradients = [self._parameters[p] for p in message], [_gradient(p) for p in message]
@@ -124,6 +138,7 @@ class Reducer(Handle):
                     "wrap_optimizer: step has a closure, which would compute gradients after they "
                     "were averaged; call reducer.reduce() at the closure's end instead"
                 )
+            self._check_known(p for group in optimizer.param_groups for p in group["params"])
             self.reduce()
 
         self._hooks.append(optimizer.register_step_pre_hook(before))
