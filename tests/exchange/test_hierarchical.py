@@ -209,7 +209,7 @@ def test_more_or_fewer_nodes_take_up_a_run(spec: str, key: str) -> None:
     told = [worker.lanes["w"].talk[key] for worker in sim.workers]
     fewer = laconic.simulate(like, spec, workers=4, exchange=way)
     for worker in fewer.workers:
-        load_resized(worker, states, "fold")
+        load_resized(worker, states, "redistribute")
     taken = [worker.lanes["w"].talk[key] for worker in fewer.workers]
     assert torch.equal(taken[0], taken[1])
     assert torch.equal(taken[2], taken[3])
