@@ -108,10 +108,11 @@ def _resized_talk(lane: Lane, states: list[State], residuals: Residuals) -> Stat
         if key in talk:
             whole = torch.cat([state[key] for state in states])
             talk[key] = whole[start:stop].clone()
-            # In units of the mean: for the same sum among fewer ranks it has to be more.
-            talk[key] *= {"drop": 0.0, "fold": len(states) / (lane.turn.size // unison)}.get(
-                residuals, 1.0
-            )
+            if residuals == "drop":
+                talk[key].zero_()
+            elif residuals == "fold":
+                # In units of the mean: for the same sum among fewer ranks it has to be more.
+                talk[key] *= len(states) / (lane.turn.size // unison)
     return talk
 
 
