@@ -10,7 +10,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: demo test test-gpu test-tf check audit audit-online clean docs table
 
 demo: $(READY)  ## four emulated hosts race dense training against compressed
-	$(BIN)/laconic demo
+	$(BIN)/gradwire demo
 
 test: $(READY)  ## all tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 25
@@ -18,7 +18,7 @@ test: $(READY)  ## all tests
 test-gpu:  ## the tests that need a GPU, with the Python that has torch for it
 	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu
 
-test-tf: $(READY)  ## the tests of laconic.keras, for which TensorFlow is installed
+test-tf: $(READY)  ## the tests of gradwire.keras, for which TensorFlow is installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --constraint constraints-tf.txt --editable '.[tf]'
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/tf
 
@@ -42,7 +42,7 @@ audit-online: $(READY)  ## asks the network which pinned versions have known vul
 	.venv/audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
 
 table: $(READY)  ## writes the generated parts of the README and of docs/benchmarks.md anew
-	$(BIN)/laconic methods --markdown README.md
+	$(BIN)/gradwire methods --markdown README.md
 	$(BIN)/python docs/_site/write_benchmarks.py
 
 clean:

@@ -13,8 +13,8 @@ from accelerate.utils import broadcast_object_list
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import laconic
-from laconic.mount.accelerate import keep_state
+import gradwire
+from gradwire.integrations.accelerate import keep_state
 
 
 def digits(count: int, seed: int) -> TensorDataset:
@@ -33,7 +33,7 @@ def train(method: str, epochs: int, hidden: int, folder: str) -> tuple[float, di
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     loader = DataLoader(digits(2048, 1), batch_size=64)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    link = laconic.attach(model, method)
+    link = gradwire.attach(model, method)
     keep_state(accelerator, link)
     if any(Path(folder).iterdir()):
         accelerator.load_state(folder)

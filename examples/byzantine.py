@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-import laconic
+import gradwire
 
 WORKERS, LIAR, STEPS, RATE = 5, 3, 60, 0.5
 WAYS = ("gather", *(f"gather:aggregate={name}" for name in ("median", "trimmed", "diameter")))
@@ -38,7 +38,7 @@ def accuracy(exchange: str, lie: Lie | None) -> float:
     model = nn.Sequential(
         nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 4)
     )
-    workers = laconic.simulate(model, "qsgd:bits=8", workers=WORKERS, exchange=exchange)
+    workers = gradwire.simulate(model, "qsgd:bits=8", workers=WORKERS, exchange=exchange)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     dice = torch.Generator().manual_seed(1)
     for _ in range(STEPS):
@@ -61,7 +61,7 @@ def gradient(model: nn.Module, points: Tensor, classes: Tensor) -> dict[str, Ten
 
 def main() -> None:
     # A mean that a NaN spoils says so in every step.
-    logging.getLogger("laconic").setLevel(logging.ERROR)
+    logging.getLogger("gradwire").setLevel(logging.ERROR)
     names = [way.rpartition("=")[2] if "=" in way else "mean" for way in WAYS]
     print(f"{'worker ' + str(LIAR) + ' sends':30}" + "".join(f"{name:>10}" for name in names))
     for title, lie in ({"its gradient": None} | LIES).items():

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from laconic.local import CSER, BlockCSER
+from gradwire.local import CSER, BlockCSER
 
 
 def digits(count: int, dice: torch.Generator) -> tuple[Tensor, Tensor]:

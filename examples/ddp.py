@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-import laconic
+import gradwire
 
 
 def digits(count: int, dice: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -24,7 +24,7 @@ def train(method: str, steps: int, hidden: int) -> tuple[float, dict[str, object
     """The accuracy on images that no rank has seen, and what was said for it."""
     torch.manual_seed(0)
     model = DDP(nn.Sequential(nn.Linear(784, hidden), nn.ReLU(), nn.Linear(hidden, 10)))
-    link = laconic.attach(model, method)
+    link = gradwire.attach(model, method)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     dice = torch.Generator().manual_seed(dist.get_rank())
     for _ in range(steps):

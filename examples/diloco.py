@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-import laconic
+import gradwire
 
 
 class Reader(nn.Module):
@@ -43,7 +43,7 @@ def train(
     model = Reader(width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     dice = torch.Generator().manual_seed(dist.get_rank())
-    wrap = {"diloco": laconic.local.DiLoCo, "sparseloco": laconic.local.SparseLoCo}[method]
+    wrap = {"diloco": gradwire.local.DiLoCo, "sparseloco": gradwire.local.SparseLoCo}[method]
     streaming = {"fragments": fragments, "delay": delay}
     with wrap(model, optimizer, sync_every=sync_every, **streaming) as workers:
         for _ in range(steps):

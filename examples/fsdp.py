@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-import laconic
+import gradwire
 
 
 def digits(count: int, dice: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -28,7 +28,7 @@ def train(method: str, steps: int, hidden: int) -> tuple[float, dict[str, object
     model = nn.Sequential(nn.Linear(784, hidden), nn.ReLU(), nn.Linear(hidden, 10))
     for layer in (model[0], model[2], model):
         fully_shard(layer, mesh=mesh)
-    shards = laconic.attach_fsdp(model, method)
+    shards = gradwire.attach_fsdp(model, method)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     dice = torch.Generator().manual_seed(dist.get_rank())
     for _ in range(steps):

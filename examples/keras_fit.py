@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import torch.distributed as dist
 
-import laconic
+import gradwire
 
 
 def digits(count: int, dice: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -26,14 +26,14 @@ def train(spec: str, epochs: int, examples: int, hidden: int) -> tuple[float, di
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Dense(hidden, activation="relu"), keras.layers.Dense(10)]
     model = keras.Sequential([keras.Input((784,)), *layers])
-    optimizer = laconic.keras.DistributedOptimizer(keras.optimizers.SGD(0.05), spec)
+    optimizer = gradwire.keras.DistributedOptimizer(keras.optimizers.SGD(0.05), spec)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=False)
     # Each rank has examples of its own, and as many as the others.
     x, y = digits(examples, np.random.default_rng([1, dist.get_rank()]))
     model.fit(x, y, batch_size=32, epochs=epochs, verbose=0)
     _, accuracy = model.evaluate(*digits(1000, np.random.default_rng(2)), verbose=0)
-    return accuracy, optimizer.laconic.stats()
+    return accuracy, optimizer.gradwire.stats()
 
 
 def main() -> None:

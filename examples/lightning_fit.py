@@ -11,7 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from laconic.mount.lightning import LaconicCallback
+from gradwire.integrations.lightning import GradwireCallback
 
 
 class Classifier(LightningModule):
@@ -39,7 +39,7 @@ def train(method: str, epochs: int, hidden: int, devices: int) -> tuple[float, d
     """The accuracy on images that no rank has seen, and what was said for it."""
     torch.manual_seed(0)
     model = Classifier(hidden)
-    compression = LaconicCallback(method)
+    compression = GradwireCallback(method)
     trainer = Trainer(
         max_epochs=epochs,
         accelerator="cpu",

@@ -3,7 +3,7 @@
 torchrun --nproc-per-node 2 examples/qsparse.py
 
 With a server in place of meetings, and worker 3 at a tenth of the speed:
-laconic net --workers 4 --rate 100mbit -- python examples/qsparse.py --asynchronous \\
+gradwire net --workers 4 --rate 100mbit -- python examples/qsparse.py --asynchronous \\
     --steps 60 --pause-ms 20 --slow-worker 3
 """
 
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-import laconic
+import gradwire
 
 
 def digits(count: int, dice: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -33,7 +33,7 @@ def train(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, nesterov=True)
     dice = torch.Generator().manual_seed(dist.get_rank())
     spec = "topk:ratio=0.01 | qsgd:bits=4"
-    local = laconic.local
+    local = gradwire.local
     wrap = local.AsyncQsparseLocalSGD if asynchronous else local.QsparseLocalSGD
     with wrap(model, optimizer, spec, sync_every=8) as workers:
         start = time.perf_counter()

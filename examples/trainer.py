@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments
 
-from laconic.mount.transformers import LaconicCallback
+from gradwire.integrations.transformers import GradwireCallback
 
 
 class Classifier(nn.Module):
@@ -50,7 +50,7 @@ def train(method: str, steps: int, hidden: int, folder: str) -> tuple[float, dic
         disable_tqdm=True,
     )
     trainer = Trainer(model, settings, train_dataset=digits(2048, 1))
-    compression = LaconicCallback(trainer, method)
+    compression = GradwireCallback(trainer, method)
     trainer.add_callback(compression)
     trainer.train()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What Laconic stands on: declared, ranged for users, pinned for development, and its licences.
+"""What Gradwire stands on: declared, ranged for users, pinned for development, and its licences.
 
 `make audit` prints the list; `tests/test_dependencies.py` holds the package to the rules. Nothing
 here asks the network: what is known of vulnerabilities is `make audit-online`'s to ask.

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from laconic.network.testbed import Testbed
+from gradwire.testbed.hosts import Testbed
 from processes import Ranks
 
 # Tests run beside each other: threads of their own would only wait for each other's cores.
@@ -21,7 +21,7 @@ LONG = (
     "test_lost_workers",
     "test_torchrun",
     "test_recipe",
-    "test_follow",
+    "test_changing_link",
     "test_long_runs",
     "test_start_methods",
     "test_lightning",

@@ -4,8 +4,8 @@ from types import ModuleType
 
 import torch
 
-from laconic.kernels import reference
-from laconic.kernels.drifted import Drifted
+from gradwire.kernels import reference
+from gradwire.kernels.specs import Drifted
 from odd import normal, odd_numbers, same_numbers
 
 SIZES = 1, 33, 2100

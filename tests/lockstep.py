@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from laconic.comm.simulated import Simulated
-from laconic.contract import Compressor
-from laconic.plan import open_lane
-from laconic.spec import parse, parse_memory
-from laconic.step import Lane, exchange, together
-from laconic.types import Turn
+from gradwire.base import Compressor
+from gradwire.comm.simulated import Simulated
+from gradwire.engine.plan import open_lane
+from gradwire.engine.step import Lane, exchange, together
+from gradwire.spec import parse, parse_memory
+from gradwire.types import Turn
 
 
 class Lockstep:

@@ -9,8 +9,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from laconic.kernels import reference
-from laconic.kernels.rule import Rule
+from gradwire.kernels import reference
+from gradwire.kernels.specs import Rule
 from odd import normal
 
 KEY = 0x9E3779B97F4A7C15

@@ -1,14 +1,18 @@
 """Plausible records that are no runs, one or a few of every kind; no number was measured."""
 
-from laconic.bench.case import Change
-from laconic.bench.records.chaos import ChaosRecord, KillRecord
-from laconic.bench.records.follow import FollowRecord, Phase
-from laconic.bench.records.forecasts import ForecastRecord
-from laconic.bench.records.fuzz import FuzzRecord
-from laconic.bench.records.guards import GuardRecord
-from laconic.bench.records.keras import KerasRecord
-from laconic.bench.records.levels import LevelsRecord
-from laconic.bench.records.others import OtherRecord
+from gradwire.bench.case import Change
+from gradwire.bench.records.schema import (
+    ChaosRecord,
+    FollowRecord,
+    ForecastRecord,
+    FuzzRecord,
+    GuardRecord,
+    KerasRecord,
+    KillRecord,
+    LevelsRecord,
+    OtherRecord,
+    Phase,
+)
 from synthetic_runs import MACHINE
 
 
@@ -31,7 +35,7 @@ def follow(spec: str, slow_ms: float, setting: str | None = None) -> FollowRecor
             for i, (rate, step_ms) in enumerate(rates)
         ),
         timeline=() if setting is None else (Change(0, setting, "as <it> is"),),
-        command="python -m laconic.bench.follow",
+        command="python -m gradwire.bench.runs.changing_link",
         machine=MACHINE,
     )
 
@@ -46,7 +50,7 @@ def forecast(spec: str, workers: int, measured_ms: float | None = None) -> Forec
         rate="1gbit",
         latency_ms=0.1,
         device="cpu",
-        command="laconic simulate",
+        command="gradwire simulate",
         machine=MACHINE,
         step_ms=100.0 + workers,
         compute_ms=30.0,
@@ -70,7 +74,7 @@ def levels(spec: str, numel: int, ratio: float) -> LevelsRecord:
         twice_us=2000.0 * ratio,
         ratio=ratio,
         by="eager",
-        command="laconic bench kernels --levels 10,1000",
+        command="gradwire bench kernels --levels 10,1000",
         machine=MACHINE,
     )
 
@@ -90,7 +94,7 @@ def guard(spec: str, ratio: float) -> GuardRecord:
         ratio=ratio,
         quartiles=(ratio - 0.05, ratio + 0.05),
         limit=1.03,
-        command="laconic bench guards",
+        command="gradwire bench guards",
         machine=MACHINE,
     )
 
@@ -107,7 +111,7 @@ def fuzz(spec: str, *crash_texts: str) -> FuzzRecord:
         cpu_s=1.5,
         peak_grown_kb=0,
         seed=1,
-        command="laconic bench fuzz",
+        command="gradwire bench fuzz",
         machine=MACHINE,
     )
 

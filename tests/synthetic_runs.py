@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from laconic.bench.records.kinds import Point, StepRecord, TrainRecord
+from gradwire.bench.records.schema import Point, StepRecord, TrainRecord
 
 MACHINE = {"cpu": "Imaginary 9000", "cores": "2", "python": "3.11.7", "torch": "2.13.0"}
 DENSE_BYTES = 35e6
@@ -24,7 +24,7 @@ def train(spec: str, step_ms: float, ratio: float, slowdown: float = 1.0) -> Tra
         shaped=True,
         seed=0,
         status="done",
-        command="laconic demo --workers 4 --rate 100mbit",
+        command="gradwire demo --workers 4 --rate 100mbit",
         machine=MACHINE,
         points=points,
         step_ms=step_ms,
@@ -58,7 +58,7 @@ def step(spec: str, step_ms: float, ratio: float) -> StepRecord:
         batch=32,
         parameters=5_823_498,
         status="done",
-        command="laconic bench step --workers 4 --rate 1gbit",
+        command="gradwire bench step --workers 4 --rate 1gbit",
         machine=MACHINE,
         step_ms=step_ms,
         step_ms_quantiles=(0.94 * step_ms, step_ms, 1.09 * step_ms),

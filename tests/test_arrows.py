@@ -6,57 +6,50 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[1] / "src" / "laconic"
+SOURCE = Path(__file__).parents[1] / "src" / "gradwire"
 
 LEVELS = (
-    ("errors", "checks", "claims", "version", "types", "sealed"),
-    ("kernels", "comm", "network"),
-    ("wire",),
-    ("contract", "aggregate"),
-    ("cast", "chosen", "difference", "matrix", "compressors", "sparse", "memory", "rounded"),
+    ("errors", "checks", "version", "types"),
+    ("kernels", "comm"),
+    ("wire", "testbed"),
+    ("base",),
+    ("compressors", "memory"),
     ("exchange",),
     ("spec",),
-    ("alarm", "carry", "census", "skips"),
-    ("step",),
-    ("keys", "capture"),
-    ("recorded",),
-    ("plan",),
-    ("catalogue", "control"),
-    ("lanes",),
-    ("checkpoint", "checkpoint_files"),
-    ("simulate", "local", "migrate", "mount"),
-    ("forecast",),
+    ("engine", "control"),
+    ("catalogue", "checkpoint"),
+    ("simulate", "local", "integrations"),
+    ("perfmodel",),
     # The package itself: its public names.
-    ("laconic", "keras"),
+    ("gradwire", "keras"),
     ("bench",),
-    ("cli",),
-    ("__main__",),
+    ("cli", "__main__"),
 )
 """Imports point to the same line or a line above."""
 
 ALONE = {
     "comm": {"errors", "types", "comm"},
-    "network": {"errors", "network"},
+    "testbed": {"errors", "comm", "testbed"},
     "kernels": {"errors", "types", "kernels"},
 }
-"""Those that know nothing else of the house."""
+"""Folders that import nothing else of the package."""
 
 GUESTS = {
     "triton": ("kernels/cuda/",),
     "numba": ("kernels/cpu/",),
     "matplotlib": ("bench/report/figures.py",),
-    "pyroute2": ("network/",),
-    "keras": ("mount/keras", "bench/costs/keras_steps.py"),
-    "tensorflow": ("mount/tensorflow.py", "bench/costs/keras_steps.py"),
+    "pyroute2": ("testbed/",),
+    "keras": ("integrations/keras/", "bench/microbench/keras_steps.py"),
+    "tensorflow": ("integrations/keras/tensorflow.py", "bench/microbench/keras_steps.py"),
     "typer": ("cli/",),
     "rich": ("cli/", "bench/"),
-    "lightning": ("mount/lightning.py", "bench/costs/trainers.py"),
-    "accelerate": ("mount/accelerate.py", "bench/costs/trainers.py"),
-    "transformers": ("mount/transformers.py", "bench/costs/trainers.py"),
+    "lightning": ("integrations/lightning.py", "bench/microbench/trainers.py"),
+    "accelerate": ("integrations/accelerate.py", "bench/microbench/trainers.py"),
+    "transformers": ("integrations/transformers.py", "bench/microbench/trainers.py"),
 }
-"""Optional packages, and where they may come in."""
+"""Optional packages, and where they may be imported."""
 
-ENVIRONMENT = ("cli/", "network/")
+ENVIRONMENT = ("cli/", "testbed/")
 """Who may read environment variables: the command line, and what begins a process."""
 
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -69,7 +62,7 @@ def place(file: Path) -> str:
 def house(file: Path) -> str:
     """The top-level module or folder that a file belongs to."""
     first = file.relative_to(SOURCE).parts[0].removesuffix(".py")
-    return "laconic" if first == "__init__" else first
+    return "gradwire" if first == "__init__" else first
 
 
 HOUSES = sorted({house(file) for file in FILES})
@@ -104,10 +97,10 @@ def neighbours(file: Path) -> set[str]:
     found = set()
     for name in imports(file):
         first, _, rest = name.partition(".")
-        if first == "laconic":
+        if first == "gradwire":
             second = rest.partition(".")[0]
             inside = (SOURCE / second).is_dir() or (SOURCE / f"{second}.py").is_file()
-            found.add(second if second and inside else "laconic")
+            found.add(second if second and inside else "gradwire")
     return found
 
 
@@ -167,23 +160,27 @@ def test_methods_do_not_know_each_other() -> None:
     """A file of the catalogue builds on the contract, not on another method."""
     for folder in ("compressors", "memory", "exchange"):
         for file in (SOURCE / folder).glob("*.py"):
-            siblings = [n for n in imports(file) if n.startswith(f"laconic.{folder}.")]
+            siblings = [
+                n
+                for n in imports(file)
+                if n.startswith(f"gradwire.{folder}.") and not n.split(".")[2].startswith("_")
+            ]
             assert not siblings, f"{place(file)} imports {siblings}"
 
 
 BENCH = (
-    ("case", "device", "human", "machine"),
-    ("data",),
+    ("case", "human", "machine"),
+    ("datasets",),
     ("records",),
-    ("work",),
+    ("workloads",),
     ("cases",),
-    ("hosts",),
+    ("worker",),
     ("report",),
-    ("races",),
-    ("forecast",),
-    ("lockstep",),
-    ("study",),
-    ("costs", "follow", "fuzz"),
+    ("runs",),
+    ("predictions",),
+    ("simulated",),
+    ("studies",),
+    ("microbench", "fuzz"),
 )
 """Parts of the bench; imports point to a line above, and never to a neighbour on the same line."""
 
@@ -199,7 +196,7 @@ def room(file: Path) -> str:
 def rooms(file: Path) -> set[str]:
     """The parts of the bench that a file imports."""
     names = (name.split(".") for name in imports(file))
-    return {parts[2] for parts in names if parts[:2] == ["laconic", "bench"] and len(parts) > 2}
+    return {parts[2] for parts in names if parts[:2] == ["gradwire", "bench"] and len(parts) > 2}
 
 
 @pytest.mark.parametrize("here", sorted({room(file) for file in BENCH_FILES}))

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from laconic.checks import check_number, check_whole, read_number
-from laconic.errors import ConfigError
+from gradwire.checks import check_number, check_whole, read_number
+from gradwire.errors import ConfigError
 
 
 @pytest.mark.parametrize("value", [2.0, True, "2", None])

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-import laconic
-from laconic.contract import Compressor, Memory
-from laconic.plan import wants_residual
-from laconic.sparse import Sparsifier
-from laconic.spec import compressor_classes, format_spec, memory_classes, parse
+import gradwire
+from gradwire.base import Compressor, Memory
+from gradwire.compressors._sparsifier import Sparsifier
+from gradwire.engine.plan import wants_residual
+from gradwire.spec import compressor_classes, format_spec, memory_classes, parse
 
 WORKERS, EXAMPLES, INPUTS, HIDDEN, CLASSES = 4, 128, 64, 32, 32
 STEPS = 150
@@ -92,7 +92,7 @@ def train(
 ) -> tuple[float, float]:
     """The loss at the start and at the end."""
     student = {"weight": torch.zeros(INPUTS, CLASSES), "bias": torch.zeros(CLASSES)}
-    sim = laconic.simulate(student, method, workers=WORKERS, memory=memory, exchange=exchange)
+    sim = gradwire.simulate(student, method, workers=WORKERS, memory=memory, exchange=exchange)
     if not isinstance(method, str):
         lane = sim.workers[0].lanes["weight"]
         assert lane.compressor == method, "the weight is too small for this method, and goes dense"

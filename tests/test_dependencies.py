@@ -7,7 +7,7 @@ from pathlib import Path
 
 from audit import PERMISSIVE, normal, packages, pins, project, reached
 
-SOURCE = Path(__file__).parents[1] / "src" / "laconic"
+SOURCE = Path(__file__).parents[1] / "src" / "gradwire"
 
 BROUGHT = {"llvmlite": "numba", "keras": "tensorflow-cpu", "tensorflow": "tensorflow-cpu"}
 """Modules that come with a package that is declared, in the version that it needs."""
@@ -24,7 +24,7 @@ def imported() -> Iterator[tuple[str, Path]]:
                 names = [node.module or ""]
             for name in names:
                 root = name.partition(".")[0]
-                if root not in {*sys.stdlib_module_names, "laconic"}:
+                if root not in {*sys.stdlib_module_names, "gradwire"}:
                     yield root, file
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[1] / "src" / "laconic"
+SOURCE = Path(__file__).parents[1] / "src" / "gradwire"
 FILES = sorted(SOURCE.rglob("*.py"))
 FOLDERS = sorted({file.relative_to(SOURCE).parts[0] for file in FILES})
 
@@ -16,7 +16,7 @@ NAMES = {
 }  # fmt: skip
 """torch's collectives of objects are pickles."""
 
-READERS = {"bench/data/cifar10.py"}
+READERS = {"bench/datasets/cifar10.py"}
 """Reads a public data set from the user's disk, by an unpickler that knows a few harmless names."""
 
 

@@ -4,7 +4,7 @@ Its 28 known defects, in its order: one test each, named by what must hold. Wher
 method's but could be any method's, all methods of the folder are tried. Two have their tests in
 other places, because no method is concerned:
 
-- collectives that are matched by luck (24): `tests/test_step.py` and `tests/mount/test_ddp.py`
+- collectives that are matched by luck (24): `tests/engine/test_step.py` and `tests/integrations/test_ddp.py`
   hold the order of calls, over threads and buckets;
 - a host that waits for the GPU in every round of a search (25): here only the number of rounds is
   bounded; what waits on a card is measured by the kernels' benchmark.
@@ -21,20 +21,20 @@ import pytest
 import torch
 from torch import Tensor
 
-import laconic
-from laconic.compressors.dgc import DGC
-from laconic.compressors.eightbit import EightBit
-from laconic.compressors.inceptionn import Inceptionn
-from laconic.compressors.onebit import OneBit
-from laconic.compressors.powersgd import PowerSGD
-from laconic.compressors.threshold import Threshold
-from laconic.contract import Compressor, Layered, ManyRounds, OneRound
-from laconic.errors import ConfigError, MissingExtra
-from laconic.kernels.reference.borders import LOWERINGS
-from laconic.memory.momentum import MomentumCorrection
-from laconic.plan import check_exchange, make_plan
-from laconic.sparse import Sparsifier
-from laconic.spec import (
+import gradwire
+from gradwire.base import Compressor, Layered, ManyRounds, OneRound
+from gradwire.compressors._sparsifier import Sparsifier
+from gradwire.compressors.dgc import DGC
+from gradwire.compressors.eightbit import EightBit
+from gradwire.compressors.inceptionn import Inceptionn
+from gradwire.compressors.onebit import OneBit
+from gradwire.compressors.powersgd import PowerSGD
+from gradwire.compressors.threshold import Threshold
+from gradwire.engine.plan import check_exchange, make_plan
+from gradwire.errors import ConfigError, MissingExtra
+from gradwire.kernels.reference.thresholds import LOWERINGS
+from gradwire.memory.momentum import MomentumCorrection
+from gradwire.spec import (
     compressor_classes,
     exchange_classes,
     find_exchange,
@@ -42,7 +42,7 @@ from laconic.spec import (
     memory_classes,
     parse_memory,
 )
-from laconic.types import Given, Turn
+from gradwire.types import Given, Turn
 from lockstep import Lockstep, noise
 
 METHODS = [cls(**example) for cls in compressor_classes().values() for example in cls.examples]
@@ -70,7 +70,7 @@ def test_01_two_sides_decode_to_their_means() -> None:
 
 
 def test_02_low_rank_factors_are_averaged_and_have_the_rank_asked_for() -> None:
-    sim = laconic.simulate({"w": torch.zeros(60, 50)}, "powersgd:rank=4", workers=2)
+    sim = gradwire.simulate({"w": torch.zeros(60, 50)}, "powersgd:rank=4", workers=2)
     ones = sim.step([{"w": torch.ones(60, 50)}] * 2)["w"]
     torch.testing.assert_close(ones, torch.ones(60, 50))
     out = sim.step([{"w": noise(60, 50)}] * 2)["w"]
@@ -78,7 +78,7 @@ def test_02_low_rank_factors_are_averaged_and_have_the_rank_asked_for() -> None:
 
 
 def test_03_low_rank_factors_start_alike_on_all_ranks_and_stay_warm() -> None:
-    sim = laconic.simulate({"w": torch.zeros(60, 50)}, "powersgd", workers=3)
+    sim = gradwire.simulate({"w": torch.zeros(60, 50)}, "powersgd", workers=3)
     m = noise(60, 1) @ noise(1, 50) + 0.1 * noise(60, 50, seed=1)
     errors = []
     for _ in range(4):
@@ -109,7 +109,7 @@ def test_05_kernels_of_convolutions_are_compressed(kernel: tuple[int, ...], most
 
 def test_06_momentum_is_applied_once_a_step() -> None:
     """And asking what a message says, as a residual does, changes no state."""
-    sim = laconic.simulate({"w": torch.zeros(40, 30)}, "signum:beta=0.5", workers=1)
+    sim = gradwire.simulate({"w": torch.zeros(40, 30)}, "signum:beta=0.5", workers=1)
     first, second = noise(40, 30), noise(40, 30, seed=1)
     for grad in (first, second):
         sim.step([{"w": grad}])
@@ -157,7 +157,7 @@ def test_10_no_method_touches_the_global_generator_and_anagrams_draw_apart() -> 
         lanes(method, 600, 2).step(noise(600), noise(600))
     assert torch.equal(torch.random.get_rng_state(), before)
     tensors = {name: torch.zeros(64, 64) for name in ("ab", "ba")}
-    sim = laconic.simulate(tensors, "randomk:ratio=0.1", workers=1)
+    sim = gradwire.simulate(tensors, "randomk:ratio=0.1", workers=1)
     out = sim.step([{name: torch.ones(64, 64) for name in tensors}])
     assert not torch.equal(out["ab"], out["ba"])
 
@@ -295,10 +295,10 @@ def test_22_codes_take_the_bits_they_are_said_to(method: Compressor) -> None:
 
 @pytest.mark.parametrize("spec", ["signsgd", "signum"])
 def test_23_what_has_no_gradient_does_not_drift(spec: str) -> None:
-    sim = laconic.simulate({"w": torch.zeros(40, 30)}, spec, workers=2)
+    sim = gradwire.simulate({"w": torch.zeros(40, 30)}, spec, workers=2)
     zeros = {"w": torch.zeros(40, 30)}
     assert torch.equal(sim.step([zeros, zeros])["w"], zeros["w"])
-    sim = laconic.simulate({"w": torch.zeros(40, 30)}, spec, workers=2)
+    sim = gradwire.simulate({"w": torch.zeros(40, 30)}, spec, workers=2)
     x = noise(40, 30)
     assert torch.equal(sim.step([{"w": x}, {"w": -x}])["w"], zeros["w"])
     total = torch.zeros(40, 30)
@@ -329,19 +329,19 @@ def test_26_gradients_keep_their_type(method: Compressor, dtype: torch.dtype) ->
 
 def test_27_methods_need_nothing_that_is_optional() -> None:
     code = (
-        "import sys, laconic; laconic.methods(); "
+        "import sys, gradwire; gradwire.methods(); "
         "print(sorted({'cupy', 'triton', 'matplotlib', 'tensorflow'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-    assert all(cls.__module__.startswith("laconic.") for cls in compressor_classes().values())
+    assert all(cls.__module__.startswith("gradwire.") for cls in compressor_classes().values())
 
 
 def test_28_every_module_can_be_imported() -> None:
     """Benchmarks too: none asks for a name that does not exist."""
-    found = pkgutil.walk_packages(laconic.__path__, "laconic.")
+    found = pkgutil.walk_packages(gradwire.__path__, "gradwire.")
     names = [module.name for module in found if not module.name.endswith("__main__")]
-    assert any(name.startswith("laconic.bench.") for name in names)
+    assert any(name.startswith("gradwire.bench.") for name in names)
     # What needs TensorFlow is imported where that is: make test-tf.
     missing = set()
     for name in names:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-import laconic
-from laconic.catalogue import BEGIN, END, markdown, rows
+import gradwire
+from gradwire.catalogue import BEGIN, END, markdown, rows
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -20,19 +20,19 @@ def test_the_table_of_methods_is_generated() -> None:
 def test_the_snippet_runs() -> None:
     """The part of the README's example that needs no process group."""
     x = torch.randn(64, 32)
-    codec = laconic.parse("topk:ratio=0.01 | qsgd:bits=4")
+    codec = gradwire.parse("topk:ratio=0.01 | qsgd:bits=4")
     payload = codec.encode(x)
     assert payload.nbytes < x.nbytes / 50
     assert codec.decode(payload).shape == x.shape
     model = torch.nn.Linear(64, 64)
-    sim = laconic.simulate(model, "efsign", workers=64)
+    sim = gradwire.simulate(model, "efsign", workers=64)
     gradients = [{n: torch.randn_like(p) for n, p in model.named_parameters()} for _ in range(64)]
     assert sim.step(gradients).keys() == {"weight", "bias"}
 
 
 def test_every_name_of_the_package_in_the_readme_exists() -> None:
-    for name in re.findall(r"laconic\.([A-Za-z_]+)\(", README):
-        assert getattr(laconic, name) is not None
+    for name in re.findall(r"gradwire\.([A-Za-z_]+)\(", README):
+        assert getattr(gradwire, name) is not None
 
 
 def test_every_file_that_the_documents_name_exists() -> None:
@@ -41,9 +41,9 @@ def test_every_file_that_the_documents_name_exists() -> None:
         for target in re.findall(r"\]\(([^)#]+)\)", text):
             assert (document.parent / target).exists(), f"{document.name}: {target}"
         for name in re.findall(r"`([a-z_]+(?:/[a-z_]+)*\.py)`", text):
-            places = [ROOT / name, ROOT / "src/laconic" / name]
+            places = [ROOT / name, ROOT / "src/gradwire" / name]
             assert any(place.exists() for place in places), f"{document.name}: {name}"
 
 
 def test_versions_agree() -> None:
-    assert f"version: {laconic.__version__}" in (ROOT / "CITATION.cff").read_text()
+    assert f"version: {gradwire.__version__}" in (ROOT / "CITATION.cff").read_text()

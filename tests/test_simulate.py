@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import laconic
-from laconic.compressors.topk import TopK
-from laconic.errors import ConfigError
-from laconic.lanes import Lanes
-from laconic.simulate import Simulation
-from laconic.types import Turn
+import gradwire
+from gradwire.compressors.topk import TopK
+from gradwire.engine.engine import Lanes
+from gradwire.errors import ConfigError
+from gradwire.simulate import Simulation
+from gradwire.types import Turn
 
 SHAPES = {"weight": (40, 30), "bias": (40,)}
 
@@ -32,7 +32,7 @@ def gradients(workers: int, step: int = 0) -> list[dict[str, Tensor]]:
 
 
 def simulation(spec: str = "topk:ratio=0.05", workers: int = 3, seed: int = 0) -> Simulation:
-    return laconic.simulate(parameters(), spec, workers=workers, seed=seed)
+    return gradwire.simulate(parameters(), spec, workers=workers, seed=seed)
 
 
 def bits(means: dict[str, Tensor]) -> dict[str, list[int]]:
@@ -63,7 +63,7 @@ def test_biases_are_exact_and_weights_are_sparse() -> None:
 def test_a_model_gives_its_trainable_parameters() -> None:
     model = nn.Linear(64, 32)
     model.bias.requires_grad_(False)
-    sim = laconic.simulate(model, "efsign", workers=2)
+    sim = gradwire.simulate(model, "efsign", workers=2)
     given = [{"weight": torch.ones(32, 64)}, {"weight": torch.full((32, 64), 3.0)}]
     assert torch.equal(sim.step(given)["weight"], torch.full((32, 64), 2.0))
     assert list(sim.workers[0].lanes) == ["weight"]
@@ -76,7 +76,7 @@ def test_some_of_the_parameters_may_take_part() -> None:
 
 
 def test_types_are_kept() -> None:
-    sim = laconic.simulate(parameters(torch.bfloat16), "qsgd", workers=2)
+    sim = gradwire.simulate(parameters(torch.bfloat16), "qsgd", workers=2)
     given = [{name: g.to(torch.bfloat16) for name, g in gradients(1)[0].items()}] * 2
     assert {mean.dtype for mean in sim.step(given).values()} == {torch.bfloat16}
 
@@ -87,7 +87,7 @@ def test_stats() -> None:
         sim.step(gradients(3, step))
     stats = sim.stats()
     # The last 4 say whether all is finite.
-    expected = laconic.TopK(ratio=0.05).nbytes((40, 30)) + 4 * 40 + 4
+    expected = gradwire.TopK(ratio=0.05).nbytes((40, 30)) + 4 * 40 + 4
     dense = 2 * 2 * (3 - 1) * 4 * (1200 + 40) // 3
     assert {key: stats[key] for key in ("spec", "memory", "exchange", "steps", "calls")} == {
         "spec": "topk:ratio=0.05",
@@ -173,11 +173,13 @@ def test_a_state_is_a_copy() -> None:
         (lambda: simulation(workers=4), "state: size is 4, expected 3"),
         (lambda: simulation(workers=2), "state: size is 2, expected 3"),
         (
-            lambda: laconic.simulate({"weight": torch.zeros(40, 30)}, "topk:ratio=0.05", workers=3),
+            lambda: gradwire.simulate(
+                {"weight": torch.zeros(40, 30)}, "topk:ratio=0.05", workers=3
+            ),
             "state: parameters differ from the model's: ['bias']",
         ),
         (
-            lambda: laconic.simulate(
+            lambda: gradwire.simulate(
                 {"weight": torch.zeros(40, 40), "bias": torch.zeros(40)},
                 "topk:ratio=0.05",
                 workers=3,
@@ -208,7 +210,7 @@ def test_a_state_without_all_workers_is_refused() -> None:
 def test_a_switch_says_what_it_drops(caplog: pytest.LogCaptureFixture) -> None:
     sim = simulation()
     sim.step(gradients(3))
-    with caplog.at_level("INFO", "laconic"):
+    with caplog.at_level("INFO", "gradwire"):
         sim.switch("topk:ratio=0.1")
         assert not caplog.messages
         sim.switch("none")
@@ -242,7 +244,7 @@ def test_there_must_be_a_worker(workers: int) -> None:
 def test_settings_that_are_none(settings: dict[str, Any], message: str) -> None:
     given = {"parameters": parameters(), "workers": 2, **settings}
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
-        laconic.simulate(compressor="randomk:ratio=0.1", **given)
+        gradwire.simulate(compressor="randomk:ratio=0.1", **given)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**70])
@@ -292,7 +294,7 @@ def test_gradients_must_be_those_of_the_parameters(spoil) -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0, True, "x"])
 @pytest.mark.parametrize("controller", [None, "accordion:low=0.5,high=0.1"])
 def test_what_is_no_rate_or_scale_is_refused(bad: Any, controller: str | None) -> None:
-    run = laconic.simulate(parameters(), "topk:ratio=0.05", workers=2, controller=controller)
+    run = gradwire.simulate(parameters(), "topk:ratio=0.05", workers=2, controller=controller)
     with pytest.raises(ConfigError, match="epoch_ended: learning_rate must be "):
         run.epoch_ended(bad)
     for before, after in ((bad, 0.1), (0.1, bad)):
@@ -304,11 +306,11 @@ def test_what_is_no_rate_or_scale_is_refused(bad: Any, controller: str | None) -
 
 @pytest.mark.parametrize("controller", ["accordion:low=0.5,high=0.1", "autopilot"])
 def test_a_learning_rate_may_end_at_zero_and_be_a_tensor(controller: str) -> None:
-    run = laconic.simulate(parameters(), "topk:ratio=0.05", workers=2, controller=controller)
+    run = gradwire.simulate(parameters(), "topk:ratio=0.05", workers=2, controller=controller)
     for rate in (0.1, torch.tensor(0.05), 0, 0):
         run.step(gradients(2))
         run.epoch_ended(rate)  # type: ignore[arg-type]
-    other = laconic.simulate(parameters(), "topk:ratio=0.05", workers=2, controller=controller)
+    other = gradwire.simulate(parameters(), "topk:ratio=0.05", workers=2, controller=controller)
     other.load_state_dict(run.state_dict())  # type: ignore[arg-type]
     assert bits(other.step(gradients(2))) == bits(run.step(gradients(2)))
 
@@ -316,16 +318,16 @@ def test_a_learning_rate_may_end_at_zero_and_be_a_tensor(controller: str) -> Non
 @pytest.mark.parametrize("nothing", [{}, torch.nn.ReLU()])
 def test_there_must_be_a_parameter(nothing: Any) -> None:
     with pytest.raises(ConfigError, match="no parameter to train"):
-        laconic.simulate(nothing, "efsign", workers=2)
+        gradwire.simulate(nothing, "efsign", workers=2)
 
 
 def test_a_parameter_of_another_type_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"parameter 'w' is torch\.float64"):
-        laconic.simulate({"w": torch.zeros(64, 64, dtype=torch.float64)}, "efsign", workers=2)
+        gradwire.simulate({"w": torch.zeros(64, 64, dtype=torch.float64)}, "efsign", workers=2)
 
 
 def test_many_workers() -> None:
-    sim = laconic.simulate({"w": torch.zeros(64, 64)}, "efsign", workers=128, exchange="sharded")
+    sim = gradwire.simulate({"w": torch.zeros(64, 64)}, "efsign", workers=128, exchange="sharded")
     mean = sim.step([{"w": torch.full((64, 64), float(rank))} for rank in range(128)])["w"]
     torch.testing.assert_close(mean, torch.full((64, 64), 63.5))
 
@@ -352,7 +354,7 @@ def test_one_rank_listens_for_all(
     monkeypatch: pytest.MonkeyPatch, spec: str, memory: str, exchange: str
 ) -> None:
     def run() -> tuple[list[dict[str, list[int]]], bytes]:
-        made = laconic.simulate(parameters(), spec, workers=4, memory=memory, exchange=exchange)
+        made = gradwire.simulate(parameters(), spec, workers=4, memory=memory, exchange=exchange)
         means = [bits(made.step(gradients(4, step))) for step in range(4)]
         saved = io.BytesIO()
         torch.save(made.state_dict(), saved)

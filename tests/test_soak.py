@@ -10,7 +10,7 @@ from time import process_time
 import pytest
 import torch
 
-import laconic
+import gradwire
 
 STEPS, TENTHS = 20_000, 10
 GROWN_KB = 6_000
@@ -28,7 +28,7 @@ def test_twenty_thousand_steps() -> None:
     """Two workers, one small layer; methods in turn, the cheap one more often."""
     specs = ("topk:ratio=0.05", "efsign")
     order = (0, *[1] * 9)
-    sims = [laconic.simulate({"w": torch.zeros(33, 32)}, spec, workers=2) for spec in specs]
+    sims = [gradwire.simulate({"w": torch.zeros(33, 32)}, spec, workers=2) for spec in specs]
     grads = [[{"w": torch.randn(33, 32)} for _ in range(2)] for _ in range(7)]
     times, memory, held = [], [], []
     for _ in range(TENTHS):

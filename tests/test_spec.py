@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-import laconic
-from laconic.compressors.powersgd import PowerSGD
-from laconic.compressors.qsgd import QSGD
-from laconic.compressors.topk import TopK
-from laconic.contract import Compressor
-from laconic.errors import ConfigError
-from laconic.memory.residual import Residual
-from laconic.sparse import Pipeline
-from laconic.spec import (
+import gradwire
+from gradwire.base import Compressor
+from gradwire.compressors._sparsifier import Pipeline
+from gradwire.compressors.powersgd import PowerSGD
+from gradwire.compressors.qsgd import QSGD
+from gradwire.compressors.topk import TopK
+from gradwire.errors import ConfigError
+from gradwire.memory.residual import Residual
+from gradwire.spec import (
     compressor_classes,
     exchange_classes,
     find_exchange,
@@ -195,9 +195,9 @@ def test_errors_about_exchanges() -> None:
 
 def test_the_catalogue_is_the_folder() -> None:
     assert {"bf16", "efsign", "fp16", "none", "powersgd", "qsgd", "randomk", "topk"} <= set(
-        laconic.methods()
+        gradwire.methods()
     )
-    assert laconic.methods() == sorted(compressor_classes())
+    assert gradwire.methods() == sorted(compressor_classes())
     assert {"none", "residual"} <= set(memory_classes())
     assert {"gather", "mean", "sharded"} <= set(exchange_classes())
 
@@ -209,15 +209,15 @@ def test_a_method_has_examples_and_a_paper() -> None:
 
 
 def test_classes_are_attributes_of_the_package() -> None:
-    assert laconic.TopK is TopK
-    assert laconic.parse("topk:ratio=0.5") == laconic.TopK(ratio=0.5)
+    assert gradwire.TopK is TopK
+    assert gradwire.parse("topk:ratio=0.5") == gradwire.TopK(ratio=0.5)
     assert {cls.__name__ for cls in compressor_classes().values()} >= {"QSGD", "PowerSGD", "EFSign"}
 
 
 @pytest.mark.parametrize("name", ["TopQ", "topk_", "Sparsifier"])
 def test_other_attributes_do_not_exist(name: str) -> None:
-    with pytest.raises(AttributeError, match=f"module 'laconic' has no attribute '{name}'"):
-        getattr(laconic, name)
+    with pytest.raises(AttributeError, match=f"module 'gradwire' has no attribute '{name}'"):
+        getattr(gradwire, name)
 
 
 @pytest.mark.parametrize(
@@ -225,14 +225,14 @@ def test_other_attributes_do_not_exist(name: str) -> None:
 )
 def test_what_was_meant_is_said(name: str, meant: str) -> None:
     with pytest.raises(AttributeError, match=f"no attribute '{name}'; did you mean '{meant}'\\?$"):
-        getattr(laconic, name)
+        getattr(gradwire, name)
 
 
 def test_all_that_exists_is_listed() -> None:
-    names = dir(laconic)
-    assert {*laconic.__all__, "TopK", "PowerSGD", "__version__"} <= set(names)
-    assert all(getattr(laconic, name) is not None for name in names if not name.startswith("_"))
+    names = dir(gradwire)
+    assert {*gradwire.__all__, "TopK", "PowerSGD", "__version__"} <= set(names)
+    assert all(getattr(gradwire, name) is not None for name in names if not name.startswith("_"))
 
 
 def test_public_names_exist() -> None:
-    assert all(getattr(laconic, name) is not None for name in laconic.__all__)
+    assert all(getattr(gradwire, name) is not None for name in gradwire.__all__)

@@ -10,7 +10,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from laconic import kernels
+from gradwire import kernels
 from pages import api, borrowed, methods
 
 OVERVIEW = "<!-- generated: methods -->"

@@ -5,10 +5,10 @@ import json
 import torch
 import torch.distributed as dist
 
-from laconic.comm.agree import agree
-from laconic.comm.base import Call
-from laconic.comm.torch import TorchComm, _all_gather
-from laconic.errors import LaconicError
+from gradwire.comm.base import Call
+from gradwire.comm.consistency import agree
+from gradwire.comm.process_group import TorchComm, _all_gather
+from gradwire.errors import GradwireError
 
 
 def hostile_size_job(kind: str, size: int) -> str:
@@ -26,7 +26,7 @@ def hostile_size_job(kind: str, size: int) -> str:
     buffers = [own] if kind == "gather" else [own] * comm.size
     try:
         comm.answer(Call(kind, buffers, limits=[64] * comm.size))  # type: ignore[arg-type]
-    except LaconicError as error:
+    except GradwireError as error:
         return f"{type(error).__name__}: {error}"
     return "nothing was raised"
 
@@ -42,6 +42,6 @@ def hostile_settings_job(text: bytes) -> str:
             comm.answer(Call("gather", [buffer], limits=[1 << 20] * comm.size))
             return "lied"
         agree(comm, torch.device("cpu"), settings)
-    except LaconicError as error:
+    except GradwireError as error:
         return f"{type(error).__name__}: {error}"
     return "nothing was raised"

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from laconic.comm.base import Call
-from laconic.comm.checksum import CRC_BYTES, opened, sealed
-from laconic.errors import WireError
+from gradwire.comm.base import Call
+from gradwire.comm.checksum import CRC_BYTES, opened, sealed
+from gradwire.errors import WireError
 
 
 def message(nbytes: int) -> torch.Tensor:

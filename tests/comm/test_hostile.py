@@ -4,11 +4,11 @@ import hostile_jobs as jobs
 import pytest
 import torch
 
-from laconic.contract import OneRound
-from laconic.sparse import FORMATS
-from laconic.spec import compressor_classes
-from laconic.types import Field, Layout, Turn
-from laconic.wire.layout import longest, most_bytes, pack, packed_bytes, secrets
+from gradwire.base import OneRound
+from gradwire.compressors._sparsifier import FORMATS
+from gradwire.spec import compressor_classes
+from gradwire.types import Field, Layout, Turn
+from gradwire.wire.layout import longest, most_bytes, pack, packed_bytes, secrets
 from processes import Ranks
 
 

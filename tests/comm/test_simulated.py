@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.comm.base import Call, Conversation
-from laconic.comm.meter import Meter
-from laconic.comm.simulated import Simulated
-from laconic.errors import PeerError
+from gradwire.comm.base import Call, Conversation
+from gradwire.comm.meter import Meter
+from gradwire.comm.simulated import Simulated
+from gradwire.errors import PeerError
 
 
 def talk(*calls: Call) -> Conversation[list[list[Tensor]]]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from laconic import kernels
+from gradwire import kernels
 
 
 @pytest.fixture(params=["numba", "reference"])

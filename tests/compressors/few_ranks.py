@@ -6,11 +6,11 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
-from laconic.comm.simulated import Simulated
-from laconic.contract import Compressor, OneRound
-from laconic.spec import parse
-from laconic.types import Turn
-from laconic.wire.layout import pack
+from gradwire.base import Compressor, OneRound
+from gradwire.comm.simulated import Simulated
+from gradwire.spec import parse
+from gradwire.types import Turn
+from gradwire.wire.layout import pack
 from lockstep import mean_of, open_lanes
 
 CPU = torch.device("cpu")

@@ -7,9 +7,9 @@ import torch
 from few_ranks import CPU, Ranks, normal, said, squared_error, with_entry
 from torch import Tensor
 
-from laconic.compressors.acpsgd import ANEW, AcpSGD
-from laconic.errors import ConfigError
-from laconic.types import Given, Mean, Turn
+from gradwire.compressors.acpsgd import ANEW, AcpSGD
+from gradwire.errors import ConfigError
+from gradwire.types import Given, Mean, Turn
 
 
 def low_rank(rows: int, cols: int, rank: int, seed: int = 0) -> Tensor:

@@ -5,9 +5,9 @@ import torch
 from few_ranks import Ranks, bits_an_element, normal, said, squared_error, wire_hash, with_entry
 from torch import Tensor
 
-from laconic.compressors.adaq import AdaQ
-from laconic.errors import ConfigError, WireError
-from laconic.wire.indices import unpack_index
+from gradwire.compressors.adaq import AdaQ
+from gradwire.errors import ConfigError, WireError
+from gradwire.wire.indices import unpack_index
 
 
 def distinct(numel: int) -> Tensor:

@@ -7,11 +7,11 @@ import torch
 from few_ranks import Ranks, normal, said, squared_error, with_entry
 from torch import Tensor
 
-from laconic.compressors.atomo import Atomo, chances
-from laconic.errors import ConfigError
-from laconic.plan import check_memory
-from laconic.spec import parse_memory
-from laconic.types import Turn
+from gradwire.compressors.atomo import Atomo, chances
+from gradwire.engine.plan import check_memory
+from gradwire.errors import ConfigError
+from gradwire.spec import parse_memory
+from gradwire.types import Turn
 
 
 def draws(codec: Atomo, m: Tensor, count: int) -> Tensor:

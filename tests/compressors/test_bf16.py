@@ -4,7 +4,7 @@ import pytest
 import torch
 from few_ranks import Ranks, bits_an_element, eighths, normal, said, wire_hash, with_entry
 
-from laconic.compressors.bf16 import Bf16
+from gradwire.compressors.bf16 import Bf16
 
 
 def test_rounds_to_eight_bits_of_significand() -> None:

@@ -14,15 +14,15 @@ import torch
 from few_ranks import bits_an_element, normal
 from torch import Tensor
 
-from laconic.compressors.adaq import AdaQ
-from laconic.compressors.dct import DCT
-from laconic.compressors.inceptionn import Inceptionn
-from laconic.compressors.int4 import SCALES
-from laconic.compressors.variance import Variance
-from laconic.compressors.wangni import Wangni
-from laconic.contract import Compressor
-from laconic.sparse import FORMATS, Sparsifier
-from laconic.spec import compressor_classes, name_of
+from gradwire.base import Compressor
+from gradwire.compressors._sparsifier import FORMATS, Sparsifier
+from gradwire.compressors.adaq import AdaQ
+from gradwire.compressors.dct import DCT
+from gradwire.compressors.inceptionn import Inceptionn
+from gradwire.compressors.int4 import SCALES
+from gradwire.compressors.variance import Variance
+from gradwire.compressors.wangni import Wangni
+from gradwire.spec import compressor_classes, name_of
 
 NUMEL = 1_000_000
 RATIOS = [0.1, 0.01, 0.001]

@@ -4,10 +4,10 @@ import pytest
 import torch
 from few_ranks import Ranks, eighths, normal, said, squared_error, wire_hash, with_entry
 
-from laconic.compressors.chunktopk import ChunkTopK
-from laconic.errors import ConfigError
-from laconic.spec import parse
-from laconic.wire.indices import unpack_index
+from gradwire.compressors.chunktopk import ChunkTopK
+from gradwire.errors import ConfigError
+from gradwire.spec import parse
+from gradwire.wire.indices import unpack_index
 
 
 def test_keeps_the_largest_of_every_chunk() -> None:

@@ -4,8 +4,8 @@ import pytest
 import torch
 from few_ranks import eighths, normal, said, squared_error, wire_hash, with_entry
 
-from laconic.compressors.codebook import Codebook
-from laconic.errors import ConfigError
+from gradwire.compressors.codebook import Codebook
+from gradwire.errors import ConfigError
 
 
 def test_bins_are_even_and_said_by_their_means() -> None:

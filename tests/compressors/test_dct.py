@@ -15,9 +15,9 @@ from few_ranks import (
     with_entry,
 )
 
-from laconic.compressors.dct import DCT, cosines
-from laconic.errors import ConfigError
-from laconic.wire.bits import unpack_bits
+from gradwire.compressors.dct import DCT, cosines
+from gradwire.errors import ConfigError
+from gradwire.wire.bits import unpack_bits
 
 
 def test_by_hand() -> None:

@@ -5,9 +5,9 @@ import torch
 from few_ranks import Ranks, eighths, normal, said, squared_error, wire_hash, with_entry
 from torch import Tensor
 
-from laconic.compressors.dgc import DGC
-from laconic.errors import ConfigError
-from laconic.types import Given, Turn
+from gradwire.compressors.dgc import DGC
+from gradwire.errors import ConfigError
+from gradwire.types import Given, Turn
 
 
 def chosen(x: Tensor, codec: DGC, step: int = 0) -> Tensor:

@@ -17,9 +17,9 @@ from few_ranks import (
 )
 from torch import Tensor
 
-from laconic.compressors.eden import POSITIVE, Eden, flips, hadamard, pieces, rotate
-from laconic.errors import ConfigError
-from laconic.types import Turn
+from gradwire.compressors.eden import POSITIVE, Eden, flips, hadamard, pieces, rotate
+from gradwire.errors import ConfigError
+from gradwire.types import Turn
 
 every_bits = pytest.mark.parametrize("bits", [1, 2, 3, 4])
 ERRORS = {1: math.pi / 2 - 1, 2: 0.1331, 3: 0.0358, 4: 0.0096}

@@ -13,9 +13,9 @@ from few_ranks import (
     with_entry,
 )
 
-from laconic.compressors.efsign import EFSign
-from laconic.errors import ConfigError
-from laconic.spec import parse
+from gradwire.compressors.efsign import EFSign
+from gradwire.errors import ConfigError
+from gradwire.spec import parse
 
 
 def test_signs_times_mean_magnitude() -> None:

@@ -14,9 +14,9 @@ from few_ranks import (
     with_entry,
 )
 
-from laconic.compressors.eightbit import EightBit
-from laconic.errors import ConfigError
-from laconic.kernels.reference.rounding import tree
+from gradwire.compressors.eightbit import EightBit
+from gradwire.errors import ConfigError
+from gradwire.kernels.reference.rounding import tree
 
 
 def test_codes_by_hand() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from few_ranks import Ranks, bits_an_element, eighths, normal, said, wire_hash, with_entry
 
-from laconic.compressors.fp16 import Fp16
+from gradwire.compressors.fp16 import Fp16
 
 LARGEST = 65504.0
 

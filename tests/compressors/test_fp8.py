@@ -13,8 +13,8 @@ from few_ranks import (
     with_entry,
 )
 
-from laconic.compressors.fp8 import Fp8
-from laconic.errors import ConfigError
+from gradwire.compressors.fp8 import Fp8
+from gradwire.errors import ConfigError
 
 both = pytest.mark.parametrize("kind", ["e4m3", "e5m2"])
 

@@ -5,9 +5,9 @@ import torch
 from few_ranks import Ranks, eighths, normal, said, squared_error, wire_hash, with_entry
 from torch import Tensor
 
-from laconic.compressors.gaussiank import GaussianK
-from laconic.errors import ConfigError
-from laconic.types import Given, Turn
+from gradwire.compressors.gaussiank import GaussianK
+from gradwire.errors import ConfigError
+from gradwire.types import Given, Turn
 
 
 def chosen(x: Tensor, codec: GaussianK) -> Tensor:

@@ -6,9 +6,9 @@ import pytest
 import torch
 from few_ranks import Ranks, eighths, normal, said, squared_error, wire_hash, with_entry
 
-from laconic.compressors.grbs import GRBS
-from laconic.errors import ConfigError
-from laconic.types import Given, Turn
+from gradwire.compressors.grbs import GRBS
+from gradwire.errors import ConfigError
+from gradwire.types import Given, Turn
 
 
 def chosen(codec: GRBS, turn: Turn) -> list[int]:

@@ -6,10 +6,10 @@ from few_ranks import Ranks, bits_an_element, eighths, normal, said, wire_hash, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laconic.compressors.inceptionn import Inceptionn
-from laconic.errors import ConfigError, WireError
-from laconic.types import Parts, Turn
-from laconic.wire.layout import pack, unpack
+from gradwire.compressors.inceptionn import Inceptionn
+from gradwire.errors import ConfigError, WireError
+from gradwire.types import Parts, Turn
+from gradwire.wire.layout import pack, unpack
 
 BOUNDS = [2.0**-k for k in range(1, 15)] + [0.3, 0.01, 1e-3, 1e-4]
 every_bound = pytest.mark.parametrize("bound", BOUNDS)

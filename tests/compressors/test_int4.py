@@ -15,8 +15,8 @@ from few_ranks import (
     with_entry,
 )
 
-from laconic.compressors.int4 import Int4
-from laconic.errors import ConfigError
+from gradwire.compressors.int4 import Int4
+from gradwire.errors import ConfigError
 
 both_scales = pytest.mark.parametrize("scale", ["fp32", "bf16"])
 Scale = Literal["fp32", "bf16"]

@@ -14,10 +14,10 @@ from few_ranks import (
 )
 from torch import Tensor
 
-from laconic.compressors.natural import Natural
-from laconic.errors import ConfigError
-from laconic.spec import parse
-from laconic.types import Turn
+from gradwire.compressors.natural import Natural
+from gradwire.errors import ConfigError
+from gradwire.spec import parse
+from gradwire.types import Turn
 
 SMALLEST, LARGEST = 2.0**-149, torch.finfo(torch.float32).max
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from few_ranks import Ranks, eighths, normal, said, wire_hash, with_entry
 
-from laconic.compressors.none import NoCompression
+from gradwire.compressors.none import NoCompression
 
 
 def test_says_every_bit() -> None:

@@ -13,9 +13,9 @@ from few_ranks import (
     with_entry,
 )
 
-from laconic.compressors.efsign import EFSign
-from laconic.compressors.onebit import OneBit
-from laconic.errors import ConfigError
+from gradwire.compressors.efsign import EFSign
+from gradwire.compressors.onebit import OneBit
+from gradwire.errors import ConfigError
 
 
 def test_the_means_of_the_two_sides(backend: str) -> None:

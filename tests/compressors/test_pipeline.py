@@ -7,16 +7,16 @@ import torch
 from few_ranks import Ranks, eighths, normal, said, squared_error, wire_hash, with_entry
 from torch import Tensor
 
-from laconic.compressors.qsgd import QSGD
-from laconic.compressors.sign import Sign
-from laconic.compressors.topk import TopK
-from laconic.contract import Compressor, OneRound
-from laconic.errors import ConfigError
-from laconic.plan import make_plan, wants_residual
-from laconic.sparse import Pipeline, Sparsifier
-from laconic.spec import compressor_classes, format_spec, parse
-from laconic.types import Given, Turn
-from laconic.wire.indices import unpack_index
+from gradwire.base import Compressor, OneRound
+from gradwire.compressors._sparsifier import Pipeline, Sparsifier
+from gradwire.compressors.qsgd import QSGD
+from gradwire.compressors.sign import Sign
+from gradwire.compressors.topk import TopK
+from gradwire.engine.plan import make_plan, wants_residual
+from gradwire.errors import ConfigError
+from gradwire.spec import compressor_classes, format_spec, parse
+from gradwire.types import Given, Turn
+from gradwire.wire.indices import unpack_index
 
 ALL = [
     f"{first} | {second}"

@@ -8,15 +8,15 @@ import torch
 from few_ranks import CPU, Ranks, normal, said, squared_error, with_entry
 from torch import Tensor
 
-from laconic.comm.simulated import Simulated
-from laconic.compressors.powersgd import PowerSGD
-from laconic.errors import ConfigError
-from laconic.kernels.reference import orthonormal
-from laconic.matrix import matrix_shape
-from laconic.memory.residual import Residual
-from laconic.plan import open_lane
-from laconic.step import exchange, together
-from laconic.types import Given, Mean, Turn
+from gradwire.comm.simulated import Simulated
+from gradwire.compressors._low_rank import matrix_shape
+from gradwire.compressors.powersgd import PowerSGD
+from gradwire.engine.plan import open_lane
+from gradwire.engine.step import exchange, together
+from gradwire.errors import ConfigError
+from gradwire.kernels.reference import orthonormal
+from gradwire.memory.residual import Residual
+from gradwire.types import Given, Mean, Turn
 
 
 def low_rank(rows: int, cols: int, rank: int, seed: int = 0) -> Tensor:

@@ -17,9 +17,9 @@ from few_ranks import (
 )
 from torch import Tensor
 
-from laconic.compressors.qsgd import QSGD
-from laconic.errors import ConfigError
-from laconic.types import Turn
+from gradwire.compressors.qsgd import QSGD
+from gradwire.errors import ConfigError
+from gradwire.types import Turn
 
 every_bits = pytest.mark.parametrize("bits", range(2, 9))
 both_norms = pytest.mark.parametrize("norm", ["max", "l2"])

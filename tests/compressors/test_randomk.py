@@ -7,10 +7,10 @@ import torch
 from few_ranks import Ranks, eighths, normal, said, squared_error, wire_hash, with_entry
 from torch import Tensor
 
-from laconic.compressors.randomk import RandomK
-from laconic.errors import ConfigError
-from laconic.plan import make_plan
-from laconic.types import Given, Turn
+from gradwire.compressors.randomk import RandomK
+from gradwire.engine.plan import make_plan
+from gradwire.errors import ConfigError
+from gradwire.types import Given, Turn
 
 
 def chosen(codec: RandomK, turn: Turn) -> list[int]:

@@ -5,9 +5,9 @@ import torch
 from few_ranks import Ranks, eighths, normal, said, squared_error, wire_hash, with_entry
 from torch import Tensor
 
-from laconic.compressors.redsync import RedSync
-from laconic.errors import ConfigError
-from laconic.types import Given, Turn
+from gradwire.compressors.redsync import RedSync
+from gradwire.errors import ConfigError
+from gradwire.types import Given, Turn
 
 SHAPES = {
     "normal": normal(20_000),

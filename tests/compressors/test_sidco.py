@@ -7,10 +7,10 @@ import torch
 from few_ranks import Ranks, eighths, normal, said, squared_error, wire_hash, with_entry
 from torch import Tensor
 
-from laconic.compressors.sidco import SIDCo
-from laconic.errors import ConfigError
-from laconic.kernels.reference import excess_border
-from laconic.types import Given, Turn
+from gradwire.compressors.sidco import SIDCo
+from gradwire.errors import ConfigError
+from gradwire.kernels.reference import excess_border
+from gradwire.types import Given, Turn
 
 
 def chosen(x: Tensor, codec: SIDCo) -> Tensor:

@@ -5,9 +5,9 @@ import torch
 from few_ranks import Ranks, bits_an_element, eighths, normal, said, squared_error, wire_hash
 from torch import Tensor
 
-from laconic.compressors.efsign import EFSign
-from laconic.compressors.sign import Sign
-from laconic.errors import ConfigError
+from gradwire.compressors.efsign import EFSign
+from gradwire.compressors.sign import Sign
+from gradwire.errors import ConfigError
 
 every_norm = pytest.mark.parametrize("norm", range(1, 7))
 

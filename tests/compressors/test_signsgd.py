@@ -4,12 +4,12 @@ import pytest
 import torch
 from few_ranks import Ranks, bits_an_element, eighths, normal, said, wire_hash, with_entry
 
-from laconic.compressors.signsgd import SignSGD
-from laconic.errors import ConfigError
-from laconic.memory.residual import Residual
-from laconic.plan import check_memory, make_plan
-from laconic.spec import parse
-from laconic.types import Turn
+from gradwire.compressors.signsgd import SignSGD
+from gradwire.engine.plan import check_memory, make_plan
+from gradwire.errors import ConfigError
+from gradwire.memory.residual import Residual
+from gradwire.spec import parse
+from gradwire.types import Turn
 
 MAJORITY = "gather:aggregate=majority"
 

@@ -7,13 +7,13 @@ import torch
 from few_ranks import CPU, Ranks, bits_an_element, eighths, normal, said, with_entry
 from torch import Tensor
 
-from laconic.compressors.signum import Signum
-from laconic.errors import ConfigError
-from laconic.memory.residual import Residual
-from laconic.plan import check_memory, make_plan
-from laconic.types import Gather, Given, Turn
-from laconic.wire.layout import pack
-from laconic.wire.votes import votes_layout
+from gradwire.compressors.signum import Signum
+from gradwire.engine.plan import check_memory, make_plan
+from gradwire.errors import ConfigError
+from gradwire.memory.residual import Residual
+from gradwire.types import Gather, Given, Turn
+from gradwire.wire.layout import pack
+from gradwire.wire.sign_votes import votes_layout
 
 
 def momentum(ranks: Ranks, rank: int = 0) -> Tensor:

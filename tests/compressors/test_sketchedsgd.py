@@ -7,9 +7,9 @@ import torch
 from few_ranks import Ranks, bits_an_element, eighths, normal, said, squared_error, with_entry
 from torch import Tensor
 
-from laconic.compressors.sketchedsgd import SketchedSGD, median
-from laconic.errors import ConfigError
-from laconic.types import Turn
+from gradwire.compressors.sketchedsgd import SketchedSGD, median
+from gradwire.errors import ConfigError
+from gradwire.types import Turn
 
 
 def heavy(numel: int, count: int, seed: int = 0) -> tuple[Tensor, Tensor]:

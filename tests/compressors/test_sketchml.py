@@ -13,10 +13,10 @@ from few_ranks import (
     with_entry,
 )
 
-from laconic.compressors.sketchml import SketchML
-from laconic.errors import ConfigError
-from laconic.types import Turn
-from laconic.wire.bits import unpack_bits
+from gradwire.compressors.sketchml import SketchML
+from gradwire.errors import ConfigError
+from gradwire.types import Turn
+from gradwire.wire.bits import unpack_bits
 
 every_bits = pytest.mark.parametrize("bits", range(1, 9))
 

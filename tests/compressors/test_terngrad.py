@@ -7,10 +7,10 @@ import torch
 from few_ranks import Ranks, bits_an_element, eighths, normal, said, wire_hash, with_entry
 from torch import Tensor
 
-from laconic.compressors.terngrad import TernGrad
-from laconic.errors import ConfigError, WireError
-from laconic.types import Turn
-from laconic.wire.layout import pack, unpack
+from gradwire.compressors.terngrad import TernGrad
+from gradwire.errors import ConfigError, WireError
+from gradwire.types import Turn
+from gradwire.wire.layout import pack, unpack
 
 both = pytest.mark.parametrize("clip", [0, 2.5])
 

@@ -15,10 +15,10 @@ from few_ranks import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laconic.compressors.threelc import ThreeLC, lengthen, shorten
-from laconic.errors import ConfigError, WireError
-from laconic.types import Turn
-from laconic.wire.layout import pack, unpack
+from gradwire.compressors.threelc import ThreeLC, lengthen, shorten
+from gradwire.errors import ConfigError, WireError
+from gradwire.types import Turn
+from gradwire.wire.layout import pack, unpack
 
 every_sparsity = pytest.mark.parametrize("sparsity", [1.0, 1.5, 1.75, 1.99])
 

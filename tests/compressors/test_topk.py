@@ -4,10 +4,10 @@ import pytest
 import torch
 from few_ranks import Ranks, eighths, normal, said, squared_error, wire_hash, with_entry
 
-from laconic.compressors.topk import TopK
-from laconic.errors import ConfigError
-from laconic.types import Turn
-from laconic.wire.indices import unpack_index
+from gradwire.compressors.topk import TopK
+from gradwire.errors import ConfigError
+from gradwire.types import Turn
+from gradwire.wire.indices import unpack_index
 
 
 def test_keeps_the_largest_magnitudes() -> None:

@@ -4,11 +4,11 @@ import pytest
 import torch
 from few_ranks import CPU, Ranks, eighths, normal, said, wire_hash, with_entry
 
-from laconic.compressors.variance import USUAL, Variance
-from laconic.errors import ConfigError, WireError
-from laconic.plan import check_memory, wants_residual
-from laconic.spec import parse_memory
-from laconic.types import Turn
+from gradwire.compressors.variance import USUAL, Variance
+from gradwire.engine.plan import check_memory, wants_residual
+from gradwire.errors import ConfigError, WireError
+from gradwire.spec import parse_memory
+from gradwire.types import Turn
 
 PLAIN = "variance:alpha={},zeta=0.999999,shrink=0"
 

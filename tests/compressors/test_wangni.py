@@ -8,11 +8,11 @@ import torch
 from few_ranks import Ranks, eighths, normal, said, with_entry
 from torch import Tensor
 
-from laconic.compressors.wangni import Wangni, scale_for
-from laconic.errors import ConfigError, WireError
-from laconic.plan import make_plan
-from laconic.types import Turn
-from laconic.wire.layout import pack, unpack
+from gradwire.compressors.wangni import Wangni, scale_for
+from gradwire.engine.plan import make_plan
+from gradwire.errors import ConfigError, WireError
+from gradwire.types import Turn
+from gradwire.wire.layout import pack, unpack
 
 
 def draws(codec: Wangni, x: Tensor, count: int) -> Tensor:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-import laconic
+import gradwire
 
 
 def network() -> nn.Sequential:
@@ -40,7 +40,7 @@ def weights(net: nn.Module) -> Tensor:
 def led(spec: str, controller: str, steps: int) -> tuple[Tensor, Any]:
     """The weights, and what the controller says of itself, after a save, a load and a switch."""
     net = model()
-    link = laconic.attach(net, spec, controller=controller)
+    link = gradwire.attach(net, spec, controller=controller)
     train(net, 0, steps)
     link.epoch_ended(0.1)
     train(net, steps, 2)
@@ -48,7 +48,7 @@ def led(spec: str, controller: str, steps: int) -> tuple[Tensor, Any]:
     torch.save(link.state_dict(), file)
     file.seek(0)
     link.detach()
-    link = laconic.attach(net, spec, controller=controller)
+    link = gradwire.attach(net, spec, controller=controller)
     link.load_state_dict(torch.load(file, weights_only=True))
     train(net, steps + 2, 2)
     explained = link.stats()["controller"]
@@ -62,8 +62,8 @@ def different(rank_low: float) -> str:
     """What attach says where one rank has another controller."""
     low = rank_low if dist.get_rank() == 1 else 10
     try:
-        laconic.attach(model(), "topk:ratio=0.1", controller=f"gravac:low={low}")
-    except laconic.ConfigError as error:
+        gradwire.attach(model(), "topk:ratio=0.1", controller=f"gravac:low={low}")
+    except gradwire.ConfigError as error:
         return str(error)
     return "no complaint"
 
@@ -72,7 +72,7 @@ def accumulated(batches: int) -> tuple[Tensor, list[int]]:
     """A loop that accumulates as many batches as it is told; how many went into each step."""
     net = model()
     rule = "accordion:setting=batch,low=1,high=4,interval=1,epoch_steps=8,eta=1"
-    link = laconic.attach(net, "none", controller=rule)
+    link = gradwire.attach(net, "none", controller=rule)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     taken: list[int] = []
     x = torch.randn(16, 64, generator=torch.Generator().manual_seed(dist.get_rank()))
@@ -98,7 +98,7 @@ def skipped(controller: str) -> tuple[bool, bool, bool]:
     """
     net = model()
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    link = laconic.attach(net, "topk:ratio=0.1", controller=controller, scaler=scaler)
+    link = gradwire.attach(net, "topk:ratio=0.1", controller=controller, scaler=scaler)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 
     def step(number: int, factor: float) -> tuple[Tensor, Any]:

@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-import laconic
-from laconic.control.regimes import Regimes
-from laconic.errors import ConfigError
+import gradwire
+from gradwire.control.accordion import Regimes
+from gradwire.errors import ConfigError
 
 SHAPES = {"w": (64, 40), "v": (50, 60), "b": (40,)}
 RULE = "accordion:low=0.5,high=0.1,interval=2"
 
 
-def run_of(controller: str, spec: str = "topk:ratio=0.2", workers: int = 2) -> laconic.Simulation:
+def run_of(controller: str, spec: str = "topk:ratio=0.2", workers: int = 2) -> gradwire.Simulation:
     tensors = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
-    return laconic.simulate(tensors, spec, workers=workers, controller=controller)
+    return gradwire.simulate(tensors, spec, workers=workers, controller=controller)
 
 
 def constant(w: float, v: float, workers: int = 2) -> list[dict[str, Tensor]]:
@@ -28,14 +28,14 @@ def constant(w: float, v: float, workers: int = 2) -> list[dict[str, Tensor]]:
     ]
 
 
-def pilot(run: laconic.Simulation, rank: int = 0) -> Regimes:
+def pilot(run: gradwire.Simulation, rank: int = 0) -> Regimes:
     helm = run.workers[rank].helm
     assert helm is not None
     assert isinstance(helm.pilot, Regimes)
     return helm.pilot
 
 
-def levels(run: laconic.Simulation) -> tuple[str, str]:
+def levels(run: gradwire.Simulation) -> tuple[str, str]:
     found = [
         (pilot(run, rank).known.levels["w"], pilot(run, rank).known.levels["v"]) for rank in (0, 1)
     ]
@@ -43,7 +43,7 @@ def levels(run: laconic.Simulation) -> tuple[str, str]:
     return found[0]
 
 
-def epoch(run: laconic.Simulation, w: float, v: float, lr: float | None = None) -> None:
+def epoch(run: gradwire.Simulation, w: float, v: float, lr: float | None = None) -> None:
     """Two steps, of which the check sees the sum."""
     for _ in range(2):
         run.step(constant(w, v))
@@ -63,8 +63,8 @@ def test_regimes_by_hand() -> None:
     run.step(constant(1.0, 1.0))
     assert levels(run) == ("high", "low")
     lane = run.workers[0].lanes["w"]
-    assert lane.compressor == laconic.parse("topk:ratio=0.1")
-    assert run.workers[0].lanes["v"].compressor == laconic.parse("topk:ratio=0.5")
+    assert lane.compressor == gradwire.parse("topk:ratio=0.1")
+    assert run.workers[0].lanes["v"].compressor == gradwire.parse("topk:ratio=0.5")
     assert pilot(run).known.norms["v"] == pytest.approx(1.6 * 4 * math.sqrt(3000))
 
 
@@ -170,7 +170,7 @@ def test_epochs_of_so_many_steps_and_a_hint_for_the_batch() -> None:
     assert rows[-1] == (5, "low: 0 of 2 layers")
 
 
-def accumulate(run: laconic.Simulation) -> int:
+def accumulate(run: gradwire.Simulation) -> int:
     explained = run.stats()["controller"]
     assert isinstance(explained, dict)
     found = explained["accumulate"]
@@ -225,10 +225,10 @@ def test_spoilt_steps_do_not_count_where_nothing_is_compressed() -> None:
 
 def test_levels_of_a_rank() -> None:
     run = run_of("accordion:setting=rank,low=4,high=1,interval=1,epoch_steps=1", "powersgd:rank=2")
-    assert run.workers[0].lanes["w"].compressor == laconic.parse("powersgd:rank=4")
+    assert run.workers[0].lanes["w"].compressor == gradwire.parse("powersgd:rank=4")
     for _ in range(3):
         run.step(constant(1.0, 1.0))
-    assert run.workers[0].lanes["w"].compressor == laconic.parse("powersgd")
+    assert run.workers[0].lanes["w"].compressor == gradwire.parse("powersgd")
 
 
 def test_norms_follow_the_loss_scale() -> None:
@@ -267,7 +267,7 @@ def test_switch_keeps_what_was_seen() -> None:
     run.step(constant(1.0, 1.0))
     run.switch("redsync:ratio=0.3")
     assert levels(run) == ("high", "high")
-    assert run.workers[0].lanes["w"].compressor == laconic.parse("redsync:ratio=0.1")
+    assert run.workers[0].lanes["w"].compressor == gradwire.parse("redsync:ratio=0.1")
     last = pilot(run).log.decisions[-1]
     assert last == (5, "low: 0 of 2 layers", "another method, levels stay")
 
@@ -277,7 +277,7 @@ def test_both_levels_must_go_with_the_memory() -> None:
     refused = "accordion: qsgd:bits=2,bucket=4096 does not go with memory 'residual'"
     tensors = {"w": torch.zeros(64, 40)}
     with pytest.raises(ConfigError, match=refused):
-        laconic.simulate(tensors, spec, workers=2, memory="residual", controller=rule)
+        gradwire.simulate(tensors, spec, workers=2, memory="residual", controller=rule)
     run = run_of(rule, spec)
     with pytest.raises(ConfigError, match=refused):
         run.switch(spec, memory="residual")
@@ -311,6 +311,6 @@ def test_bad_input(controller: str) -> None:
 
 def test_what_is_no_number_or_would_be_rounded_is_named() -> None:
     with pytest.raises(ConfigError, match="accordion: low must be a number, got '1'"):
-        laconic.Accordion(low="1", high=8, setting="batch")  # type: ignore[arg-type]
+        gradwire.Accordion(low="1", high=8, setting="batch")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"powersgd: rank must be whole, got 2\.6"):
         run_of("accordion:low=2.6,high=1,setting=rank", "powersgd:rank=2")

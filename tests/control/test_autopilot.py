@@ -3,16 +3,14 @@
 import pytest
 import torch
 
-import laconic
-from laconic.control.autopilot import Autopilot
-from laconic.control.base import Heard
-from laconic.control.clock import Lap
-from laconic.control.horizon import FEW
-from laconic.control.ladder import is_whole
-from laconic.control.losses import progress
-from laconic.control.navigator import BETTER, WORTH, Navigator
-from laconic.control.rest import Rest
-from laconic.errors import ConfigError
+import gradwire
+from gradwire.control._autopilot.budget import FEW, Rest
+from gradwire.control._autopilot.candidates import is_whole
+from gradwire.control._autopilot.error_model import progress
+from gradwire.control.autopilot import BETTER, WORTH, Autopilot, Navigator
+from gradwire.control.base import Heard
+from gradwire.control.timing import Lap
+from gradwire.errors import ConfigError
 
 FAST, SLOW = 1e9, 5e7
 SHAPE = (1000, 1000)
@@ -27,7 +25,7 @@ class Fake:
     def __init__(
         self, spec: str = "topk:ratio=0.01", work_s: float = 0.01, own_s: float = 0.0
     ) -> None:
-        made = Autopilot(by="all").pilot(laconic.parse(spec), ["w"], 4)
+        made = Autopilot(by="all").pilot(gradwire.parse(spec), ["w"], 4)
         assert isinstance(made, Navigator)
         self.led, self.work_s, self.step = made, work_s, 0
         self.led.listen("w", torch.zeros(SHAPE), 1.0)
@@ -218,7 +216,7 @@ def test_what_was_bad_once_is_tried_again_but_seldom() -> None:
 )
 def test_a_mistake_is_named(spec: str, controller: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        laconic.simulate({"w": torch.zeros(64, 64)}, spec, workers=2, controller=controller)
+        gradwire.simulate({"w": torch.zeros(64, 64)}, spec, workers=2, controller=controller)
     assert str(caught.value).startswith(message)
 
 

@@ -9,19 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
-import laconic
-from laconic.checkpoint import load, load_resized, save
-from laconic.control.clock import ModelClock
-from laconic.control.navigator import BETTER, WORTH, Navigator
-from laconic.errors import ConfigError
-from laconic.network.model import LinkModel
-from laconic.simulate import Simulation
+import gradwire
+from gradwire.checkpoint.state import load, load_resized, save
+from gradwire.comm.cost_model import LinkModel
+from gradwire.control.autopilot import BETTER, WORTH, Navigator
+from gradwire.control.timing import ModelClock
+from gradwire.errors import ConfigError
+from gradwire.simulate import Simulation
 
 
 def simulation(spec: str = "topk:ratio=0.01", workers: int = 4) -> Simulation:
     parameters = {"w": torch.zeros(64, 256), "b": torch.zeros(8)}
     link = LinkModel(1e-4, 2e7)
-    return laconic.simulate(
+    return gradwire.simulate(
         parameters, spec, workers=workers, controller="autopilot", link=link, compute_s=0.02
     )
 
@@ -250,7 +250,7 @@ def two_layers(step: int) -> list[dict[str, Tensor]]:
 
 def by(how: str) -> Simulation:
     tensors = {"peaks": torch.zeros(64, 256), "flat": torch.zeros(64, 256)}
-    return laconic.simulate(
+    return gradwire.simulate(
         tensors,
         "topk:ratio=0.2",
         workers=4,

@@ -4,18 +4,16 @@ import math
 
 import pytest
 
-import laconic
-from laconic.control.base import Heard
-from laconic.control.explorer import Explorer
-from laconic.control.gain import gain, noted, saturated
-from laconic.control.gravac import GraVAC, Policy
-from laconic.control.levels import Levels
+import gradwire
+from gradwire.control.base import Heard
+from gradwire.control.gravac import Explorer, GraVAC, Policy, gain, noted, saturated
+from gradwire.control.two_level import Levels
 
 
 def pilot(size: int = 4, **settings: object) -> Explorer:
     usual: dict[str, object] = {"alpha": 1.0, "window": 3, "epsilon": 0.5, "gain_norm": "l2sq"}
     rule = GraVAC(**{**usual, **settings})  # type: ignore[arg-type]
-    made = rule.pilot(laconic.parse("topk:ratio=0.1"), ["w"], size)
+    made = rule.pilot(gradwire.parse("topk:ratio=0.1"), ["w"], size)
     assert isinstance(made, Explorer)
     return made
 

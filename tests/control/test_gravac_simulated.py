@@ -7,15 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-import laconic
-from laconic.checkpoint import load_resized, save
-from laconic.compressors.randomk import RandomK
-from laconic.compressors.topk import TopK
-from laconic.control.explorer import Explorer
-from laconic.control.gravac import GraVAC
-from laconic.control.levels import DenseBeside, Gauge, Levels, at_factor, levels
-from laconic.errors import ConfigError
-from laconic.types import Given, Turn
+import gradwire
+from gradwire.checkpoint.state import load_resized, save
+from gradwire.compressors.randomk import RandomK
+from gradwire.compressors.topk import TopK
+from gradwire.control.gravac import Explorer, GraVAC
+from gradwire.control.two_level import DenseBeside, Gauge, Levels, at_factor, levels
+from gradwire.errors import ConfigError
+from gradwire.types import Given, Turn
 
 SPARSIFIERS = ["topk", "dgc", "redsync", "randomk", "sidco"]
 
@@ -29,19 +28,19 @@ def gradients(step: int, workers: int = 4) -> list[dict[str, Tensor]]:
     ]
 
 
-def run_of(spec: str, controller: str, **options: object) -> laconic.Simulation:
+def run_of(spec: str, controller: str, **options: object) -> gradwire.Simulation:
     tensors = {name: torch.zeros_like(g) for name, g in gradients(0)[0].items()}
-    return laconic.simulate(tensors, spec, workers=4, controller=controller, **options)  # type: ignore[arg-type]
+    return gradwire.simulate(tensors, spec, workers=4, controller=controller, **options)  # type: ignore[arg-type]
 
 
-def pilots(run: laconic.Simulation) -> list[Explorer]:
+def pilots(run: gradwire.Simulation) -> list[Explorer]:
     found = [w.helm.pilot for w in run.workers if w.helm is not None]
     return [led for led in found if isinstance(led, Explorer)]
 
 
 def test_the_top_of_the_top_is_the_top() -> None:
     run = run_of("topk:ratio=0.5,values=fp32", "gravac:low=4,high=16,epsilon=0.01,window=100")
-    plain = laconic.simulate(
+    plain = gradwire.simulate(
         {n: torch.zeros_like(g) for n, g in gradients(0)[0].items()},
         "topk:ratio=0.125,values=fp32",
         workers=4,
@@ -218,7 +217,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(size: int) -> None:
         run.step(gradients(step))
     states = [save(worker) for worker in run.workers]
     tensors = {name: torch.zeros_like(g) for name, g in gradients(0)[0].items()}
-    other = laconic.simulate(tensors, "topk:ratio=0.1", workers=size, controller=rule)
+    other = gradwire.simulate(tensors, "topk:ratio=0.1", workers=size, controller=rule)
     for worker in other.workers:
         load_resized(worker, states, "redistribute")
     # Gains are as good as before; how long steps take, nobody knows yet.

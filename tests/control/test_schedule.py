@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import laconic
-from laconic.compressors.powersgd import PowerSGD
-from laconic.control.schedule import Schedule
-from laconic.errors import ConfigError
-from laconic.sealed import seal
+import gradwire
+from gradwire.checkpoint.json_state import seal
+from gradwire.compressors.powersgd import PowerSGD
+from gradwire.control.schedule import Schedule
+from gradwire.errors import ConfigError
 
 SHAPES = {"w": (64, 40), "b": (40,)}
 
@@ -20,12 +20,12 @@ def gradients(step: int, workers: int = 3) -> list[dict[str, Tensor]]:
     ]
 
 
-def make(spec: str, controller: str, **options: object) -> laconic.Simulation:
+def make(spec: str, controller: str, **options: object) -> gradwire.Simulation:
     tensors = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
-    return laconic.simulate(tensors, spec, workers=3, controller=controller, **options)  # type: ignore[arg-type]
+    return gradwire.simulate(tensors, spec, workers=3, controller=controller, **options)  # type: ignore[arg-type]
 
 
-def decisions(run: laconic.Simulation) -> list[tuple[int, str]]:
+def decisions(run: gradwire.Simulation) -> list[tuple[int, str]]:
     explained = run.stats()["controller"]
     assert isinstance(explained, dict)
     return [(row["step"], row["setting"]) for row in explained["decisions"]]
@@ -54,7 +54,7 @@ def test_any_ramp_by_its_plateaus() -> None:
         found.append(run.workers[0].lanes["w"].compressor)
         run.step(gradients(step))
     ratios = (0.1, 0.5, 0.02, 0.01, 0.01)
-    assert found == [laconic.parse(f"topk:ratio={ratio}") for ratio in ratios]
+    assert found == [gradwire.parse(f"topk:ratio={ratio}") for ratio in ratios]
 
 
 def test_dense_first_then_compressed_with_the_same_memory() -> None:
@@ -65,7 +65,7 @@ def test_dense_first_then_compressed_with_the_same_memory() -> None:
         torch.testing.assert_close(got["w"], torch.stack([g["w"] for g in given]).mean(0))
         assert run.stats()["residual_norm"] == 0
     run.step(gradients(2))
-    assert run.workers[0].lanes["w"].compressor == laconic.parse("topk:ratio=0.05,values=fp32")
+    assert run.workers[0].lanes["w"].compressor == gradwire.parse("topk:ratio=0.05,values=fp32")
     before = [w.lanes["w"].kept["residual"].clone() for w in run.workers]
     given = gradients(3)
     got = run.step(given)["w"]
@@ -92,17 +92,17 @@ def test_a_step_that_does_not_count_does_not_pass() -> None:
     spoilt[1]["w"][0, 0] = float("nan")
     run.step(spoilt)
     run.step(gradients(1))
-    assert run.workers[0].lanes["w"].compressor == laconic.parse("none")
+    assert run.workers[0].lanes["w"].compressor == gradwire.parse("none")
     run.step(gradients(2))
-    assert run.workers[0].lanes["w"].compressor == laconic.parse("topk:ratio=0.05")
+    assert run.workers[0].lanes["w"].compressor == gradwire.parse("topk:ratio=0.05")
 
 
 def test_epochs_are_those_that_are_told() -> None:
     run = make("topk:ratio=0.01", "schedule:last=0.05,after=1,unit=epoch")
     run.step(gradients(0))
-    assert run.workers[0].lanes["w"].compressor == laconic.parse("none")
+    assert run.workers[0].lanes["w"].compressor == gradwire.parse("none")
     run.epoch_ended()
-    assert run.workers[0].lanes["w"].compressor == laconic.parse("topk:ratio=0.05")
+    assert run.workers[0].lanes["w"].compressor == gradwire.parse("topk:ratio=0.05")
 
 
 @pytest.mark.parametrize("exchange", ["gather", "sharded"])
@@ -149,12 +149,12 @@ def test_switch_keeps_the_schedule() -> None:
     assert decisions(run) == [(0, "none"), (1, "none")]
     run.step(gradients(1))
     run.step(gradients(2))
-    assert run.workers[0].lanes["w"].compressor == laconic.parse("redsync:ratio=0.05")
+    assert run.workers[0].lanes["w"].compressor == gradwire.parse("redsync:ratio=0.05")
 
 
 def test_states_with_and_without_a_controller_are_not_mixed_up() -> None:
-    plain = laconic.simulate({"w": torch.zeros(64, 40)}, "topk:ratio=0.01", workers=1)
-    led = laconic.simulate(
+    plain = gradwire.simulate({"w": torch.zeros(64, 40)}, "topk:ratio=0.01", workers=1)
+    led = gradwire.simulate(
         {"w": torch.zeros(64, 40)}, "topk:ratio=0.01", workers=1, controller="schedule:last=0.1"
     )
     with pytest.raises(ConfigError, match="was saved with no controller"):

@@ -14,7 +14,7 @@ import yaml
 from recipe_files import files_of
 from torch.distributed.run import get_args_parser
 
-import laconic
+import gradwire
 
 NODES = ("node-a", "node-b", "node-c")
 
@@ -99,13 +99,13 @@ def test_kubernetes_pods_find_each_other() -> None:
 
 
 @pytest.mark.parametrize(("page", "name"), [("torchrun", "train.py"), ("ray", "train_ray.py")])
-def test_scripts_use_what_laconic_has(page: str, name: str) -> None:
+def test_scripts_use_what_gradwire_has(page: str, name: str) -> None:
     used = {
         node.attr
         for node in ast.walk(ast.parse(files_of(page)[name]))
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
-        and node.value.id == "laconic"
+        and node.value.id == "gradwire"
     }
     assert "attach" in used
-    assert used <= set(laconic.__all__)
+    assert used <= set(gradwire.__all__)

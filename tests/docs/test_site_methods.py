@@ -5,8 +5,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-import laconic
-from laconic.errors import ConfigError
+import gradwire
+from gradwire.errors import ConfigError
 from pages import company, measure, methods, plot
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -14,7 +14,7 @@ FOUND = {m.name: m for m in methods.methods()}
 
 
 def test_the_wire_format_names_the_parts_of_every_method() -> None:
-    assert set(FOUND) == set(laconic.methods())
+    assert set(FOUND) == set(gradwire.methods())
     assert methods.read_wire_parts(DOCS).keys() >= FOUND.keys()
 
 
@@ -26,7 +26,7 @@ def test_a_page_has_parameters_company_bytes_and_a_plot() -> None:
     assert "[arXiv:1704.05021](https://arxiv.org/abs/1704.05021)" in page
     assert "| contraction | yes |" in page
     assert "| unbiased | no |" in page
-    nbytes = laconic.TopK(ratio=0.01).encode(measure.noise((1024, 1024))).nbytes
+    nbytes = gradwire.TopK(ratio=0.01).encode(measure.noise((1024, 1024))).nbytes
     assert f"| 1,024 x 1,024 | {nbytes:,} |" in page
     assert "A message holds: positions and values" in page
     assert page.count("<svg") == 1
@@ -57,13 +57,13 @@ def test_bits_and_errors_are_measured() -> None:
     dense = FOUND["none"].usual
     assert [size.bits for size in measure.sizes(dense)] == [32, 32, 32]
     assert measure.error(dense, measure.gradient()) == 0
-    half = laconic.TopK(ratio=0.5, values="fp32")
+    half = gradwire.TopK(ratio=0.5, values="fp32")
     assert 0 < measure.error(half, measure.noise()) < 0.5**0.5
 
 
 def test_bytes_as_a_formula() -> None:
     assert measure.formula(FOUND["none"].usual) == "4 n"
-    assert measure.formula(laconic.PowerSGD(rank=2)) == "8 (rows + columns)"
+    assert measure.formula(gradwire.PowerSGD(rank=2)) == "8 (rows + columns)"
     assert measure.formula(FOUND["acpsgd"].usual) is None
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import laconic
+import gradwire
 from pages import api, borrowed
 from pages.markdown import table
 
@@ -11,10 +11,10 @@ ROOT = Path(__file__).parents[2]
 
 def test_every_public_name_is_on_the_page() -> None:
     page = api.page()
-    for name in [*laconic.__all__, *laconic.local.__all__]:
+    for name in [*gradwire.__all__, *gradwire.local.__all__]:
         if name != "local":
             assert f"### {name}\n" in page
-    assert "laconic.parse(spec: str) -> Compressor" in page
+    assert "gradwire.parse(spec: str) -> Compressor" in page
     assert "compressor: Compressor | str,\n    *,\n    memory: Memory | str | None = None," in page
     assert "**`switch(compressor, memory=None, exchange='auto')`**" in page
 

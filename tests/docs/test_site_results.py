@@ -6,9 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from laconic.bench.records.forecasts import ForecastRecord
-from laconic.bench.records.kinds import KernelRecord, Record, StepRecord, TrainRecord, append
-from laconic.errors import ConfigError
+from gradwire.bench.records.files import append
+from gradwire.bench.records.schema import (
+    ForecastRecord,
+    KernelRecord,
+    Record,
+    StepRecord,
+    TrainRecord,
+)
+from gradwire.errors import ConfigError
 from pages import other_results, results
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +31,7 @@ def step(spec: str, step_ms: float) -> StepRecord:
         batch=32,
         parameters=5_800_000,
         status="done",
-        command="laconic bench step --json /somewhere/x.jsonl --rate 1gbit",
+        command="gradwire bench step --json /somewhere/x.jsonl --rate 1gbit",
         machine=MACHINE,
         step_ms=step_ms,
         sent_bytes=35e6,
@@ -42,7 +48,7 @@ def train(seed: int) -> TrainRecord:
         shaped=False,
         seed=seed,
         status="done",
-        command=f"laconic bench train --seeds {seed}",
+        command=f"gradwire bench train --seeds {seed}",
         machine=MACHINE,
         step_ms=20.0,
         final_loss=0.5,
@@ -64,7 +70,7 @@ def kernel() -> KernelRecord:
         bits_per_element=1.03,
         floor_us=2.0,
         ratio_to_floor=2.0,
-        command="laconic bench kernels",
+        command="gradwire bench kernels",
         machine=MACHINE,
     )
 
@@ -79,7 +85,7 @@ def forecast(predicted: float, measured: float) -> ForecastRecord:
         rate="1gbit",
         latency_ms=0.1,
         device="cpu",
-        command="laconic bench validate",
+        command="gradwire bench validate",
         machine=MACHINE,
         step_ms=predicted,
         compute_ms=1.0,
@@ -121,18 +127,18 @@ def test_a_file_is_a_section_and_a_setting_a_table(tmp_path: Path) -> None:
     assert "| `efsign` | 50.0 ms |" in page
     assert "| 2.00× |" in page  # noqa: RUF001
     assert "links not shaped" in page
-    assert "`laconic bench train --seeds 0`  \n`laconic bench train --seeds 1`  \ncpu" in page
+    assert "`gradwire bench train --seeds 0`  \n`gradwire bench train --seeds 1`  \ncpu" in page
     assert "commit 0123456789ab\n" in page
 
 
 def test_commands_are_shown_without_somebodys_files(tmp_path: Path) -> None:
     written(tmp_path, "step.jsonl", step("ddp-fp32", 100.0))
     page = results.tables(tmp_path)
-    assert "`laconic bench step --rate 1gbit`" in page
+    assert "`gradwire bench step --rate 1gbit`" in page
     assert "somewhere" not in page
     assert (
-        results.public("laconic x --json=/a/b --case 'a @ b=c' -o /d")
-        == "laconic x --case 'a @ b=c'"
+        results.public("gradwire x --json=/a/b --case 'a @ b=c' -o /d")
+        == "gradwire x --case 'a @ b=c'"
     )
 
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import laconic
-from laconic.checkpoint import load_resized, save
-from laconic.errors import ConfigError
-from laconic.plan import make_plan
-from laconic.spec import compressor_classes, format_spec, parse
+import gradwire
+from gradwire.checkpoint.state import load_resized, save
+from gradwire.engine.plan import make_plan
+from gradwire.errors import ConfigError
+from gradwire.spec import compressor_classes, format_spec, parse
 from lockstep import Lockstep, distance_after, noise
 
 USUAL = [format_spec(cls(**cls.examples[0])) for cls in compressor_classes().values()]
@@ -71,7 +71,7 @@ def test_nodes_are_ranks_with_the_mean_of_theirs(spec: str, nodes: int, node: in
 @pytest.mark.parametrize(("nodes", "node"), PAIRS, ids=str)
 @pytest.mark.parametrize("spec", USUAL)
 def test_every_method_with_its_own_memory(spec: str, nodes: int, node: int) -> None:
-    sim = laconic.simulate(
+    sim = gradwire.simulate(
         {"w": torch.zeros(40, 33), "b": torch.zeros(9)},
         spec,
         workers=nodes * node,
@@ -153,19 +153,19 @@ def test_bytes_between_nodes_stay_flat_when_sharded() -> None:
 
 def test_stats_tell_what_stays_inside() -> None:
     like, grads = {"w": torch.zeros(64, 64)}, [{"w": noise(64, 64, seed=r)} for r in range(4)]
-    sim = laconic.simulate(like, "efsign", workers=4, exchange="hierarchical:node=2")
+    sim = gradwire.simulate(like, "efsign", workers=4, exchange="hierarchical:node=2")
     sim.step(grads)
     stats = sim.stats()
     # One message of signs, a scale and the alarm, by two ranks.
     assert int(str(stats["sent_bytes"])) - int(str(stats["inside_bytes"])) == (512 + 4 + 4) // 2
     assert stats["exchange"] == "hierarchical:node=2,between=gather"
-    flat = laconic.simulate(like, "efsign", workers=4)
+    flat = gradwire.simulate(like, "efsign", workers=4)
     flat.step(grads)
     assert flat.stats()["inside_bytes"] == 0
 
 
 def test_small_tensors_go_along_in_the_same_calls() -> None:
-    sim = laconic.simulate(
+    sim = gradwire.simulate(
         {"w": torch.zeros(64, 64), "b": torch.zeros(8), "h": torch.zeros(9, dtype=torch.bfloat16)},
         "powersgd:rank=2",
         workers=4,
@@ -187,7 +187,7 @@ def test_small_tensors_go_along_in_the_same_calls() -> None:
 def test_a_bad_number_reaches_all_nodes_and_leaves_no_trace(spec: str) -> None:
     """The word that it is there goes through the node first, then to the others."""
     like, exchange = {"w": torch.zeros(64, 64)}, "hierarchical:node=2"
-    sims = [laconic.simulate(like, spec, workers=4, exchange=exchange) for _ in range(2)]
+    sims = [gradwire.simulate(like, spec, workers=4, exchange=exchange) for _ in range(2)]
     spoilt = [{"w": noise(64, 64, seed=rank)} for rank in range(4)]
     spoilt[3]["w"][7, 7] = float("nan")
     assert not sims[0].step(spoilt)["w"].isfinite().all()
@@ -203,11 +203,11 @@ def test_more_or_fewer_nodes_take_up_a_run(spec: str, key: str) -> None:
     """The ranks of a node still remember the same, and shards are cut anew by node."""
     like = {"w": torch.zeros(40, 33)}
     way = "hierarchical:node=2,between=" + ("sharded" if key == "server" else "gather")
-    sim = laconic.simulate(like, spec, workers=6, exchange=way)
+    sim = gradwire.simulate(like, spec, workers=6, exchange=way)
     sim.step([{"w": noise(40, 33, seed=rank)} for rank in range(6)])
     states = [save(worker) for worker in sim.workers]
     told = [worker.lanes["w"].talk[key] for worker in sim.workers]
-    fewer = laconic.simulate(like, spec, workers=4, exchange=way)
+    fewer = gradwire.simulate(like, spec, workers=4, exchange=way)
     for worker in fewer.workers:
         load_resized(worker, states, "redistribute")
     taken = [worker.lanes["w"].talk[key] for worker in fewer.workers]

@@ -5,16 +5,16 @@ import re
 import pytest
 import torch
 
-import laconic
-from laconic.comm.simulated import Simulated
-from laconic.errors import ConfigError, WireError
-from laconic.exchange.leader import LeaderExchange
-from laconic.plan import open_lane
-from laconic.spec import parse, parse_memory
-from laconic.step import exchange, together
-from laconic.types import Broadcast, Given, Mean, Turn
-from laconic.wire.indices import index_field
-from laconic.wire.layout import padded
+import gradwire
+from gradwire.comm.simulated import Simulated
+from gradwire.engine.plan import open_lane
+from gradwire.engine.step import exchange, together
+from gradwire.errors import ConfigError, WireError
+from gradwire.exchange.leader import LeaderExchange
+from gradwire.spec import parse, parse_memory
+from gradwire.types import Broadcast, Given, Mean, Turn
+from gradwire.wire.indices import index_field
+from gradwire.wire.layout import padded
 from lockstep import Lockstep, distance_after, noise
 
 HALF = "topk:ratio=0.5,values=fp32"
@@ -98,7 +98,7 @@ def test_positions_that_are_none_are_refused() -> None:
 
 
 def test_small_tensors_go_along_in_the_same_calls() -> None:
-    sim = laconic.simulate(
+    sim = gradwire.simulate(
         {"w": torch.zeros(64, 64), "b": torch.zeros(8), "h": torch.zeros(9, dtype=torch.bfloat16)},
         "topk:ratio=0.1",
         workers=3,
@@ -173,4 +173,4 @@ def test_a_bad_number_is_said_when_its_rank_leads_and_is_gone_then() -> None:
 def test_others_are_refused_with_the_reason(spec: str, reason: str) -> None:
     message = f"does not go with exchange 'leader': .*{re.escape(reason)}"
     with pytest.raises(ConfigError, match=message):
-        laconic.simulate({"w": torch.zeros(64, 64)}, spec, workers=2, exchange="leader")
+        gradwire.simulate({"w": torch.zeros(64, 64)}, spec, workers=2, exchange="leader")

@@ -14,16 +14,15 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 
-from arena import Arena, Attempt
-from doom import PHASES, Doom
-from doomed_job import Job
+from fault_injection import PHASES, Doom
+from job_runner import Arena, Attempt
+from killable_job import Job
 
-from laconic.bench.machine import machine_facts
-from laconic.bench.records.chaos import ChaosRecord, KillRecord
-from laconic.bench.records.files import append
-from laconic.bench.records.jsonl import to_row
-from laconic.checkpoint_files import Checkpoints
-from laconic.network.testbed import Testbed
+from gradwire.bench.machine import machine_facts
+from gradwire.bench.records.files import append, to_row
+from gradwire.bench.records.schema import ChaosRecord, KillRecord
+from gradwire.checkpoint.files import Checkpoints
+from gradwire.testbed.hosts import Testbed
 
 WORKERS = 4
 RATE = "100mbit"

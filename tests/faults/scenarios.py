@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from arena import Arena, Attempt, Event, React
-from doom import Doom
-from doomed_job import Job
+from fault_injection import Doom
+from job_runner import Arena, Attempt, Event, React
+from killable_job import Job
 
-from laconic.network.testbed import Testbed
+from gradwire.testbed.hosts import Testbed
 
 RATE = "100mbit"
 JOB = Job()

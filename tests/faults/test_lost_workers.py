@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-TOKEN = "LACONIC_TEST_TOKEN"
+TOKEN = "GRADWIRE_TEST_TOKEN"
 REASON = re.compile(r"^gather among 4 ranks failed on rank (\d) after [\d.]+ s: (\S.*)$")
 LARGE_TIMEOUT_S = 6.0
 SMALL_TIMEOUT_S = 2.0
@@ -78,7 +78,7 @@ def test_a_worker_that_dies_is_noticed_by_all_others(emulated: None) -> None:
         # Whoever was joined to the victim itself is told its address.
         address = f"[198.18.0.{victim + 1}]"
         assert sum(address in error["text"] for error in row["errors"]) >= 1
-    raised = re.findall(r"laconic\.errors\.PeerError: gather among 4 ranks failed", complaints)
+    raised = re.findall(r"gradwire\.errors\.PeerError: gather among 4 ranks failed", complaints)
     assert len(raised) == 12
     # Rank 3 of the last attempt failed in a hook of its own, while buckets were on their way.
     assert hook["codes"] == [1, 1, 1, 1]

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doom import Doom
-from doomed_job import Job
+from fault_injection import Doom
+from killable_job import Job
 
 # torchrun keeps one store for all attempts, in which a new one may find the addresses of the last
 # (https://github.com/pytorch/pytorch/issues/135712), unless it is told not to.
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 QUIET = {"TORCH_CPP_LOG_LEVEL": "FATAL", "OMP_NUM_THREADS": "1"}
-SCRIPT = Path(__file__).with_name("doomed_job.py")
+SCRIPT = Path(__file__).with_name("killable_job.py")
 TIME_LIMIT_S = 150
 
 

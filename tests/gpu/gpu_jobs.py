@@ -8,9 +8,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-import laconic
-from laconic.local import LocalSGD, QsparseLocalSGD
-from laconic.local.steps import LocalSteps
+import gradwire
+from gradwire.local import LocalSGD, QsparseLocalSGD
+from gradwire.local.base import LocalSteps
 
 
 def mlp() -> nn.Sequential:
@@ -42,7 +42,7 @@ def weights(model: nn.Module) -> Tensor:
 def trained_on(spec: str, exchange: str, device: str, steps: int) -> Tensor:
     """The weights after some steps over gloo, gradients on the card or on the CPU."""
     model = DDP(mlp().to(device), bucket_cap_mb=0.1)
-    link = laconic.attach(model, spec, exchange=exchange)
+    link = gradwire.attach(model, spec, exchange=exchange)
     train(model, steps, device)
     link.detach()
     return weights(model)
@@ -90,7 +90,7 @@ def one_rank_of_nccl(spec: str, exchange: str, port: int) -> tuple[Tensor, Tenso
     for attached in (True, False):
         model = DDP(mlp().cuda(), bucket_cap_mb=0.1)
         if attached:
-            link = laconic.attach(model, spec, exchange=exchange)
+            link = gradwire.attach(model, spec, exchange=exchange)
             # Allocations and autotuning happen in the first steps.
             train(model, 2, "cuda")
             loss = loss_of(model, 2, 0, "cuda")

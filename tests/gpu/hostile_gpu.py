@@ -18,16 +18,14 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from laconic.bench.fuzz.cases import all_specs, cases_of
-from laconic.bench.fuzz.decoder import NUMELS, Decoder
-from laconic.bench.fuzz.mutate import ANY_LENGTH
-from laconic.bench.fuzz.target import DECODE
-from laconic.contract import OneRound
-from laconic.errors import WireError
-from laconic.kernels import cpu
-from laconic.spec import parse
-from laconic.types import Turn
-from laconic.wire.layout import unpack
+from gradwire.base import OneRound
+from gradwire.bench.fuzz.mutate import ANY_LENGTH
+from gradwire.bench.fuzz.targets import DECODE, NUMELS, Decoder, all_specs, cases_of
+from gradwire.errors import WireError
+from gradwire.kernels import cpu
+from gradwire.spec import parse
+from gradwire.types import Turn
+from gradwire.wire.layout import unpack
 
 
 class Positions:

@@ -10,8 +10,8 @@ pytest.importorskip("rich", reason="the bench needs the extra 'bench'")
 
 from rich.console import Console
 
-from laconic.bench.races.train import TrainBench
-from laconic.bench.records.kinds import TrainRecord, read
+from gradwire.bench.records.schema import TrainRecord, read
+from gradwire.bench.runs.train import TrainBench
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
 

@@ -4,13 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from laconic.bench.cases.local import LocalCase
-from laconic.bench.cases.parse import parse_case
-from laconic.bench.lockstep.captured import Captured
-from laconic.bench.lockstep.crew import crew_of
-from laconic.bench.lockstep.local_crew import local_crew
-from laconic.bench.lockstep.passes import Eager, Passed
-from laconic.bench.work.workload import Workload, parse_workload
+from gradwire.bench.cases.local import LocalCase
+from gradwire.bench.cases.parse import parse_case
+from gradwire.bench.simulated.passes import Captured, Eager, Passed
+from gradwire.bench.simulated.trainer import crew_of, local_crew
+from gradwire.bench.workloads.base import Workload, parse_workload
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
 

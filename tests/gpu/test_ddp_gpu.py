@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from laconic.spec import compressor_classes, format_spec, parse
+from gradwire.spec import compressor_classes, format_spec, parse
 from processes import Ranks, free_port
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")

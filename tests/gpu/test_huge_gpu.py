@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from laconic.contract import ManyRounds, OneRound, take
-from laconic.spec import parse
-from laconic.types import Given, Turn
+from gradwire.base import ManyRounds, OneRound, take
+from gradwire.spec import parse
+from gradwire.types import Given, Turn
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine"),

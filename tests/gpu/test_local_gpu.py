@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from drift_checks import check_drift
-from laconic.comm.base import Call, Comm, Conversation
-from laconic.comm.meter import Meter
-from laconic.local.beside import Beside
+from gradwire.comm.base import Call, Comm, Conversation
+from gradwire.comm.meter import Meter
+from gradwire.local.workers import Beside
 from processes import Ranks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
@@ -95,8 +95,8 @@ def test_streams_wait_for_each_other_and_for_nobody_else(number: int) -> None:
 @pytest.mark.parametrize(("rate", "ahead"), [(1.0, 0.5), (0.7, 1.0), (1.0, 0.3)])
 def test_drifts(dtype: torch.dtype, rate: float, ahead: float) -> None:
     """Of large and small parameters, as torch has them on the card."""
-    from laconic.kernels import cuda
-    from laconic.kernels.cuda import drift
+    from gradwire.kernels import cuda
+    from gradwire.kernels.cuda import drift
 
     with patch.object(drift, "LARGE", 1000):
         assert check_drift(cuda, rate, ahead, dtype, "cuda") == 3

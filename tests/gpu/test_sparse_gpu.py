@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 
-from laconic.contract import take
-from laconic.control.levels import Gauge, Levels, at_factor, levels, sparsifier_of
-from laconic.kernels import reference
-from laconic.kernels.aim import Aim
-from laconic.sparse import Passing, trimmed
-from laconic.spec import parse
-from laconic.types import Given, Turn
-from laconic.wire.indices import bitmap_bits, low_bits
+from gradwire.base import take
+from gradwire.compressors._sparsifier import Passing, trimmed
+from gradwire.control.two_level import Gauge, Levels, at_factor, levels, sparsifier_of
+from gradwire.kernels import reference
+from gradwire.kernels.specs import Aim
+from gradwire.spec import parse
+from gradwire.types import Given, Turn
+from gradwire.wire.indices import bitmap_bits, low_bits
 from odd import apart, crowd_at_four_fifths, odd_numbers, same_bits, same_numbers
 
 pytestmark = [
@@ -38,7 +38,7 @@ each_kind = pytest.mark.parametrize("kind", odd_numbers(0))
 @each_size
 @each_kind
 def test_the_largest(kind: str, numel: int) -> None:
-    from laconic.kernels import cuda
+    from gradwire.kernels import cuda
 
     x = odd_numbers(numel)[kind]
     for count in sorted({1, numel // 100 or 1, numel // 2 or 1, numel}):
@@ -51,7 +51,7 @@ def test_the_largest(kind: str, numel: int) -> None:
 @each_size
 @each_kind
 def test_borders_and_what_reaches_them(kind: str, numel: int) -> None:
-    from laconic.kernels import cuda
+    from gradwire.kernels import cuda
 
     x = odd_numbers(numel)[kind]
     count = max(1, numel // 100)
@@ -75,7 +75,7 @@ def test_borders_and_what_reaches_them(kind: str, numel: int) -> None:
 @each_kind
 def test_messages_of_what_passes(kind: str, numel: int) -> None:
     """Compared on the card, where sums and roundings are torch's own."""
-    from laconic.kernels import cuda
+    from gradwire.kernels import cuda
 
     x, count = odd_numbers(numel)[kind].cuda(), max(1, numel // 100)
     tried, top = max(1, numel // 30), max(1, count // 30)
@@ -100,7 +100,7 @@ def test_messages_of_what_passes(kind: str, numel: int) -> None:
 
 def test_messages_of_large_tensors() -> None:
     """Where programs have many tiles; the magnitudes of a normal distribution, and long tails."""
-    from laconic.kernels import cuda
+    from gradwire.kernels import cuda
 
     numel, count = 9_000_001, 90_000
     aims = [
@@ -123,19 +123,19 @@ def test_messages_of_large_tensors() -> None:
 
 
 def test_borders_that_a_sample_foresees_or_not() -> None:
-    from laconic.kernels.cuda import borders, guess
-    from laconic.kernels.cuda.brackets import AGAIN, BORDER
-    from laconic.kernels.cuda.passes import spread
+    from gradwire.kernels.cuda.threshold import sampled_bounds, thresholds
+    from gradwire.kernels.cuda.threshold.histogram import AGAIN, BORDER
+    from gradwire.kernels.cuda.threshold.passes import spread
 
     numel = 20_000_003
     plain = torch.randn(numel, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
     unseen = plain.clone()
-    unseen[:: (numel // (guess.BLOCK * guess.BLOCKS) - 1) | 1] = 0
+    unseen[:: (numel // (sampled_bounds.BLOCK * sampled_bounds.BLOCKS) - 1) | 1] = 0
     shares = (0.25, 0.25, 0.16)
-    search = borders.search_of(Aim("excess", numel // 50, shares=shares))
+    search = thresholds.search_of(Aim("excess", numel // 50, shares=shares))
     nothing = torch.empty(0, dtype=torch.int32, device="cuda")
     for x, again in ((plain, 0), (plain**3, 0), (unseen, 2 * spread(numel)[0])):
-        state = borders.found(Given(x), search, nothing).state
+        state = thresholds.found(Given(x), search, nothing).state
         border = state[BORDER.value].to(torch.int32).view(1).view(torch.float32)
         assert apart(border.cpu(), reference.excess_border(Given(x), shares).cpu()) <= 1
         assert int(state[AGAIN.value]) == again
@@ -144,7 +144,7 @@ def test_borders_that_a_sample_foresees_or_not() -> None:
 @each_size
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_casts(numel: int, dtype: torch.dtype) -> None:
-    from laconic.kernels import cuda
+    from gradwire.kernels import cuda
 
     for kind, x in odd_numbers(numel).items():
         card, residual = x.cuda(), odd_numbers(numel)["normal"].cuda()
@@ -162,7 +162,7 @@ def test_casts(numel: int, dtype: torch.dtype) -> None:
 
 @each_size
 def test_messages_of_many_lengths(numel: int) -> None:
-    from laconic.kernels import cuda
+    from gradwire.kernels import cuda
 
     counts = [max(1, numel // share) for share in (100, 3, 1000, 1, 50, 7, 100, 20, 11, 100)]
     places = [reference.strata(KEY + c, numel, c, torch.device("cpu")) for c in counts]
@@ -179,7 +179,7 @@ def test_messages_of_many_lengths(numel: int) -> None:
 @each_size
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_positions_and_entries(numel: int, dtype: torch.dtype) -> None:
-    from laconic.kernels import cuda
+    from gradwire.kernels import cuda
 
     card, count = torch.device("cuda"), max(1, numel // 50)
     indices = [reference.strata(key, numel, count, torch.device("cpu")) for key in (1, KEY)]
@@ -275,7 +275,7 @@ def test_drafts_never_wait_and_can_be_captured(spec: str) -> None:
 
 
 def test_more_than_two_to_the_31_entries() -> None:
-    from laconic.kernels import cuda
+    from gradwire.kernels import cuda
 
     numel = (1 << 31) + 4097
     spots = torch.tensor([0, 5, (1 << 31) - 1, 1 << 31, numel - 1], device="cuda")
@@ -307,7 +307,7 @@ def test_two_levels_are_those_of_the_cpu(name: str) -> None:
 
 def test_a_border_that_is_lowered_into_a_crowd() -> None:
     """More lie next to it than may be told, and differ in their last bits only."""
-    from laconic.kernels import cuda
+    from gradwire.kernels import cuda
 
     x = crowd_at_four_fifths()
     aim = Aim("sampled", most=300, wanted=205, key=7, tried=1365, top=20)

@@ -11,15 +11,15 @@ from triton.backends.compiler import BaseBackend, GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from laconic import kernels
-from laconic.bench.costs.ef_step import ef_step
-from laconic.contract import OneRound, take
-from laconic.kernels import cuda, reference
-from laconic.kernels.aim import Aim
-from laconic.kernels.cuda import drift, early, guess, passes
-from laconic.kernels.drifted import Drifted
-from laconic.spec import parse
-from laconic.types import Given, Turn
+from gradwire import kernels
+from gradwire.base import OneRound, take
+from gradwire.bench.microbench.ef_step import ef_step
+from gradwire.kernels import cuda, reference
+from gradwire.kernels.cuda import drift
+from gradwire.kernels.cuda.threshold import dependent_launch, passes, sampled_bounds
+from gradwire.kernels.specs import Aim, Drifted
+from gradwire.spec import parse
+from gradwire.types import Given, Turn
 
 HOPPER = GPUTarget("cuda", 90, 32)
 SIZE = 1_000_003
@@ -40,7 +40,10 @@ def compiling() -> Iterator[list[str]]:
         names.append(kernel.fn.__name__)
 
     # As on that card, which sets up the next kernel while one still runs.
-    with patch.object(early, "_can", lambda _: True), patch.object(JITFunction, "run", build):
+    with (
+        patch.object(dependent_launch, "_can", lambda _: True),
+        patch.object(JITFunction, "run", build),
+    ):
         yield names
 
 
@@ -81,7 +84,7 @@ def compiled(spec: str) -> list[str]:
 def large(spec: str) -> list[str]:
     """The kernels of a step with error feedback, as if a tensor were large."""
     turn = Turn((SIZE,), size=RANKS)
-    small = patch.object(passes, "PROGRAMS", 16), patch.object(guess, "LARGE", 0)
+    small = patch.object(passes, "PROGRAMS", 16), patch.object(sampled_bounds, "LARGE", 0)
     with patch.object(kernels, "at", lambda _: cuda), small[0], small[1], compiling() as names:
         ef_step(parse(spec), torch.zeros(SIZE), turn)()
     return names

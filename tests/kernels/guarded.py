@@ -6,11 +6,11 @@ Whatever a message holds, no loop reads or writes one byte beyond what it was gi
 import torch
 from torch import Tensor
 
-from laconic.bench.fuzz.guard import Guarded
-from laconic.kernels import cpu
-from laconic.kernels.rule import Kind, Rule
-from laconic.wire.bits import packed_numel
-from laconic.wire.indices import bitmap_bits, index_field, low_bits
+from gradwire.bench.fuzz.guard_pages import Guarded
+from gradwire.kernels import cpu
+from gradwire.kernels.specs import RoundingKind, Rule
+from gradwire.wire.bits import packed_numel
+from gradwire.wire.indices import bitmap_bits, index_field, low_bits
 
 DICE = torch.Generator().manual_seed(0)
 SIZES = (1, 2, 7, 8, 9, 63, 64, 65, 200, 1000)
@@ -58,7 +58,7 @@ def signs(numel: int, at_end: bool) -> int:
 
 def levels(numel: int, at_end: bool) -> int:
     rules = [Rule("chance", bucket, width) for width in range(2, 9) for bucket in (1, 5, 8, 128)]
-    kinds: tuple[Kind, ...] = ("e4m3", "e5m2", "tree", "power")
+    kinds: tuple[RoundingKind, ...] = ("e4m3", "e5m2", "tree", "power")
     rules += [Rule(kind, bucket) for kind in kinds for bucket in (5, 128)]
     for rule in rules:
         buckets = -(-numel // rule.bucket)

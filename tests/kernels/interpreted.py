@@ -10,9 +10,9 @@ from unittest.mock import patch
 import torch
 
 from drift_checks import check_drift
-from laconic.kernels import cuda
-from laconic.kernels.cuda import drift
-from laconic.kernels.rule import Rule
+from gradwire.kernels import cuda
+from gradwire.kernels.cuda import drift
+from gradwire.kernels.specs import Rule
 from quantiser_checks import (
     RULES,
     check_rounding,

@@ -10,14 +10,14 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
-from laconic.kernels import cuda, reference
-from laconic.kernels.aim import Aim
-from laconic.kernels.cuda import borders as borders_of
-from laconic.kernels.cuda import guess, passes
-from laconic.kernels.cuda.brackets import AGAIN, BORDER
-from laconic.sparse import trimmed
-from laconic.types import Given
-from laconic.wire.indices import bitmap_bits, low_bits
+from gradwire.compressors._sparsifier import trimmed
+from gradwire.kernels import cuda, reference
+from gradwire.kernels.cuda.threshold import passes, sampled_bounds
+from gradwire.kernels.cuda.threshold import thresholds as borders_of
+from gradwire.kernels.cuda.threshold.histogram import AGAIN, BORDER
+from gradwire.kernels.specs import Aim
+from gradwire.types import Given
+from gradwire.wire.indices import bitmap_bits, low_bits
 from odd import apart, crowd_at_four_fifths, normal, odd_numbers, same_bits, same_numbers
 
 # Fills what `torch.empty` gives with NaN or the largest integer, in this process for good.
@@ -211,14 +211,14 @@ def large() -> None:
     """As if tensors were large: more programs sample them, and each has many tiles."""
     x = odd_numbers(20_481)["normal"]
     x[5], x[-5] = torch.nan, 1e30
-    with patch.object(guess, "LARGE", 0), patch.object(passes, "PROGRAMS", 1):
+    with patch.object(sampled_bounds, "LARGE", 0), patch.object(passes, "PROGRAMS", 1):
         compare_told(x, 900, "sampled normal excess")
         # More reach the border of the tails than may be chosen.
         compare_told(x, 100, "excess")
     # What the guess looks at is larger than the rest: too little is marked, and then all again.
     x = normal(6000)
     x[:2048] *= 10
-    with patch.object(guess, "LARGE", 1 << 22), patch.object(passes, "PROGRAMS", 1):
+    with patch.object(sampled_bounds, "LARGE", 1 << 22), patch.object(passes, "PROGRAMS", 1):
         for most in (58, 52):
             compare_told(x, most, "excess")
     lowered_into_a_crowd()
@@ -237,7 +237,7 @@ def climbed(x: torch.Tensor, stages: int) -> int:
 
 def ahead() -> None:
     """Two programs, of several tiles each, and a sample of 8192."""
-    with patch.object(guess, "LARGE", 0), patch.object(passes, "PROGRAMS", 2):
+    with patch.object(sampled_bounds, "LARGE", 0), patch.object(passes, "PROGRAMS", 2):
         for power in (1, 3):
             x = normal(40_001) ** power
             x[7], x[-7] = torch.nan, -torch.inf

@@ -13,13 +13,13 @@ from triton._C.libtriton import native_specialize_impl
 from triton.backends.compiler import BaseBackend
 from triton.runtime.interpreter import InterpretedFunction
 
-from laconic import kernels
-from laconic.bench.costs.ef_step import ef_step
-from laconic.contract import OneRound, take
-from laconic.kernels import cuda, reference
-from laconic.spec import parse
-from laconic.types import Given, Parts, Turn
-from laconic.wire.layout import pack, unpack
+from gradwire import kernels
+from gradwire.base import OneRound, take
+from gradwire.bench.microbench.ef_step import ef_step
+from gradwire.kernels import cuda, reference
+from gradwire.spec import parse
+from gradwire.types import Given, Parts, Turn
+from gradwire.wire.layout import pack, unpack
 
 SIZES = [27, 100, 1000, 4095, 5000, 36864, 65537, 147456, 262144, 1000003]
 SHAPES = [(64, 147), (64, 576), (128, 64), (128, 1152), (256, 2304), (512, 4608), (1000, 512)]

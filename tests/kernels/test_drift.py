@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from drift_checks import check_drift
-from laconic.kernels import cpu, reference
-from laconic.kernels.cpu import drift
-from laconic.kernels.drifted import Drifted
+from gradwire.kernels import cpu, reference
+from gradwire.kernels.cpu import drift
+from gradwire.kernels.specs import Drifted
 from odd import same_bits
 
 each_backend = pytest.mark.parametrize("backend", [cpu, reference], ids=["cpu", "reference"])

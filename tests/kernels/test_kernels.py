@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch import Tensor
 
-import laconic
-from laconic import kernels
-from laconic.errors import ConfigError, MissingExtra
-from laconic.kernels import cpu, reference
-from laconic.kernels.reference.random import random_bits, uniform
-from laconic.spec import parse
-from laconic.wire.indices import bitmap_bits, low_bits
+import gradwire
+from gradwire import kernels
+from gradwire.errors import ConfigError, MissingExtra
+from gradwire.kernels import cpu, reference
+from gradwire.kernels.reference.random import random_bits, uniform
+from gradwire.spec import parse
+from gradwire.wire.indices import bitmap_bits, low_bits
 from odd import same_bits
 
 SIZES = [0, 1, 7, 8, 9, 1000, 4097]
@@ -41,7 +41,7 @@ def automatic_choice() -> Iterator[None]:
 @pytest.mark.parametrize("backend", ["reference", "cpu", "cuda"])
 def test_every_backend_has_every_kernel_with_the_same_arguments(backend: str) -> None:
     """Also the card's, whose module can be imported without one."""
-    module = import_module(f"laconic.kernels.{backend}")
+    module = import_module(f"gradwire.kernels.{backend}")
     names = {name for name in vars(kernels.Kernels) if not name.startswith("_")}
     assert len(names) == 43
     # A random number for each place is the reference's alone, for methods that are torch all over.
@@ -218,13 +218,13 @@ class TestChoice:
         with pytest.raises(ConfigError, match=message):
             parse("efsign").encode(torch.ones(4))
         with pytest.raises(ConfigError, match=message):
-            laconic.simulate({"w": torch.ones(4)}, "efsign", workers=2).stats()
+            gradwire.simulate({"w": torch.ones(4)}, "efsign", workers=2).stats()
 
     @pytest.mark.parametrize("backend", ["numba", "triton"])
     def test_one_that_is_not_installed(self, backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kernels, "find_spec", lambda name: None)
         extra = {"numba": "cpu", "triton": "cuda"}[backend]
-        with pytest.raises(MissingExtra, match=rf"pip install 'laconic\[{extra}\]'"):
+        with pytest.raises(MissingExtra, match=rf"pip install 'gradwire\[{extra}\]'"):
             kernels.use(backend)
         assert kernels.chosen(torch.device(extra)) == "reference"
 
@@ -232,6 +232,6 @@ class TestChoice:
         found = []
         for backend in ("auto", "reference", "numba"):
             kernels.use(backend)  # type: ignore[arg-type]
-            link = laconic.simulate({"w": torch.ones(4)}, "efsign", workers=2)
+            link = gradwire.simulate({"w": torch.ones(4)}, "efsign", workers=2)
             found.append(link.stats()["backend"])
         assert found == ["numba", "reference", "numba"]

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.kernels import cpu, reference
-from laconic.types import Given
+from gradwire.kernels import cpu, reference
+from gradwire.types import Given
 from odd import normal, odd_numbers, same_bits, same_numbers
 
 SIZES = [0, 1, 7, 8, 9, 1000, 4097]

@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.kernels import cpu
-from laconic.kernels.cpu import jit, threads
-from laconic.kernels.cpu import rounding as rounding_kernels
-from laconic.kernels.rule import Rule
-from laconic.types import Given
+from gradwire.kernels import cpu
+from gradwire.kernels.cpu import jit, threads
+from gradwire.kernels.cpu import rounding as rounding_kernels
+from gradwire.kernels.specs import Rule
+from gradwire.types import Given
 from odd import normal, same_bits
 from quantiser_checks import KEY, RULES, beside
 
@@ -241,7 +241,7 @@ def test_compiled_once_and_announced_once(
     (tmp_path / "length_of_slice.py").write_text("def length(a, b):\n    return b - a\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     length = jit.compiled(import_module("length_of_slice").length)
-    with caplog.at_level("WARNING", "laconic.kernels"):
+    with caplog.at_level("WARNING", "gradwire.kernels"):
         assert sum(threads.in_slices(length, 50_021)) == 50_021
     assert [record.args for record in caplog.records] == [("length",)]
 

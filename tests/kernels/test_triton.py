@@ -106,4 +106,4 @@ def test_kernels_of_drifts_compile(compiler: Ranks) -> None:
 
 def test_thin_factors(interpreter: Ranks) -> None:
     done = {"factors": 16, "orthonormal": 7}
-    assert interpreter.run(Jobs("interpreted_lowrank").compare) == [done]
+    assert interpreter.run(Jobs("interpreted_low_rank").compare) == [done]

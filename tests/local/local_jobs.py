@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from crew import Method, plain_sgd, small_model, take_step, weights
+from local_workers import Method, plain_sgd, small_model, take_step, weights
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-import laconic
-from laconic.errors import ConfigError
-from laconic.local import CSER, BlockCSER, DiLoCo, LocalSGD, QsparseLocalSGD, SparseLoCo
+import gradwire
+from gradwire.errors import ConfigError
+from gradwire.local import CSER, BlockCSER, DiLoCo, LocalSGD, QsparseLocalSGD, SparseLoCo
 
 Setting = tuple[Method, tuple[Any, ...], dict[str, Any]]
 
@@ -53,13 +53,13 @@ def twice_on_rank() -> dict[str, str]:
     model = small_model()
     ddp, optimizer = DDP(model), plain_sgd(model)
     worker = QsparseLocalSGD(model, optimizer, sync_every=4)
-    link = laconic.attach(ddp, "efsign")
+    link = gradwire.attach(ddp, "efsign")
     found = {"attached first": _refusal(worker.__enter__)}
     link.detach()
     with worker:
-        found["entered first"] = _refusal(lambda: laconic.attach(ddp, "efsign"))
-        found["reducer"] = _refusal(lambda: laconic.Reducer(model, "efsign"))
-    laconic.attach(ddp, "efsign").detach()
+        found["entered first"] = _refusal(lambda: gradwire.attach(ddp, "efsign"))
+        found["reducer"] = _refusal(lambda: gradwire.Reducer(model, "efsign"))
+    gradwire.attach(ddp, "efsign").detach()
     with worker:
         return found
 

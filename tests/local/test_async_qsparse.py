@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.distributed as dist
-from crew import (
+from local_workers import (
     Crew,
     batch,
     largest,
@@ -20,15 +20,15 @@ from crew import (
 )
 from torch import Tensor, nn
 
-from laconic.comm.mailbox import Mailbox
-from laconic.compressors.none import NoCompression
-from laconic.errors import ConfigError, NonFiniteError
-from laconic.local import AsyncQsparseLocalSGD, QsparseLocalSGD, async_qsparse
-from laconic.local.letters import Correspondence
-from laconic.local.server import Form, Server
-from laconic.memory.none import NoMemory
-from laconic.plan import open_lane
-from laconic.types import Turn
+from gradwire.comm.tcp import Mailbox
+from gradwire.compressors.none import NoCompression
+from gradwire.engine.plan import open_lane
+from gradwire.errors import ConfigError, NonFiniteError
+from gradwire.local import AsyncQsparseLocalSGD, QsparseLocalSGD, async_qsparse
+from gradwire.local.server import Form, Server
+from gradwire.local.server_protocol import Correspondence
+from gradwire.memory.none import NoMemory
+from gradwire.types import Turn
 from processes import Ranks
 
 SPEC = "topk:ratio=0.1,values=fp32"
@@ -212,7 +212,7 @@ def with_one_lost(steps: int) -> tuple[list[int], list[str], int]:
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("laconic").addHandler(handler)
+    logging.getLogger("gradwire").addHandler(handler)
     model = small_model()
     optimizer = plain_sgd(model)
     worker = AsyncQsparseLocalSGD(model, optimizer, SPEC, sync_every=2)
@@ -235,7 +235,7 @@ def with_one_lost(steps: int) -> tuple[list[int], list[str], int]:
     while store.add("those who are left", 0) < 3:
         time.sleep(0.05)
     worker.__exit__(None, None, None)
-    logging.getLogger("laconic").removeHandler(handler)
+    logging.getLogger("gradwire").removeHandler(handler)
     return alive, lines, step
 
 
@@ -253,7 +253,7 @@ def with_one_that_never_comes(steps: int) -> tuple[list[str], float]:
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("laconic").addHandler(handler)
+    logging.getLogger("gradwire").addHandler(handler)
     model, connect, patience = small_model(), async_qsparse.connect, async_qsparse.ARRIVAL_S
     optimizer = plain_sgd(model)
     worker = AsyncQsparseLocalSGD(model, optimizer, SPEC, sync_every=2)
@@ -269,7 +269,7 @@ def with_one_that_never_comes(steps: int) -> tuple[list[str], float]:
         assert rank == 3
     finally:
         async_qsparse.connect, async_qsparse.ARRIVAL_S = connect, patience
-        logging.getLogger("laconic").removeHandler(handler)
+        logging.getLogger("gradwire").removeHandler(handler)
     return lines, time.perf_counter() - start
 
 

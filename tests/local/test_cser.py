@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from crew import (
+from local_workers import (
     Crew,
     MakeOptimizer,
     all_equal,
@@ -19,10 +19,10 @@ from crew import (
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from laconic.compressors.grbs import GRBS
-from laconic.errors import ConfigError
-from laconic.local import CSER, BlockCSER, QsparseLocalSGD
-from laconic.types import Given
+from gradwire.compressors.grbs import GRBS
+from gradwire.errors import ConfigError
+from gradwire.local import CSER, BlockCSER, QsparseLocalSGD
+from gradwire.types import Given
 
 PAIRS = [
     ("topk:ratio=0.1", "topk:ratio=0.3"),

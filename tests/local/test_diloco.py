@@ -4,12 +4,21 @@ from typing import Any
 
 import pytest
 import torch
-from crew import Crew, adam, all_equal, momentum_sgd, plain_sgd, small_model, take_step, weights
+from local_workers import (
+    Crew,
+    adam,
+    all_equal,
+    momentum_sgd,
+    plain_sgd,
+    small_model,
+    take_step,
+    weights,
+)
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from laconic.errors import ConfigError
-from laconic.local import DiLoCo, LocalSGD, SparseLoCo, simulated
+from gradwire.errors import ConfigError
+from gradwire.local import DiLoCo, LocalSGD, SparseLoCo, simulated
 
 
 def test_local_sgd_by_hand() -> None:

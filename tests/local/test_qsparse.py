@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from crew import (
+from local_workers import (
     Crew,
     all_equal,
     largest,
@@ -16,9 +16,9 @@ from crew import (
 from torch import Tensor
 from torch.optim import Optimizer
 
-from laconic.errors import ConfigError
-from laconic.local import QsparseLocalSGD, simulated
-from laconic.spec import parse
+from gradwire.errors import ConfigError
+from gradwire.local import QsparseLocalSGD, simulated
+from gradwire.spec import parse
 
 SPECS = [
     "topk:ratio=0.1 | qsgd:bits=4",
@@ -79,7 +79,7 @@ def test_forgets_at_a_decay_as_the_experiments_do(
 ) -> None:
     """In the middle of a gap or at its beginning: memories change at syncs only."""
     spec, settings = "topk:ratio=0.1,values=fp32", {"sync_every": 4, "forget_below": 0.5}
-    caplog.set_level("INFO", "laconic")
+    caplog.set_level("INFO", "gradwire")
     with Crew(QsparseLocalSGD, spec, optimizer=momentum_sgd, **settings) as crew:
         crew.train(decay_at)
         decay(crew.optimizers)

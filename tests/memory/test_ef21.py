@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-import laconic
-from laconic.memory.ef21 import EF21
+import gradwire
+from gradwire.memory.ef21 import EF21
 from lockstep import Lockstep, distance_after, noise
 
 
@@ -100,12 +100,12 @@ def test_another_learning_rate_changes_nothing() -> None:
 
 
 def test_a_quantiser_that_expands_is_refused() -> None:
-    with pytest.raises(laconic.ConfigError, match="does not go with memory 'ef21'"):
-        laconic.simulate({"w": torch.zeros(64, 64)}, "qsgd:bits=2", workers=2, memory="ef21")
+    with pytest.raises(gradwire.ConfigError, match="does not go with memory 'ef21'"):
+        gradwire.simulate({"w": torch.zeros(64, 64)}, "qsgd:bits=2", workers=2, memory="ef21")
 
 
 def test_it_runs_beside_tensors_that_go_dense() -> None:
-    sim = laconic.simulate(
+    sim = gradwire.simulate(
         {"w": torch.zeros(64, 64), "b": torch.zeros(8)},
         "topk:ratio=0.1",
         workers=2,

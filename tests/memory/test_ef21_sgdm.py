@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from laconic.errors import ConfigError
-from laconic.memory.ef21_sgdm import EF21SGDM
-from laconic.spec import parse_memory
+from gradwire.errors import ConfigError
+from gradwire.memory.ef21_sgdm import EF21SGDM
+from gradwire.spec import parse_memory
 from lockstep import Lockstep, distance_after, noise
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import laconic
-from laconic.memory.lowbit import BLOCK, LowBit
-from laconic.types import Given, State
+import gradwire
+from gradwire.memory.lowbit import BLOCK, LowBit
+from gradwire.types import Given, State
 from lockstep import Lockstep, noise
 
 CPU = torch.device("cpu")
@@ -118,12 +118,12 @@ def test_rescale_changes_what_comes_back() -> None:
 
 
 def test_a_saved_state_resumes_bitwise() -> None:
-    def simulation() -> laconic.Simulation:
-        return laconic.simulate(
+    def simulation() -> gradwire.Simulation:
+        return gradwire.simulate(
             {"w": torch.zeros(64, 64)}, "topk:ratio=0.05", workers=2, memory="lowbit"
         )
 
-    def step(sim: laconic.Simulation, seed: int) -> Tensor:
+    def step(sim: gradwire.Simulation, seed: int) -> Tensor:
         return sim.step([{"w": noise(64, 64, seed=10 * seed + rank)} for rank in range(2)])["w"]
 
     one, two = simulation(), simulation()
@@ -133,6 +133,6 @@ def test_a_saved_state_resumes_bitwise() -> None:
 
 
 def test_stats_can_be_asked_for() -> None:
-    sim = laconic.simulate({"w": torch.zeros(64, 64)}, "efsign", workers=2, memory="lowbit")
+    sim = gradwire.simulate({"w": torch.zeros(64, 64)}, "efsign", workers=2, memory="lowbit")
     sim.step([{"w": noise(64, 64, seed=rank)} for rank in range(2)])
     assert sim.stats()["residual_norm"] > 0

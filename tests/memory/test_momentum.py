@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.comm.simulated import Simulated
-from laconic.errors import ConfigError
-from laconic.memory.momentum import MomentumCorrection
-from laconic.plan import make_plan, open_lane
-from laconic.spec import format_spec, parse, parse_memory
-from laconic.step import Lane, exchange, together
-from laconic.types import State, Turn
+from gradwire.comm.simulated import Simulated
+from gradwire.engine.plan import make_plan, open_lane
+from gradwire.engine.step import Lane, exchange, together
+from gradwire.errors import ConfigError
+from gradwire.memory.momentum import MomentumCorrection
+from gradwire.spec import format_spec, parse, parse_memory
+from gradwire.types import State, Turn
 
 CPU = torch.device("cpu")
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import laconic
-from laconic.contract import Memory
-from laconic.simulate import Simulation
-from laconic.spec import format_spec, memory_classes
+import gradwire
+from gradwire.base import Memory
+from gradwire.simulate import Simulation
+from gradwire.spec import format_spec, memory_classes
 
 SHAPE = (48, 40)
 WORKERS = 3
@@ -34,7 +34,7 @@ def waiting(sim: Simulation) -> Tensor:
 
 def trained(memory: Memory | str | None, spec: str, exchange: str) -> tuple[Tensor, Tensor]:
     """Where the parameter is with all that waits applied, and where dense training takes it."""
-    sim = laconic.simulate(
+    sim = gradwire.simulate(
         {"w": torch.zeros(SHAPE)}, spec, workers=WORKERS, memory=memory, exchange=exchange
     )
     here = dense = torch.zeros(SHAPE)
@@ -56,7 +56,7 @@ def test_nothing_is_lost_and_nothing_counts_twice(exchange: str) -> None:
 
 def test_what_averaging_ranks_keep_is_rescaled_without_a_memory_too() -> None:
     """Every rank says all, so that only the second encoding loses anything."""
-    sim = laconic.simulate(
+    sim = gradwire.simulate(
         {"w": torch.zeros(SHAPE)}, "efsign", workers=2, memory="none", exchange="sharded"
     )
     sim.step(gradients(0)[:2])
@@ -80,7 +80,7 @@ def test_a_variance_is_rescaled_with_what_it_is_compared_with() -> None:
     here, dense = trained(None, "variance", "auto")
     torch.testing.assert_close(here, dense, rtol=1e-3, atol=1e-3)
     sims = [
-        laconic.simulate({"w": torch.zeros(SHAPE)}, "variance", workers=WORKERS) for _ in range(2)
+        gradwire.simulate({"w": torch.zeros(SHAPE)}, "variance", workers=WORKERS) for _ in range(2)
     ]
     for step in range(5):
         for sim in sims:
@@ -122,7 +122,7 @@ def test_differences_to_a_known_gradient_stay(memory: Memory, exchange: str) -> 
     """The result is a gradient whatever the rate is, so nothing may change."""
     tensors = {"w": torch.zeros(SHAPE)}
     sims = [
-        laconic.simulate(tensors, "topk:ratio=0.1", workers=2, memory=memory, exchange=exchange)
+        gradwire.simulate(tensors, "topk:ratio=0.1", workers=2, memory=memory, exchange=exchange)
         for _ in range(2)
     ]
     for step in range(6):

@@ -11,5 +11,5 @@ from processes import Ranks
 @pytest.fixture(scope="session")
 def keras_ranks() -> Iterator[NamedJobs]:
     """Four ranks with Keras on TensorFlow."""
-    with Ranks(4, preload=["tensorflow", "laconic.keras"]) as ranks:
+    with Ranks(4, preload=["tensorflow", "gradwire.keras"]) as ranks:
         yield NamedJobs(ranks, "keras_jobs")

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-import laconic
-from laconic.bench.costs.keras_steps import race
-from laconic.mount.tensorflow import _given, _lent
+import gradwire
+from gradwire.bench.microbench.keras_steps import race
+from gradwire.integrations.keras.tensorflow import _given, _lent
 
 SIZES = (31, 67, 33, 10)
 """Odd ones, so that most gradients lie where TensorFlow cannot take them."""
@@ -57,12 +57,12 @@ def fit(model: keras.Model, optimizer: Any, epochs: int = 1, **options: Any) -> 
 def fit_job(spec: str, together: int = 4) -> tuple[Tensor, Any]:
     """Four ranks that train one model, or pairs that have one each."""
     mesh = init_device_mesh("cpu", (4 // together, together), mesh_dim_names=("apart", "as_one"))
-    optimizer = laconic.keras.DistributedOptimizer(
+    optimizer = gradwire.keras.DistributedOptimizer(
         keras.optimizers.SGD(0.1), spec, process_group=mesh["as_one"], check_every=3
     )
     found = fit(mlp(), optimizer)
-    stats = optimizer.laconic.stats()
-    optimizer.laconic.detach()
+    stats = optimizer.gradwire.stats()
+    optimizer.gradwire.detach()
     assert "apply" not in vars(optimizer)
     return found, stats
 
@@ -77,7 +77,7 @@ def torch_fit_job() -> Tensor:
             layer.bias.copy_(torch.tensor(bias))
         layers += [layer, nn.ReLU()]
     model = nn.Sequential(*layers)
-    reducer = laconic.Reducer(model, "none")
+    reducer = gradwire.Reducer(model, "none")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x, y = map(torch.tensor, data(dist.get_rank()))
     for some, wanted in zip(x.split(16), y.split(16), strict=True):
@@ -99,9 +99,9 @@ def _against_torch(spec: str) -> tuple[bool, bool, bool]:
     dice = torch.Generator().manual_seed(dist.get_rank())
     steps = [[torch.randn(s, generator=dice) for s in shapes.values()] for _ in range(3)]
     parameters = {n: nn.Parameter(torch.zeros(s)) for n, s in shapes.items()}
-    ours = laconic.Reducer(parameters.items(), spec)
-    eager = laconic.keras.Reducer(_variables(shapes), spec)
-    traced = laconic.keras.Reducer(_variables(shapes), spec)
+    ours = gradwire.Reducer(parameters.items(), spec)
+    eager = gradwire.keras.Reducer(_variables(shapes), spec)
+    traced = gradwire.keras.Reducer(_variables(shapes), spec)
     in_graph = tf.function(traced.reduce)
     same = [True, True]
     for gradients in steps:
@@ -154,7 +154,7 @@ def tape_job(how: str) -> tuple[Tensor, bool, list[str], Any]:
     tapes, unused = [], []
 
     def step() -> None:
-        with laconic.keras.DistributedGradientTape(tf.GradientTape(), "efsign") as tape:
+        with gradwire.keras.DistributedGradientTape(tf.GradientTape(), "efsign") as tape:
             loss = tf.reduce_mean(model(words) ** 2)
         means = tape.gradient(loss, variables)
         tapes.append(tape)
@@ -189,7 +189,7 @@ def lent_job() -> dict[str, bool]:
 def _keeps_what_is_lent(count: int) -> bool:
     """A constant is every variable's gradient, in two steps."""
     variables = [tf.Variable(tf.zeros((64, 32))) for _ in range(count)]
-    reducer = laconic.keras.Reducer(variables, "none")
+    reducer = gradwire.keras.Reducer(variables, "none")
     constant = np.full((64, 32), dist.get_rank(), dtype="float32")
     lent = tf.constant(constant)
     reduce = tf.function(lambda: reducer.reduce([lent] * count))
@@ -201,33 +201,33 @@ def _keeps_what_is_lent(count: int) -> bool:
 
 def resume_job(spec: str) -> tuple[bool, bool]:
     """Three epochs, or two with a checkpoint and one more; residuals are part of it."""
-    optimizer = laconic.keras.DistributedOptimizer(keras.optimizers.SGD(0.1), spec)
+    optimizer = gradwire.keras.DistributedOptimizer(keras.optimizers.SGD(0.1), spec)
     model = mlp()
     fit(model, optimizer, 2)
     file = io.BytesIO()
-    torch.save({"weights": weights(model), "laconic": optimizer.laconic.state_dict()}, file)
+    torch.save({"weights": weights(model), "gradwire": optimizer.gradwire.state_dict()}, file)
     values = model.get_weights()
     expected = fit(model, optimizer)
-    optimizer.laconic.detach()
+    optimizer.gradwire.detach()
     file.seek(0)
     saved = torch.load(file, weights_only=True)
     again = mlp()
     again.set_weights(values)
-    other = laconic.keras.DistributedOptimizer(keras.optimizers.SGD(0.1), spec)
+    other = gradwire.keras.DistributedOptimizer(keras.optimizers.SGD(0.1), spec)
     other.build(again.trainable_variables)
-    other.laconic.load_state_dict(saved["laconic"])
+    other.gradwire.load_state_dict(saved["gradwire"])
     found = fit(again, other)
-    norm = other.laconic.stats()["residual_norm"]
-    other.laconic.switch("efsign")
-    kept = other.laconic.stats()["residual_norm"] == norm > 0
-    other.laconic.detach()
+    norm = other.gradwire.stats()["residual_norm"]
+    other.gradwire.switch("efsign")
+    kept = other.gradwire.stats()["residual_norm"] == norm > 0
+    other.gradwire.detach()
     return torch.equal(found, expected), kept
 
 
 def overflow_job() -> tuple[Tensor, float, Any, Any]:
     """Rank 1 overflows in its second batch: no rank steps there, and all halve the scale."""
     inner = keras.optimizers.SGD(0.1)
-    optimizer = laconic.keras.DistributedOptimizer(
+    optimizer = gradwire.keras.DistributedOptimizer(
         keras.optimizers.LossScaleOptimizer(inner, initial_scale=8.0), "topk:ratio=0.1"
     )
     model = mlp()
@@ -236,8 +236,8 @@ def overflow_job() -> tuple[Tensor, float, Any, Any]:
         x[20] = np.inf
     model.compile(optimizer, "mse")
     model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
-    stats = optimizer.laconic.stats()
-    optimizer.laconic.detach()
+    stats = optimizer.gradwire.stats()
+    optimizer.gradwire.detach()
     scale = float(keras.ops.convert_to_numpy(optimizer.dynamic_scale))
     return weights(model), scale, stats, int(inner.iterations)
 
@@ -245,20 +245,20 @@ def overflow_job() -> tuple[Tensor, float, Any, Any]:
 def names_job() -> list[str]:
     """The names of variables that share one."""
     variables = [tf.Variable(tf.zeros((3, 3))) for _ in range(3)]
-    reducer = laconic.keras.Reducer(variables, "topk:ratio=0.1")
+    reducer = gradwire.keras.Reducer(variables, "topk:ratio=0.1")
     own: Any = reducer.state_dict()[f"rank{dist.get_rank()}"]
     reducer.detach()
     return list(own["lanes"])
 
 
 def saved_job(folder: str) -> str:
-    """A saved model needs no Laconic."""
-    optimizer = laconic.keras.DistributedOptimizer(keras.optimizers.SGD(0.1), "efsign")
+    """A saved model needs no Gradwire."""
+    optimizer = gradwire.keras.DistributedOptimizer(keras.optimizers.SGD(0.1), "efsign")
     model = mlp()
     fit(model, optimizer)
     path = f"{folder}/{dist.get_rank()}.keras"
     model.save(path)
-    optimizer.laconic.detach()
+    optimizer.gradwire.detach()
     again = keras.models.load_model(path)
     assert torch.equal(weights(again), weights(model))
     return f"{type(again.optimizer).__name__} {int(again.optimizer.iterations)}"
@@ -266,7 +266,7 @@ def saved_job(folder: str) -> str:
 
 def refusals_job() -> dict[str, str]:
     found = {}
-    mount = laconic.keras.DistributedOptimizer
+    mount = gradwire.keras.DistributedOptimizer
     sgd = keras.optimizers.SGD
     found["spec"] = failure_of(lambda: mount(sgd(), "top_k"))
     found["option"] = failure_of(lambda: mount(sgd(), "efsign", sed=1))
@@ -278,25 +278,27 @@ def refusals_job() -> dict[str, str]:
     keras.config.set_dtype_policy("float32")
     found["xla"] = failure_of(lambda: fit(mlp(), mount(sgd(), "efsign"), jit_compile=True))
     with tf.distribute.OneDeviceStrategy("cpu:0").scope():
-        found["strategy"] = failure_of(lambda: laconic.keras.Reducer([tf.Variable(0.0)], "efsign"))
+        found["strategy"] = failure_of(lambda: gradwire.keras.Reducer([tf.Variable(0.0)], "efsign"))
     model = mlp()
     fit(model, once)
     again = mount(sgd(0.1), "efsign")
     found["claimed"] = failure_of(lambda: fit(model, again))
-    found["later"] = failure_of(lambda: once.laconic.reduce([None], [tf.Variable(1.0, name="new")]))
-    found["count"] = failure_of(lambda: once.laconic.reduce([None]))
-    reducer = once.laconic
+    found["later"] = failure_of(
+        lambda: once.gradwire.reduce([None], [tf.Variable(1.0, name="new")])
+    )
+    found["count"] = failure_of(lambda: once.gradwire.reduce([None]))
+    reducer = once.gradwire
     reducer.detach()
     found["detached"] = failure_of(lambda: reducer.reduce([None] * 6))
     variables = _variables({"x": (3,), "y": (3,)})
-    reducer = laconic.keras.Reducer(variables, "efsign")
+    reducer = gradwire.keras.Reducer(variables, "efsign")
     reducer.reduce([tf.ones(3), None])
     found["late"] = failure_of(lambda: reducer.reduce([tf.ones(3), tf.ones(3)]))
-    tape = laconic.keras.DistributedGradientTape
+    tape = gradwire.keras.DistributedGradientTape
     found["both"] = failure_of(lambda: tape(tf.GradientTape(), reducer, seed=1))
     reducer.detach()
-    found["type"] = failure_of(lambda: laconic.keras.Reducer([tf.Variable(1)], "efsign"))
-    found["nothing"] = failure_of(lambda: laconic.keras.Reducer([], "efsign"))
+    found["type"] = failure_of(lambda: gradwire.keras.Reducer([tf.Variable(1)], "efsign"))
+    found["nothing"] = failure_of(lambda: gradwire.keras.Reducer([], "efsign"))
     drifted = mlp()
     drifted.trainable_variables[2].assign_add([[float(dist.get_rank() == 2)] * 33] * 67)
     found["drift"] = failure_of(lambda: fit(drifted, mount(sgd(), "efsign")))
@@ -306,7 +308,7 @@ def refusals_job() -> dict[str, str]:
 def raised_job() -> str:
     """What TensorFlow makes of an error inside a graph."""
     variables = _variables({"x": (64, 32)})
-    reducer = laconic.keras.Reducer(variables, "topk:ratio=0.1", nan_policy="raise")
+    reducer = gradwire.keras.Reducer(variables, "topk:ratio=0.1", nan_policy="raise")
     gradient = np.full((64, 32), np.inf if dist.get_rank() == 1 else 1.0, dtype="float32")
     text = failure_of(lambda: tf.function(reducer.reduce)([tf.constant(gradient)]))
     reducer.detach()

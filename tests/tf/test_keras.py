@@ -70,7 +70,7 @@ def test_variables_that_share_a_name_are_numbered(keras_ranks: NamedJobs) -> Non
     assert keras_ranks.run("names_job")[0] == ["Variable", "Variable#2", "Variable#3"]
 
 
-def test_a_saved_model_needs_no_laconic(keras_ranks: NamedJobs, tmp_path: Path) -> None:
+def test_a_saved_model_needs_no_gradwire(keras_ranks: NamedJobs, tmp_path: Path) -> None:
     assert keras_ranks.run("saved_job", str(tmp_path)) == ["SGD 4"] * 4
 
 

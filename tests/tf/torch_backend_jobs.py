@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-import laconic
+import gradwire
 
 
 def fit_job(spec: str, scaled: bool) -> tuple[str, Tensor, dict[str, object]]:
@@ -15,13 +15,13 @@ def fit_job(spec: str, scaled: bool) -> tuple[str, Tensor, dict[str, object]]:
     model = keras.Sequential([keras.Input((4,), dtype="int32"), *layers])
     plain = keras.optimizers.Adam(0.01)
     chosen = keras.optimizers.LossScaleOptimizer(plain) if scaled else plain
-    optimizer = laconic.keras.DistributedOptimizer(chosen, spec, check_every=2)
+    optimizer = gradwire.keras.DistributedOptimizer(chosen, spec, check_every=2)
     dice = np.random.default_rng(dist.get_rank())
     model.compile(optimizer, "mse")
     x, y = dice.integers(50, size=(48, 4)), dice.normal(size=(48, 5))
     model.fit(x, y, batch_size=16, verbose=0)
-    stats = optimizer.laconic.stats()
-    optimizer.laconic.detach()
+    stats = optimizer.gradwire.stats()
+    optimizer.gradwire.detach()
     weights = torch.cat([torch.tensor(w).reshape(-1) for w in model.get_weights()])
     return keras.backend.backend(), weights, stats
 
@@ -29,9 +29,9 @@ def fit_job(spec: str, scaled: bool) -> tuple[str, Tensor, dict[str, object]]:
 def against_torch_job(spec: str, controller: str | None) -> bool:
     """Whether the same gradients become the same means as without Keras."""
     own = {name: keras.Variable(torch.zeros(40, 30), name=name) for name in ("a", "b")}
-    ours = laconic.keras.Reducer(list(own.values()), spec, controller=controller)
+    ours = gradwire.keras.Reducer(list(own.values()), spec, controller=controller)
     names = {name: torch.nn.Parameter(torch.zeros(40, 30)) for name in own}
-    plain = laconic.Reducer(names.items(), spec, controller=controller)
+    plain = gradwire.Reducer(names.items(), spec, controller=controller)
     dice = torch.Generator().manual_seed(dist.get_rank())
     same = True
     for _ in range(3):

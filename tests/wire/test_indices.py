@@ -9,15 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from laconic import kernels
-from laconic.errors import WireError
-from laconic.wire.indices import (
-    check_index,
-    index_bytes,
-    index_field,
-    pack_index,
-    unpack_index,
-)
+from gradwire import kernels
+from gradwire.errors import WireError
+from gradwire.wire.indices import check_index, index_bytes, index_field, pack_index, unpack_index
 
 both_backends = pytest.mark.parametrize("backend", ["numba", "reference"], indirect=True)
 # The backend stays the same for all examples of a test.

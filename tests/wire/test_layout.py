@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from laconic.errors import WireError
-from laconic.types import Field, Layout, Parts
-from laconic.wire.layout import join, pack, packed_bytes, split, unpack
+from gradwire.errors import WireError
+from gradwire.types import Field, Layout, Parts
+from gradwire.wire.layout import join, pack, packed_bytes, split, unpack
 
 DTYPES = [
     torch.uint8,

@@ -6,15 +6,17 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-import laconic
+import gradwire
 from pages.markdown import code, fence
 
 COLUMNS = 88
 
 
 def page() -> str:
-    """All names of `laconic`, then those of `laconic.local`."""
-    return "\n\n".join(["## laconic", *_names(laconic), "## laconic.local", *_names(laconic.local)])
+    """All names of `gradwire`, then those of `gradwire.local`."""
+    return "\n\n".join(
+        ["## gradwire", *_names(gradwire), "## gradwire.local", *_names(gradwire.local)]
+    )
 
 
 def _names(module: ModuleType) -> Iterator[str]:
@@ -46,7 +48,7 @@ def _documented(cls: type, name: str) -> bool:
     """Whether a member is this house's, and says what it does."""
     for owner in cls.__mro__:
         if name in vars(owner):
-            return owner.__module__.startswith("laconic") and bool(
+            return owner.__module__.startswith("gradwire") and bool(
                 inspect.getdoc(vars(owner)[name])
             )
     return False

@@ -1,10 +1,10 @@
 """What a method goes with: its traits, and the memories and exchanges that they allow."""
 
-from laconic.catalogue import Row
-from laconic.contract import Compressor, Layered
-from laconic.errors import ConfigError
-from laconic.plan import check_exchange, check_memory, make_plan
-from laconic.spec import exchange_classes, memory_classes, parse_memory
+from gradwire.base import Compressor, Layered
+from gradwire.catalogue import Row
+from gradwire.engine.plan import check_exchange, check_memory, make_plan
+from gradwire.errors import ConfigError
+from gradwire.spec import exchange_classes, memory_classes, parse_memory
 from pages.markdown import code, listed, table
 
 TRAITS = (

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from laconic.contract import Compressor
-from laconic.errors import ConfigError
-from laconic.types import Turn
+from gradwire.base import Compressor
+from gradwire.errors import ConfigError
+from gradwire.types import Turn
 
 SIDE = 256
 SIZES = ((32, 32), (256, 256), (1024, 1024))

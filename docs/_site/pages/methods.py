@@ -7,10 +7,10 @@ from inspect import cleandoc, formatannotation, getdoc, getmodule
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from laconic.catalogue import Row, rows
-from laconic.contract import Compressor, ManyRounds, OneRound
-from laconic.errors import ConfigError
-from laconic.spec import compressor_classes, format_spec
+from gradwire.base import Compressor, ManyRounds, OneRound
+from gradwire.catalogue import Row, rows
+from gradwire.errors import ConfigError
+from gradwire.spec import compressor_classes, format_spec
 from pages import measure, plot
 from pages.company import company
 from pages.markdown import code, fence, listed, table
@@ -55,7 +55,7 @@ def page(method: Method, wire: dict[str, str]) -> str:
         f"# {method.name}",
         cleandoc(getdoc(getmodule(method.cls)) or ""),
         f"Family: {method.cls.family}. Source: {paper}.",
-        fence(f'link = laconic.attach(ddp_model, "{method.row.spec}")'),
+        fence(f'link = gradwire.attach(ddp_model, "{method.row.spec}")'),
         "## What it does",
         getdoc(method.cls) or "",
         _parameters(method.cls),

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any, TypeAlias
 
-from laconic.bench import human
-from laconic.bench.records.forecasts import ForecastRecord
-from laconic.bench.records.setting import group
+from gradwire.bench import human
+from gradwire.bench.records.compare import group
+from gradwire.bench.records.schema import ForecastRecord
 from pages.markdown import code, listed, table
 
 Row: TypeAlias = dict[str, Any]

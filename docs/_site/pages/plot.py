@@ -17,7 +17,7 @@ OWN, OTHER = "#2a8fd8", "#d98200"
 
 STYLE = {
     "svg.fonttype": "none",
-    "svg.hashsalt": "laconic",
+    "svg.hashsalt": "gradwire",
     "font.family": "sans-serif",
     "font.size": 9,
     "text.color": INK,

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from laconic.bench.forecast.records import read_forecasts
-from laconic.bench.records.kinds import KINDS, KernelRecord, Record, StepRecord, TrainRecord, read
-from laconic.bench.records.setting import group, kernel_setting, step_setting, train_setting
-from laconic.bench.report.grid import Grid, kernel_grid, step_grid, train_grid
-from laconic.bench.report.summary import kernel_summary, step_summary, train_summary
-from laconic.errors import ConfigError
+from gradwire.bench.predictions.forecast_records import read_forecasts
+from gradwire.bench.records.compare import group, kernel_setting, step_setting, train_setting
+from gradwire.bench.records.schema import KINDS, KernelRecord, Record, StepRecord, TrainRecord, read
+from gradwire.bench.report.grid import Grid, kernel_grid, step_grid, train_grid
+from gradwire.bench.report.summary import kernel_summary, step_summary, train_summary
+from gradwire.errors import ConfigError
 from pages import other_results
 from pages.markdown import code, table
 

@@ -1,16 +1,16 @@
 import pytest
 
-import laconic
-from laconic.bench.cases.baselines import DdpFp32, TorchPowerSgd
-from laconic.bench.cases.parse import Laconic, parse_case, split_cases
-from laconic.bench.races import demo, step, train
-from laconic.errors import ConfigError
+import gradwire
+from gradwire.bench.cases.baselines import DdpFp32, TorchPowerSgd
+from gradwire.bench.cases.parse import Gradwire, parse_case, split_cases
+from gradwire.bench.runs import demo, step, train
+from gradwire.errors import ConfigError
 
 
 def test_a_case_is_a_baseline_or_a_spec() -> None:
     assert parse_case("ddp-fp32") == DdpFp32()
     assert parse_case("torch-powersgd:rank=2") == TorchPowerSgd(rank=2)
-    assert parse_case("topk:ratio=0.01") == Laconic("topk:ratio=0.01")
+    assert parse_case("topk:ratio=0.01") == Gradwire("topk:ratio=0.01")
 
 
 def test_only_torchs_powersgd_needs_one_bucket() -> None:
@@ -73,7 +73,7 @@ def test_a_mistake_is_named(texts: list[str], message: str) -> None:
 def test_what_attach_is_told_stands_behind_an_at_sign() -> None:
     text = "topk:ratio=0.01 @ memory=residual:decay=0.9, exchange=sharded, nan_policy=ignore"
     [case] = split_cases([text])
-    expected = Laconic("topk:ratio=0.01", "residual:decay=0.9", "sharded", "ignore")
+    expected = Gradwire("topk:ratio=0.01", "residual:decay=0.9", "sharded", "ignore")
     assert parse_case(case) == expected
     assert parse_case("topk:ratio=0.01 @ memory=none").memory == "none"
 
@@ -82,12 +82,12 @@ def test_brackets_hold_settings_of_settings_together() -> None:
     one = "topk:ratio=0.1 @ controller=(gravac:low=10,high=1000), memory=residual"
     two = "efsign @ exchange=(hierarchical:node=2,between=gather)"
     assert split_cases([f"{one}, {two},none"]) == (one.replace(", ", ","), two, "none")
-    assert parse_case(one) == Laconic(
+    assert parse_case(one) == Gradwire(
         "topk:ratio=0.1", "residual", controller="gravac:low=10,high=1000"
     )
-    assert parse_case(two) == Laconic("efsign", exchange="hierarchical:node=2,between=gather")
-    assert parse_case(one).rule() == laconic.GraVAC(low=10, high=1000)
-    assert parse_case("topk:ratio=0.1 @ controller=autopilot").rule() == laconic.Autopilot()
+    assert parse_case(two) == Gradwire("efsign", exchange="hierarchical:node=2,between=gather")
+    assert parse_case(one).rule() == gradwire.GraVAC(low=10, high=1000)
+    assert parse_case("topk:ratio=0.1 @ controller=autopilot").rule() == gradwire.Autopilot()
     assert parse_case("topk:ratio=0.1").rule() is None
 
 

@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from laconic.bench.cases.local import LocalCase
-from laconic.bench.cases.parse import parse_case, split_cases
-from laconic.bench.forecast.subject import plan_of
-from laconic.bench.hosts.turn import _evened, _to_whole
-from laconic.bench.races import race
-from laconic.bench.races.step import StepBench
-from laconic.bench.races.train import TrainBench
-from laconic.bench.records.kinds import StepRecord, TrainRecord, read
-from laconic.errors import ConfigError
-from laconic.network.cluster import LoopbackCluster
+from gradwire.bench.cases.local import LocalCase
+from gradwire.bench.cases.parse import parse_case, split_cases
+from gradwire.bench.predictions.measured_model import plan_of
+from gradwire.bench.records.schema import StepRecord, TrainRecord, read
+from gradwire.bench.runs import cluster_run
+from gradwire.bench.runs.step import StepBench
+from gradwire.bench.runs.train import TrainBench
+from gradwire.bench.worker.run_case import _evened, _to_whole
+from gradwire.errors import ConfigError
+from gradwire.testbed.cluster import LoopbackCluster
 
 QSPARSE = "topk:ratio=0.1 @ local=(qsparse:sync_every=4)"
 PLAIN = "none @ local=(local_sgd:sync_every=4)"
@@ -89,7 +89,7 @@ class _Opened:
 
 def test_blocks_have_whole_periods(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Local SGD tells what a dense step tells, but only every fourth time."""
-    monkeypatch.setattr(race, "open_cluster", loopback)
+    monkeypatch.setattr(cluster_run, "open_cluster", loopback)
     path, cases = tmp_path / "step.jsonl", ("ddp-fp32", PLAIN, CSER, SOON, LATE)
     bench = StepBench(cases, 2, None, 6, 1, None, path, "c", workload="mlp-tiny")
     assert bench.run(Console(file=io.StringIO())) == "done"
@@ -106,7 +106,7 @@ def test_blocks_have_whole_periods(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 def test_workers_train_and_are_looked_at_as_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(race, "open_cluster", loopback)
+    monkeypatch.setattr(cluster_run, "open_cluster", loopback)
     path = tmp_path / "train.jsonl"
     bench = TrainBench(
         workload="mlp-tiny",

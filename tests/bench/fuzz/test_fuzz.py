@@ -13,12 +13,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from laconic.bench.fuzz.cases import all_specs, cases_of, open_target
-from laconic.bench.fuzz.mutate import ANY_LENGTH, SAME_LENGTH
-from laconic.bench.fuzz.run import Tally
-from laconic.bench.fuzz.target import Case, Target
-from laconic.errors import WireError
-from laconic.spec import compressor_classes, exchange_classes, format_spec
+from gradwire.bench.fuzz.mutate import ANY_LENGTH, SAME_LENGTH
+from gradwire.bench.fuzz.run import Tally
+from gradwire.bench.fuzz.targets import Case, Target, all_specs, cases_of, open_target
+from gradwire.errors import WireError
+from gradwire.spec import compressor_classes, exchange_classes, format_spec
 
 SPECS = all_specs()
 USUAL = [format_spec(cls(**cls.examples[0])) for cls in compressor_classes().values()]
@@ -32,7 +31,7 @@ found = cache(cases_of)
 def fuzz(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, where a crash can be seen and survived."""
     return subprocess.run(
-        [sys.executable, "-m", "laconic", "bench", "fuzz", *arguments],
+        [sys.executable, "-m", "gradwire", "bench", "fuzz", *arguments],
         env=os.environ | environment,
         capture_output=True,
         text=True,
@@ -117,10 +116,10 @@ def test_an_honest_message_is_read(spec: str) -> None:
 def test_a_decoder_that_does_not_check_is_found_out() -> None:
     """Without its check a message can point anywhere: the process dies, or it is an error."""
     code = """
-import laconic.chosen
-laconic.chosen.check_index = lambda *_: None
+import gradwire.compressors._sparsifier
+gradwire.compressors._sparsifier.check_index = lambda *_: None
 from rich.console import Console
-from laconic.bench.fuzz.run import Fuzz
+from gradwire.bench.fuzz.run import Fuzz
 raise SystemExit(0 if Fuzz(3000, 0, ["topk:ratio=0.1"], None, "").run(Console()) else 1)
 """
     assert python(code).returncode != 0
@@ -130,7 +129,7 @@ raise SystemExit(0 if Fuzz(3000, 0, ["topk:ratio=0.1"], None, "").run(Console())
 def test_one_byte_beyond_ends_the_process(at_end: bool, place: str) -> None:
     code = f"""
 import ctypes, torch
-from laconic.bench.fuzz.guard import Guarded
+from gradwire.bench.fuzz.guard_pages import Guarded
 held = Guarded(100).hold(torch.arange(7, dtype=torch.uint8), at_end={at_end})
 assert held.tolist() == list(range(7))
 print("inside", flush=True)

@@ -1,4 +1,4 @@
-"""Files with every kind of record that Laconic writes: read together, and refused by name."""
+"""Files with every kind of record that Gradwire writes: read together, and refused by name."""
 
 import json
 import re
@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from laconic.bench.forecast.records import read_forecasts
-from laconic.bench.records.files import append, files_in
-from laconic.bench.records.kinds import KINDS, AnyRecord, read, read_every
-from laconic.bench.records.others import OTHERS, UNVERSIONED
-from laconic.errors import ConfigError
+from gradwire.bench.predictions.forecast_records import read_forecasts
+from gradwire.bench.records.files import append, files_in
+from gradwire.bench.records.schema import KINDS, OTHERS, UNVERSIONED, AnyRecord, read, read_every
+from gradwire.errors import ConfigError
 from synthetic_others import follow, kill, others
 from synthetic_runs import steps, train
 
@@ -38,7 +37,7 @@ def test_every_kind_comes_back_as_it_went(tmp_path: Path) -> None:
 def test_every_kind_that_is_written_is_known() -> None:
     """In the forms that this package has for a kind: a dataclass, or a row by hand."""
     forms = r'kind: Literal\["(\w+)"\] = "\w+"\n    version: |"kind": "(\w+)",\s+"version"'
-    files = [*(ROOT / "src/laconic").rglob("*.py"), ROOT / "tests/faults/chaos.py"]
+    files = [*(ROOT / "src/gradwire").rglob("*.py"), ROOT / "tests/faults/chaos.py"]
     found = [match for file in files for match in re.findall(forms, file.read_text())]
     assert {one or other for one, other in found} == {*KINDS, *OTHERS}
 

@@ -8,16 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from laconic.bench.machine import machine_facts
-from laconic.bench.records.kinds import (
-    VERSION,
-    Record,
-    TrainRecord,
-    append,
-    check_writable,
-    read,
-)
-from laconic.errors import ConfigError
+from gradwire.bench.machine import machine_facts
+from gradwire.bench.records.files import VERSION, append, check_writable
+from gradwire.bench.records.schema import Record, TrainRecord, read
+from gradwire.errors import ConfigError
 from synthetic_runs import race, step, train
 
 
@@ -168,5 +162,5 @@ def test_a_missing_field_is_named(tmp_path: Path) -> None:
 
 def test_the_machine_is_described_in_words() -> None:
     facts = machine_facts()
-    assert {"cpu", "cores", "python", "torch", "laconic"} <= set(facts)
+    assert {"cpu", "cores", "python", "torch", "gradwire"} <= set(facts)
     assert all(isinstance(value, str) and value for value in facts.values())

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from laconic.bench.report import figures
-from laconic.bench.report.figures import write_figures
-from laconic.errors import ConfigError, MissingExtra
+from gradwire.bench.report import figures
+from gradwire.bench.report.figures import write_figures
+from gradwire.errors import ConfigError, MissingExtra
 from synthetic_others import others
 from synthetic_runs import race, scaled, steps
 
@@ -13,7 +13,7 @@ def test_without_the_package_the_install_line_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(figures, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtra, match=r"--plots needs matplotlib: pip install 'laconic\[plo"):
+    with pytest.raises(MissingExtra, match=r"--plots needs matplotlib: pip install 'gradwire\[plo"):
         write_figures(race(), tmp_path)
 
 

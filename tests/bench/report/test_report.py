@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from laconic.bench.case import Change
-from laconic.bench.records.kinds import Record
-from laconic.bench.report.plotdata import Bars, Dots
-from laconic.bench.report.plots import plots
-from laconic.bench.report.summary import NOT_SHAPED, train_summary
-from laconic.bench.report.tables import step_tables, train_tables
-from laconic.bench.report.write import render, write_report
-from laconic.errors import ConfigError
+from gradwire.bench.case import Change
+from gradwire.bench.records.schema import Record
+from gradwire.bench.report.plotdata import Bars, Dots
+from gradwire.bench.report.plots import plots
+from gradwire.bench.report.summary import NOT_SHAPED, train_summary
+from gradwire.bench.report.tables import step_tables, train_tables
+from gradwire.bench.report.write import render, write_report
+from gradwire.errors import ConfigError
 from synthetic_runs import failed, race, scaled, steps, train
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from laconic.bench.case import Change
-from laconic.bench.records.kinds import AnyRecord
-from laconic.bench.report.write import write_report
+from gradwire.bench.case import Change
+from gradwire.bench.records.schema import AnyRecord
+from gradwire.bench.report.write import write_report
 from synthetic_others import fuzz, others
 from synthetic_runs import race, scaled, steps, train
 
@@ -63,7 +63,7 @@ def assert_no_bad_numbers(page: str) -> None:
 
 def test_charts_are_drawn(tmp_path: Path) -> None:
     page = dom([*race(), *steps()], tmp_path)
-    assert "<title>Laconic report: mlp on synthetic digits" in page
+    assert "<title>Gradwire report: mlp on synthetic digits" in page
     # Two charts of seven curves each; every curve is a path with a line in it.
     assert len(re.findall(r'<path d="M[^"]*L[^"]*"[^>]*class="curve"', page)) == 14
     assert page.count('class="name halo"') == 7 + 5 + 5

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from laconic.bench.records.others import OtherRecord
-from laconic.bench.report.plotdata import Curves
-from laconic.bench.report.section import Section
-from laconic.bench.report.write import render, sections_of
+from gradwire.bench.records.schema import OtherRecord
+from gradwire.bench.report.plotdata import Curves
+from gradwire.bench.report.section import Section
+from gradwire.bench.report.write import render, sections_of
 from synthetic_others import chaos, follow, forecast, fuzz, guard, keras, kill, levels, others
 from synthetic_runs import race
 

@@ -1,0 +1,82 @@
+"""Gradwire: communication-efficient distributed training for PyTorch."""
+
+from difflib import get_close_matches
+from importlib import import_module
+from types import ModuleType
+
+from gradwire import local
+from gradwire.base import Compressor
+from gradwire.checkpoint.files import Checkpoints
+from gradwire.control.accordion import Accordion
+from gradwire.control.autopilot import Autopilot
+from gradwire.control.gravac import GraVAC
+from gradwire.control.schedule import Schedule
+from gradwire.errors import (
+    ConfigError,
+    GradwireError,
+    MissingExtra,
+    NonFiniteError,
+    PeerError,
+    WireError,
+)
+from gradwire.integrations.ddp import Link, attach
+from gradwire.integrations.fsdp import Shards, attach_fsdp
+from gradwire.integrations.grace import from_grace
+from gradwire.integrations.optimizer import reduce_gradients, wrap_optimizer
+from gradwire.integrations.reducer import Reducer
+from gradwire.perfmodel.advise import Advice, advise
+from gradwire.simulate import Simulation, simulate
+from gradwire.spec import compressor_classes, format_spec, methods, parse
+from gradwire.version import VERSION
+
+__version__ = VERSION
+
+__all__ = [
+    "Accordion",
+    "Advice",
+    "Autopilot",
+    "Checkpoints",
+    "Compressor",
+    "ConfigError",
+    "GraVAC",
+    "GradwireError",
+    "Link",
+    "MissingExtra",
+    "NonFiniteError",
+    "PeerError",
+    "Reducer",
+    "Schedule",
+    "Shards",
+    "Simulation",
+    "WireError",
+    "advise",
+    "attach",
+    "attach_fsdp",
+    "format_spec",
+    "from_grace",
+    "local",
+    "methods",
+    "parse",
+    "reduce_gradients",
+    "simulate",
+    "wrap_optimizer",
+]
+
+
+def __getattr__(name: str) -> type[Compressor] | ModuleType:
+    """Returns the classes of the catalogue (`gradwire.TopK`), and `gradwire.keras` (needs an extra)."""
+    if name == "keras":
+        return import_module("gradwire.keras")
+    for cls in compressor_classes().values():
+        if cls.__name__ == name:
+            return cls
+    known = {known.lower(): known for known in __dir__() if not known.startswith("_")}
+    close = get_close_matches(name.lower(), known, n=1)
+    hint = f"; did you mean {known[close[0]]!r}?" if close else ""
+    raise AttributeError(f"module 'gradwire' has no attribute {name!r}{hint}")
+
+
+def __dir__() -> list[str]:
+    """What is here and the classes of the catalogue; no `keras`, whose import may fail."""
+    classes = (cls.__name__ for cls in compressor_classes().values())
+    return sorted({*globals(), *classes})

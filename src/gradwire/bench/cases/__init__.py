@@ -1,0 +1,1 @@
+"""Cases that a benchmark compares: our methods by their specs, and baselines by their names."""

@@ -1,0 +1,141 @@
+"""CIFAR-10 (Krizhevsky 2009) from its official binary version or its official Python version.
+
+The Python version consists of pickles, which could run any code. A restricted unpickler reads
+them: it provides stand-ins for the few names that the official files use, and nothing else.
+"""
+
+import io
+import pickle
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from gradwire.bench.datasets.sampling import noise, numbers_below
+from gradwire.bench.datasets.source import Source
+
+CIFAR10 = Source(
+    "CIFAR-10",
+    ("cifar-10-batches-bin", "cifar-10-batches-py", "cifar10", "cifar-10"),
+    "https://www.cs.toronto.edu/~kriz/cifar.html",
+)
+SIDE = 32
+CLASSES = 10
+_PIXELS = 3 * SIDE * SIDE
+_IN_A_FILE = 10_000
+_TRAINING = tuple(f"data_batch_{number}" for number in range(1, 6))
+_TEST = "test_batch"
+_SYNTHETIC = 640
+
+
+class Images(NamedTuple):
+    """Pixels as bytes, [images, 3, 32, 32], and the number of each image's class."""
+
+    pixels: Tensor
+    classes: Tensor
+
+
+class Pictures(NamedTuple):
+    training: Images
+    held_out: Images
+
+
+@cache
+def read_cifar10(folder: Path | None, device: str, in_a_file: int = _IN_A_FILE) -> Pictures:
+    parts = [_read_file(folder, name, in_a_file) for name in (*_TRAINING, _TEST)]
+    rows = torch.from_numpy(np.stack(parts)).to(device)
+    return Pictures(_images(rows[:-1].flatten(0, 1)), _images(rows[-1]))
+
+
+@cache
+def synthetic_cifar10(device: str) -> Pictures:
+    """Classes are blurred random patterns; images are those under noise."""
+    patterns = interpolate(noise((CLASSES, 3, 4, 4), device, 1), size=SIDE, mode="bilinear")
+    classes = numbers_below(CLASSES, _SYNTHETIC, device, 2)
+    seen = patterns[classes] + noise((_SYNTHETIC, 3, SIDE, SIDE), device, 3) / 2
+    pixels = (128 + 40 * seen).clamp(0, 255).to(torch.uint8)
+    cut = _SYNTHETIC * 4 // 5
+    return Pictures(Images(pixels[:cut], classes[:cut]), Images(pixels[cut:], classes[cut:]))
+
+
+def _images(rows: Tensor) -> Images:
+    return Images(rows[:, 1:].reshape(-1, 3, SIDE, SIDE), rows[:, 0].long())
+
+
+def _read_file(folder: Path | None, name: str, images: int) -> np.ndarray:
+    """Rows of a class and its pixels, as the binary version has them."""
+    path = CIFAR10.find(folder, f"{name}.bin", name)
+    content = CIFAR10.read(path)
+    if path.suffix != ".bin":
+        return _read_pickle(path, content, images)
+    CIFAR10.check_count(path, "bytes", len(content), images * (1 + _PIXELS))
+    return _checked(path, np.frombuffer(content, np.uint8).reshape(images, 1 + _PIXELS))
+
+
+def _read_pickle(path: Path, content: bytes, images: int) -> np.ndarray:
+    try:
+        batch = _Reader(io.BytesIO(content), encoding="bytes").load()
+        pixels, classes = batch[b"data"].content, bytes(batch[b"labels"])
+    except Exception as error:  # a broken pickle may raise anything
+        why = f"is no batch of the Python version: {type(error).__name__}: {error}"
+        raise CIFAR10.broken(path, why) from error
+    CIFAR10.check_count(path, "classes", len(classes), images)
+    CIFAR10.check_count(path, "bytes of pixels", len(pixels), images * _PIXELS)
+    columns = np.frombuffer(classes, np.uint8), np.frombuffer(pixels, np.uint8)
+    return _checked(path, np.column_stack([columns[0], columns[1].reshape(images, _PIXELS)]))
+
+
+def _checked(path: Path, rows: np.ndarray) -> np.ndarray:
+    if rows[:, 0].max() >= CLASSES:
+        raise CIFAR10.broken(path, f"has a class {rows[:, 0].max()}, there are {CLASSES}")
+    return rows
+
+
+class _Array:
+    """Stands in for an array of bytes: takes what its pickle says and calls nothing."""
+
+    content = b""
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, _, kind, fortran, content = state
+        if kind.code not in (b"u1", "u1") or fortran or not isinstance(content, bytes):
+            raise pickle.UnpicklingError("the pixels are no bytes in C order")
+        self.content = content
+
+
+class _Kind:
+    """Stands in for numpy's dtype."""
+
+    def __init__(self, code: bytes | str, *flags: object) -> None:
+        self.code = code
+
+    def __setstate__(self, state: object) -> None:
+        return
+
+
+def _array(*shape: object) -> _Array:
+    return _Array()
+
+
+def _latin1(text: str, encoding: str) -> bytes:
+    return text.encode("latin1")
+
+
+_STAND_INS = {
+    ("numpy.core.multiarray", "_reconstruct"): _array,
+    ("numpy._core.multiarray", "_reconstruct"): _array,
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _Kind,
+    ("_codecs", "encode"): _latin1,
+}
+
+
+class _Reader(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _STAND_INS:
+            raise pickle.UnpicklingError(f"asks for {module}.{name}, which is not allowed")
+        return _STAND_INS[module, name]

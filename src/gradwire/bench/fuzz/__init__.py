@@ -1,0 +1,1 @@
+"""Fuzzing of every decoder: the result must be a gradient or a WireError."""

@@ -1,0 +1,1 @@
+"""Microbenchmarks on one machine: kernels, steps with error feedback, and integrations."""

@@ -1,0 +1,119 @@
+"""`gradwire bench kernels`: the cost of encoding and decoding beside the memory-traffic floor."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from gradwire import kernels
+from gradwire.base import Compressor
+from gradwire.bench.machine import check_device, device_name, machine_facts
+from gradwire.bench.microbench.measure import (
+    Ground,
+    Stopwatch,
+    check_setting,
+    ground_at,
+    measure,
+    stopwatch,
+)
+from gradwire.bench.records.compare import group, kernel_setting
+from gradwire.bench.records.files import append, check_writable
+from gradwire.bench.records.schema import KernelRecord
+from gradwire.bench.report.figures import check_svg_name, write_svg
+from gradwire.bench.report.plots import plots
+from gradwire.bench.report.summary import kernel_summary
+from gradwire.bench.report.tables import kernel_tables
+from gradwire.spec import compressor_classes, format_spec, name_of, parse
+
+NAN = float("nan")
+
+
+def usual_specs() -> list[str]:
+    """Every method of the folder in its usual setting."""
+    return [format_spec(cls(**cls.examples[0])) for cls in compressor_classes().values()]
+
+
+@dataclass(frozen=True)
+class KernelBench:
+    """Every method at every size, on one device."""
+
+    device: str
+    sizes: tuple[int, ...]
+    specs: tuple[str, ...]
+    threads: int
+    json_path: Path | None
+    command: str
+    plot_path: Path | None = None
+    commit: str | None = None
+
+    def run(self, console: Console) -> None:
+        """Measures, shows the table, and adds the records to the file as they come."""
+        check_device(self.device)
+        device = torch.device(self.device)
+        if self.plot_path is not None:
+            check_svg_name(self.plot_path)
+        compressors = [parse(spec) for spec in self.specs]
+        check_setting(self.sizes, self.threads, device)
+        if self.json_path is not None:
+            check_writable(self.json_path)
+        torch.set_num_threads(self.threads)
+        watch = stopwatch(device)
+        records: list[KernelRecord] = []
+        for numel in self.sizes:
+            ground = ground_at(numel, device, watch)
+            for compressor in compressors:
+                spec = format_spec(compressor)
+                console.print(f"{spec}, {numel:,} elements", markup=False, highlight=False)
+                records.append(self._record(compressor, numel, device, watch, ground))
+                if self.json_path is not None:
+                    append(self.json_path, records[-1])
+        self._show(records, console)
+
+    def _show(self, records: list[KernelRecord], console: Console) -> None:
+        for table in kernel_tables(records):
+            console.print(table)
+        console.print(kernel_summary(records), markup=False, highlight=False)
+        if self.plot_path is not None:
+            groups = group(records, kernel_setting)
+            write_svg(
+                self.plot_path,
+                [(s.words(), plot) for s, rows in groups.items() for plot in plots(rows)],
+            )
+
+    def _record(
+        self,
+        compressor: Compressor,
+        numel: int,
+        device: torch.device,
+        watch: Stopwatch,
+        ground: Ground,
+    ) -> KernelRecord:
+        """What was measured, or why it could not be: one method must not end the whole run."""
+        rows = max(1, int(numel**0.5))
+        machine = machine_facts()
+        blank = KernelRecord(
+            method=name_of(compressor),
+            spec=format_spec(compressor),
+            device=device_name(self.device),
+            backend=kernels.chosen(device),
+            numel=rows * (numel // rows),
+            encode_us=NAN,
+            decode_us=NAN,
+            decode8_us=None,
+            ef_step_us=NAN,
+            payload_bytes=0,
+            bits_per_element=NAN,
+            floor_us=NAN,
+            ratio_to_floor=NAN,
+            threads=self.threads,
+            command=self.command,
+            machine=machine | ({"commit": self.commit} if self.commit else {}),
+            contraction=compressor.traits().contraction,
+        )
+        try:
+            x = torch.randn(rows, numel // rows, device=device) * 1e-3
+            return measure(compressor, x, watch, ground, blank)
+        except RuntimeError as error:
+            # Such as too little memory for this method at this size.
+            return replace(blank, status="failed", error=str(error).splitlines()[0])

@@ -1,0 +1,143 @@
+"""`gradwire bench kernels --levels`: the cost of sparsifying at two factors.
+
+GraVAC compares two factors at every step. In two levels the second selection reads only what the
+first selected; compressing twice reads the whole gradient again.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.bench import human
+from gradwire.bench.machine import check_device, device_name, machine_facts
+from gradwire.bench.microbench.ef_step import Call, replay_of
+from gradwire.bench.microbench.measure import Cost, Stopwatch, check_setting, cost, stopwatch
+from gradwire.bench.records.files import append, check_writable
+from gradwire.bench.records.schema import LevelsRecord
+from gradwire.compressors._sparsifier import Sparsifier
+from gradwire.control.two_level import Gauge, at_factor, check_factor, levels, sparsifier_of
+from gradwire.errors import ConfigError
+from gradwire.spec import format_spec, parse
+from gradwire.types import Given, Turn
+
+SPECS = tuple(f"{name}:ratio=0.1" for name in ("topk", "dgc", "redsync", "sidco", "randomk"))
+
+ROUNDS = 3
+"""The first one is cold."""
+
+
+@dataclass(frozen=True)
+class LevelsBench:
+    """Every sparsifier at every size."""
+
+    factors: tuple[float, float]
+    device: str
+    sizes: tuple[int, ...]
+    specs: tuple[str, ...]
+    threads: int
+    json_path: Path | None
+    command: str
+    commit: str | None = None
+
+    def __post_init__(self) -> None:
+        low, high = self.factors
+        if not 1 < low < high:
+            raise ConfigError(f"levels: factors must be 1 < low < high, got {low:g},{high:g}")
+
+    def run(self, console: Console) -> list[LevelsRecord]:
+        """Measures, shows the table, and adds the records to the file as they come."""
+        check_device(self.device)
+        device = torch.device(self.device)
+        bases = [_sparsifier(spec) for spec in self.specs]
+        check_setting(self.sizes, self.threads, device)
+        if self.json_path is not None:
+            check_writable(self.json_path)
+        torch.set_num_threads(self.threads)
+        watch = stopwatch(device)
+        records: list[LevelsRecord] = []
+        for numel in self.sizes:
+            for base in bases:
+                records.append(self._record(base, numel, device, watch))
+                if self.json_path is not None:
+                    append(self.json_path, records[-1])
+        console.print(_table(records))
+        return records
+
+    def _record(
+        self, base: Sparsifier, numel: int, device: torch.device, watch: Stopwatch
+    ) -> LevelsRecord:
+        x = torch.randn(numel, device=device) * 1e-3
+        given = Given(x, torch.zeros_like(x), torch.empty_like(x), 1.0)
+        turn = Turn((numel,))
+
+        # Who asks for positions asks how many there are.
+        waits = base.traits().varies or base.traits().waits
+
+        def timed(choose: Call) -> Cost:
+            return cost(choose, lambda: replay_of(choose), waits, watch, device)
+
+        # In turn, so that neither has the card or the caches to itself when they are warm.
+        both = [
+            (
+                timed(lambda: in_two_levels(base, self.factors, given, turn)),
+                timed(lambda: twice(base, self.factors, given, turn)),
+            )
+            for _ in range(ROUNDS)
+        ]
+        two_us, twice_us = (median(one.us for one in each) for each in zip(*both, strict=True))
+        return LevelsRecord(
+            spec=format_spec(base).partition(":")[0],
+            factors=self.factors,
+            device=device_name(self.device),
+            backend=kernels.chosen(device),
+            numel=numel,
+            two_levels_us=two_us,
+            twice_us=twice_us,
+            ratio=twice_us / two_us,
+            by="eager" if both[0][0].graph_us is None else "graph",
+            command=self.command,
+            machine=machine_facts() | ({"commit": self.commit} if self.commit else {}),
+        )
+
+
+def in_two_levels(
+    base: Sparsifier, factors: tuple[float, float], given: Given, turn: Turn
+) -> Tensor:
+    """What GraVAC does: the values that the second factor keeps, found among those of the first."""
+    made = sparsifier_of(levels(base, *factors, "candidate", alone=False, gauge=Gauge(raw=True)))
+    index = made.select(given, turn)
+    assert given.left is not None
+    return given.left[index]
+
+
+def twice(
+    base: Sparsifier, factors: tuple[float, float], given: Given, turn: Turn
+) -> tuple[Tensor, Tensor]:
+    """The values that both factors keep, each found among all."""
+    low, high = (at_factor(base, factor) for factor in factors)
+    assert given.left is not None
+    first = given.left[low.select(given, turn)]
+    return first, given.left[high.select(Given(given.left), turn)]
+
+
+def _sparsifier(spec: str) -> Sparsifier:
+    compressor = parse(spec)
+    check_factor("levels", compressor)
+    return sparsifier_of(compressor)
+
+
+def _table(records: list[LevelsRecord]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("method")
+    for name in ("elements", "in two levels", "twice", "twice / two levels"):
+        table.add_column(name, justify="right")
+    for r in records:
+        times = human.duration_ms(r.two_levels_us / 1e3), human.duration_ms(r.twice_us / 1e3)
+        table.add_row(r.spec, f"{r.numel:,}", *times, f"{r.ratio:.2f}")
+    return table

@@ -1,0 +1,1 @@
+"""Predicted step times: `gradwire simulate`, `gradwire advise`, and their validation."""

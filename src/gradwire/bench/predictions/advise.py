@@ -1,0 +1,156 @@
+"""`gradwire advise`: predicts whether compression pays for a model that is not running yet.
+
+The model is a workload, or the user's own, named as `module:function`.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from gradwire.bench.machine import machine_facts
+from gradwire.bench.predictions.forecast_records import Setting
+from gradwire.bench.predictions.measured_model import Subject, measure_model, plan_of
+from gradwire.bench.predictions.simulate import Links
+from gradwire.bench.records.files import append
+from gradwire.comm.cost_model import format_rate
+from gradwire.errors import ConfigError
+from gradwire.perfmodel.advise import BITS16, FP32, Advice, advice, weigh
+from gradwire.perfmodel.probe import cores_each
+
+
+class Named(NamedTuple):
+    """A model and how to have its loss."""
+
+    model: nn.Module
+    loss: Callable[[nn.Module], Tensor]
+
+
+def measure_named(name: str, input_shape: str | None, device: str) -> Subject:
+    """The model that `module:function` builds, measured with a step of plain SGD."""
+    model, loss = named_model(name, input_shape, device)
+    optimiser = SGD(model.parameters(), lr=0.0)
+
+    def step() -> None:
+        optimiser.step()
+
+    return measure_model(name, model, lambda net, number: loss(net), step)
+
+
+def named_model(name: str, input_shape: str | None, device: str) -> Named:
+    """What the function returns: a model and its loss, or a model that is fed random numbers."""
+    made = _call(name)
+    if isinstance(made, nn.Module):
+        return Named(made.to(device), _random_loss(name, _shape(name, input_shape), device))
+    if isinstance(made, tuple) and len(made) == 2:
+        model, loss = made
+        if isinstance(model, nn.Module) and callable(loss):
+            return Named(model.to(device), loss)
+    raise ConfigError(
+        f"model: {name} must return a torch.nn.Module, or a pair of one and a function "
+        f"loss(model), got {type(made).__name__}"
+    )
+
+
+def _call(name: str) -> object:
+    module_name, colon, function_name = name.partition(":")
+    if not (module_name and colon and function_name):
+        raise ConfigError(f"model: expected module:function, got {name!r}")
+    # As with `python -m`: what lies in the current folder can be imported.
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"model: cannot import {module_name!r}: {error}") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise ConfigError(f"model: {module_name!r} has no function {function_name!r}")
+    made: object = function()
+    return made
+
+
+def _shape(name: str, text: str | None) -> tuple[int, ...]:
+    if text is None:
+        raise ConfigError(
+            f"model: {name} returns a model alone; give the shape of a batch such as "
+            "--input 32x3x224x224, or return (model, loss) with loss(model)"
+        )
+    try:
+        shape = tuple(int(word) for word in text.split("x"))
+    except ValueError:
+        shape = ()
+    if not shape or min(shape) < 1:
+        raise ConfigError(f"input: expected numbers such as 32x3x224x224, got {text!r}")
+    return shape
+
+
+def _random_loss(name: str, shape: tuple[int, ...], device: str) -> Callable[[nn.Module], Tensor]:
+    """The mean square of what a model makes of random numbers."""
+    batch = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(device)
+
+    def loss(model: nn.Module) -> Tensor:
+        try:
+            output = model(batch)
+        except (RuntimeError, TypeError) as error:
+            first = str(error).partition("\n")[0]
+            raise ConfigError(
+                f"model: {name} cannot take {tuple(shape)}: {first}; "
+                "give another --input, or return (model, loss) with loss(model)"
+            ) from error
+        if not isinstance(output, Tensor):
+            raise ConfigError(
+                f"model: {name} gives {type(output).__name__}, not a tensor; "
+                "return (model, loss) with loss(model)"
+            )
+        return output.float().square().mean()
+
+    return loss
+
+
+def advise_on(subject: Subject, cases: Sequence[str], workers: int, links: Links) -> Advice:
+    """Methods ranked by their predicted step, each worker alone on a machine like this one."""
+    if workers < 2:
+        raise ConfigError(f"advise: workers must be at least 2, got {workers}")
+    network = links.network()
+    names = dict.fromkeys((FP32, BITS16, *cases))
+    plans = {name: plan_of(name, subject.tensors, workers) for name in names}
+    cores = cores_each(1, subject.device)
+    options = weigh(plans, subject.compute, subject.tensors, workers, network, cores)
+    setting = (
+        f"{subject.title}: {subject.parameters / 1e6:.3g} M parameters on {subject.device}, "
+        f"{subject.compute.compute_s * 1e3:.3g} ms a step without exchange; {workers} workers, "
+        f"links of {network.link.words()}"
+    )
+    return advice(setting, options)
+
+
+def write_advice(
+    path: Path, subject: Subject, workers: int, links: Links, found: Advice, command: str
+) -> None:
+    """Adds one forecast record an option to a file."""
+    setting = Setting(
+        subject.title,
+        subject.parameters,
+        format_rate(links.rate_bits),
+        links.latency_s * 1e3,
+        str(subject.device),
+        command,
+        machine_facts(),
+    )
+    for option in found.options:
+        record = setting.record(option.spec, option.exchange, workers, option.prediction)
+        risk = option.risk
+        judged = replace(
+            record,
+            relative_error=risk.relative_error,
+            risk=risk.level,
+            advised=option is found.choice,
+        )
+        append(path, judged)

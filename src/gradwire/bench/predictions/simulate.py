@@ -1,0 +1,102 @@
+"""`gradwire simulate` without steps: predicts the step time for any number of workers."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from gradwire.bench.machine import machine_facts
+from gradwire.bench.predictions.forecast_records import Setting, forecast_table, scaling_table
+from gradwire.bench.predictions.measured_model import Subject, measure_workload, plan_of
+from gradwire.bench.records.files import append, check_writable
+from gradwire.bench.records.schema import BASELINE, ForecastRecord
+from gradwire.bench.workloads.base import Workload
+from gradwire.comm.cost_model import LinkModel, Network, format_rate
+from gradwire.engine.plan import Plan
+from gradwire.errors import ConfigError
+from gradwire.perfmodel.predict import Prediction, predicted
+from gradwire.perfmodel.probe import cores_each
+
+CASES = (
+    BASELINE,
+    "torch-fp16",
+    "efsign @ exchange=gather",
+    "efsign @ exchange=sharded",
+    "topk:ratio=0.01",
+    "powersgd:rank=1",
+)
+
+
+@dataclass(frozen=True)
+class Links:
+    """A network as the command line gives it."""
+
+    rate_bits: int
+    latency_s: float
+    inside_bits: int | None = None
+
+    def network(self) -> Network:
+        inside = self.inside_bits
+        return Network(
+            LinkModel(self.latency_s, self.rate_bits),
+            None if inside is None else LinkModel(self.latency_s, inside),
+        )
+
+
+@dataclass(frozen=True)
+class SimulateBench:
+    """Every case among every number of workers, each alone on a machine like this one."""
+
+    workload: Workload
+    cases: tuple[str, ...]
+    workers: tuple[int, ...]
+    links: Links
+    json_path: Path | None
+    command: str
+
+    def __post_init__(self) -> None:
+        if small := [n for n in self.workers if n < 1]:
+            raise ConfigError(f"simulate: workers must be at least 1, got {small[0]}")
+
+    def run(self, console: Console) -> None:
+        self.check_writable()
+        subject = measure_workload(self.workload)
+        setting = self.setting(subject)
+        records: list[ForecastRecord] = []
+        for case in self.cases:
+            for workers in self.workers:
+                plan = plan_of(case, subject.tensors, workers)
+                prediction = self.predict(subject, case, workers)
+                records.append(setting.record(case, plan.exchange, workers, prediction))
+                if self.json_path is not None:
+                    append(self.json_path, records[-1])
+        links = self.links.network().link.words()
+        title = f"{subject.title}, {subject.parameters / 1e6:.3g} M parameters, links of {links}"
+        console.print(title, markup=False, highlight=False)
+        console.print(forecast_table(records))
+        if len(self.workers) > 1:
+            console.print(scaling_table(records))
+
+    def check_writable(self) -> None:
+        """Raises before minutes of work whose records could not be kept."""
+        if self.json_path is not None:
+            check_writable(self.json_path)
+
+    def predict(self, subject: Subject, case: str, workers: int) -> Prediction:
+        return self.predict_plan(subject, plan_of(case, subject.tensors, workers), workers)
+
+    def predict_plan(self, subject: Subject, plan: Plan, workers: int) -> Prediction:
+        rehearsed = subject.rehearsed(plan, workers)
+        cores = cores_each(1, subject.device)
+        return predicted(subject.compute, rehearsed, self.links.network(), cores)
+
+    def setting(self, subject: Subject) -> Setting:
+        return Setting(
+            subject.title,
+            subject.parameters,
+            format_rate(self.links.rate_bits),
+            self.links.latency_s * 1e3,
+            str(subject.device),
+            self.command,
+            machine_facts(),
+        )

@@ -1,0 +1,1 @@
+"""Records of measurements: their schema, files of them, and comparisons between them."""

@@ -1,0 +1,1 @@
+"""Reports on records: terminal tables, plots, plot files, and one HTML page."""

@@ -1,0 +1,168 @@
+"""Results as a grid of cells, each with a text and a sort key, for the terminal and for HTML."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gradwire.bench import human
+from gradwire.bench.records.compare import common_target, speed_up, target_of
+from gradwire.bench.records.schema import KernelRecord, Record, StepRecord, TrainRecord
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is shown and what is sorted by; a None key sorts last in both directions."""
+
+    text: str
+    key: float | str | None
+
+
+@dataclass(frozen=True)
+class Row:
+    spec: str
+    status: str
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Rows that are `methods` have a colour and can be hidden; else `spec` is just a name."""
+
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    methods: bool = True
+
+
+def train_grid(records: Sequence[TrainRecord]) -> Grid:
+    """One row a run, in the order given; columns that say nothing here are left out."""
+    columns = {
+        "method": [Cell(r.spec, r.spec) for r in records],
+        "seed": [Cell(str(r.seed), r.seed) for r in records],
+        "step": [Cell(human.duration_ms(r.step_ms), r.step_ms) for r in records],
+        "sent per step": [Cell(human.byte_size(r.sent_bytes), r.sent_bytes) for r in records],
+        "ratio": [Cell(human.times(r.ratio), r.ratio) for r in records],
+        "loss": [Cell(human.digits(r.final_loss), r.final_loss) for r in records],
+        _metric_name(records): [Cell(human.digits(r.metric), r.metric) for r in records],
+        _target_name(records): [_time_to_target(r) for r in records],
+        _speed_name(records): [_speed(r, records) for r in records],
+        "efficiency": [share(r.scaling_efficiency) for r in records],
+        "status": [Cell(r.status, r.status) for r in records],
+    }
+    if len({r.seed for r in records}) == 1:
+        del columns["seed"]
+    if all(target_of(r) is None for r in records):
+        del columns[_target_name(records)]
+    if all(r.metric is None for r in records):
+        del columns[_metric_name(records)]
+    if all(r.scaling_efficiency is None for r in records):
+        del columns["efficiency"]
+    return _grid(columns, records)
+
+
+def step_grid(records: Sequence[StepRecord]) -> Grid:
+    """One row a method: its step, its spread, its bytes and its speed against dense."""
+    columns = {
+        "method": [Cell(r.spec, r.spec) for r in records],
+        "step": [Cell(human.duration_ms(r.step_ms), r.step_ms) for r in records],
+        "20–80 %": [_spread(r) for r in records],  # noqa: RUF001  a range takes an en dash
+        "sent per step": [Cell(human.byte_size(r.sent_bytes), r.sent_bytes) for r in records],
+        "encode": [Cell(human.duration_ms(r.encode_ms), r.encode_ms) for r in records],
+        "wire": [Cell(human.duration_ms(r.wire_ms), r.wire_ms) for r in records],
+        "decode": [Cell(human.duration_ms(r.decode_ms), r.decode_ms) for r in records],
+        "speed-up": [_step_speed(r) for r in records],
+        "efficiency": [share(r.scaling_efficiency) for r in records],
+        "status": [Cell(r.status, r.status) for r in records],
+    }
+    if all(r.scaling_efficiency is None for r in records):
+        del columns["efficiency"]
+    return _grid(columns, records)
+
+
+def kernel_grid(records: Sequence[KernelRecord]) -> Grid:
+    """One row a method; `step` is one with error feedback, `decode 8` adds eight messages up."""
+    columns = {
+        "method": [Cell(r.spec, r.spec) for r in records],
+        "encode": [_us(r.encode_us) for r in records],
+        "decode": [_us(r.decode_us) for r in records],
+        "decode 8": [_us(r.decode8_us) for r in records],
+        "decode 8 / floor": [_over(r.decode8_us, r.decode8_floor_us) for r in records],
+        "step": [_us(r.ef_step_us) for r in records],
+        "by calls": [_us(r.ef_step_eager_us) for r in records],
+        "floor": [_us(r.floor_us) for r in records],
+        "step / floor": [_factor(r.ratio_to_floor) for r in records],
+        "step / add": [_factor(r.ratio_to_add) for r in records],
+        "bits": [Cell(human.digits(r.bits_per_element), r.bits_per_element) for r in records],
+        "status": [Cell(r.status, r.status) for r in records],
+    }
+    if all(r.ef_step_by == "eager" for r in records):
+        del columns["by calls"]
+    for name in ("decode 8 / floor", "step / add"):
+        if all(cell.key is None for cell in columns[name]):
+            del columns[name]
+    return _grid(columns, records)
+
+
+def share(value: float | None) -> Cell:
+    return Cell(human.NOTHING if value is None else f"{value:.0%}", value)
+
+
+def _over(time_us: float | None, floor_us: float | None) -> Cell:
+    return _factor(time_us / floor_us if time_us and floor_us else None)
+
+
+def _factor(value: float | None) -> Cell:
+    known = value is not None and math.isfinite(value)
+    return Cell(f"{value:.1f}" if known else human.NOTHING, value if known else None)
+
+
+def _us(time_us: float | None) -> Cell:
+    return Cell(human.duration_ms(None if time_us is None else time_us / 1e3), time_us)
+
+
+def _grid(columns: dict[str, list[Cell]], records: Sequence[Record]) -> Grid:
+    """The columns as rows, without the status when every run is done."""
+    if all(record.status == "done" for record in records):
+        del columns["status"]
+    cells = zip(*columns.values(), strict=True)
+    rows = zip(records, cells, strict=True)
+    return Grid(tuple(columns), tuple(Row(r.spec, r.status, tuple(row)) for r, row in rows))
+
+
+def _metric_name(records: Sequence[TrainRecord]) -> str:
+    names = dict.fromkeys(r.metric_name for r in records if r.metric_name)
+    return " / ".join(names) or "metric"
+
+
+def _target_name(records: Sequence[TrainRecord]) -> str:
+    target = common_target(records)
+    return "time to target" if target is None else f"time to {target.words()}"
+
+
+def _speed_name(records: Sequence[TrainRecord]) -> str:
+    return "step speed-up" if common_target(records) is None else "speed-up"
+
+
+def _time_to_target(record: TrainRecord) -> Cell:
+    missed = target_of(record) is not None and record.time_to_target_s is None
+    text = "not reached" if missed else human.duration_s(record.time_to_target_s)
+    return Cell(text, record.time_to_target_s)
+
+
+def _speed(record: TrainRecord, records: Sequence[TrainRecord]) -> Cell:
+    factor = speed_up(record, records)
+    return Cell(human.times(factor), factor)
+
+
+def _step_speed(record: StepRecord) -> Cell:
+    factor = 1 / record.ratio_to_dense if record.ratio_to_dense else None
+    return Cell(human.times(factor), factor)
+
+
+def _spread(record: StepRecord) -> Cell:
+    if record.step_ms_quantiles is None:
+        return Cell(human.NOTHING, None)
+    low, _, high = record.step_ms_quantiles
+    text = human.duration_ms(high)
+    # One unit is enough for both, and 80 columns are few.
+    start = human.duration_ms(low).removesuffix(text[text.rindex(" ") :])
+    return Cell(f"{start} – {text}", high - low)  # noqa: RUF001

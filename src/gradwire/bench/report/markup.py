@@ -1,0 +1,199 @@
+"""The report's parts as HTML; all text from records is escaped here.
+
+`provenance` lists failures, machines and the exact commands of the records.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from html import escape
+
+from gradwire.bench.records.compare import group
+from gradwire.bench.records.files import finite
+from gradwire.bench.records.schema import (
+    BASELINE,
+    AnyRecord,
+    FollowRecord,
+    FuzzRecord,
+    KernelRecord,
+    KillRecord,
+    StepRecord,
+    TrainRecord,
+)
+from gradwire.bench.report.grid import Cell, Grid, Row
+from gradwire.bench.report.plotdata import Plot
+
+LONGEST_NUMBER = 30
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(ms|s|min|h|[kMGT]?B|[kMGT]bit/s|M|workers?)\b)")
+
+
+def lead(sections: Sequence[tuple[str, str]]) -> str:
+    """The summary; for several settings a list of summaries that leads to each section."""
+    if len(sections) == 1:
+        return f'<p class="lead">{prose(sections[0][1])}</p>'
+    items = "".join(
+        f'<li><a href="#s{index}">{prose(heading)}</a>: {prose(summary)}</li>'
+        for index, (heading, summary) in enumerate(sections)
+    )
+    return f"<ul>{items}</ul>"
+
+
+def heading(text: str) -> str:
+    return f"<h2>{prose(text)}</h2>"
+
+
+def table(grid: Grid) -> str:
+    heads = "".join(
+        f'<th scope="col"><button type="button">{escape(_unbroken(name))}</button></th>'
+        for name in grid.columns
+    )
+    rows = "\n".join(map(_row if grid.methods else _plain_row, grid.rows))
+    return (
+        f'<div class="scroll" tabindex="0"><table><thead><tr>{heads}</tr></thead>\n'
+        f"<tbody>{rows}</tbody></table></div>"
+    )
+
+
+def figures(plots: Sequence[Plot], first: int) -> str:
+    """Empty charts for the script to draw, numbered from `first`."""
+    items = "\n".join(
+        f'<figure data-plot="{number}"><h3>{escape(plot.title)}</h3><p>{escape(plot.caption)}</p>'
+        '<div class="tools"></div><div class="canvas"></div></figure>'
+        for number, plot in enumerate(plots, start=first)
+    )
+    return f'<div class="charts">{items}</div>'
+
+
+def timelines(records: Sequence[TrainRecord | FollowRecord]) -> str:
+    """What controllers decided: which setting from which step on, and why."""
+    steered = [record for record in records if record.timeline]
+    if not steered:
+        return ""
+    return "<h3>What the controllers decided</h3>" + "".join(map(_timeline, steered))
+
+
+def data(specs: Sequence[str], plots: Sequence[Plot]) -> str:
+    """The page's JSON; no "<" survives, so no record can end the script element."""
+    # Dense first and in ink; the others take the colours in order of appearance.
+    others = [spec for spec in specs if spec != BASELINE]
+    methods = [{"spec": BASELINE, "baseline": True, "order": 0}] if BASELINE in specs else []
+    methods += [{"spec": s, "baseline": False, "order": i} for i, s in enumerate(others)]
+    page = {"methods": methods, "plots": [finite(asdict(plot)) for plot in plots]}
+    text = json.dumps(page, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def prose(text: str) -> str:
+    """Text in which no line breaks between a number and its unit."""
+    return _BEFORE_UNIT.sub("\N{NO-BREAK SPACE}", escape(text))
+
+
+def _unbroken(name: str) -> str:
+    """A heading that may wrap between words but not at a hyphen."""
+    return name.replace("-", "\N{NON-BREAKING HYPHEN}")
+
+
+def _row(row: Row) -> str:
+    stopped = "" if row.status == "done" else ' class="stopped"'
+    # On a phone a long spec breaks after its method, not in the middle of a number.
+    spec = escape(row.spec).replace(":", ":<wbr>")
+    cells = "".join(_cell(cell) for cell in row.cells[1:])
+    return (
+        f'<tr data-spec="{escape(row.spec)}"{stopped}>'
+        f'<td class="spec" data-key="{escape(row.spec)}">{spec}</td>{cells}</tr>'
+    )
+
+
+def _plain_row(row: Row) -> str:
+    stopped = "" if row.status == "done" else ' class="stopped"'
+    return f"<tr{stopped}>{''.join(map(_cell, row.cells))}</tr>"
+
+
+def _cell(cell: Cell) -> str:
+    key = "" if finite(cell.key) is None else f' data-key="{escape(str(cell.key))}"'
+    # A number stays on its line; more than that may take several.
+    words = ' class="words"' if len(cell.text) > LONGEST_NUMBER else ""
+    return f"<td{words}{key}>{escape(cell.text)}</td>"
+
+
+def _timeline(record: TrainRecord | FollowRecord) -> str:
+    seed = f", seed {record.seed}" if isinstance(record, TrainRecord) else ""
+    rows = "".join(
+        f"<tr><td>{change.step:,}</td><td>{escape(change.setting)}</td>"
+        f"<td>{prose(change.reason)}</td></tr>"
+        for change in record.timeline
+    )
+    return (
+        f"<details><summary><code>{escape(record.spec)}</code>{seed}: "
+        f"{len(record.timeline)} decision{'s' if len(record.timeline) > 1 else ''}</summary>"
+        '<div class="scroll" tabindex="0"><table class="timeline"><thead><tr><th>from step</th>'
+        f"<th>setting</th><th>why</th></tr></thead><tbody>{rows}</tbody></table></div></details>"
+    )
+
+
+MOST_NAMES = 12
+"""More methods of one command or machine are counted, not named."""
+
+
+def provenance(records: Sequence[AnyRecord]) -> str:
+    # A kill is part of a job, whose record says where it was made.
+    made = [record for record in records if not isinstance(record, KillRecord)]
+    machines = group(made, lambda record: tuple(record.machine.items()))
+    commands = group((r for r in made if r.command), lambda record: record.command)
+    several = len(machines) > 1
+    facts = [
+        _facts(machine) + (_names([r.spec for r in own]) if several else "")
+        for machine, own in machines.items()
+    ]
+    lines = [_command(command, [r.spec for r in own]) for command, own in commands.items()]
+    return (
+        f'<section id="runs"><h2>How this was measured</h2>{_counts(records)}'
+        + _part("What went wrong", list(_failures(records)))
+        + _part("Machines" if several else "Machine", facts)
+        + _part("Commands" if len(lines) > 1 else "Command", lines)
+        + "</section>"
+    )
+
+
+def _counts(records: Sequence[AnyRecord]) -> str:
+    kinds = Counter(record.kind for record in records)
+    words = ", ".join(f"{number:,} of kind {kind}" for kind, number in kinds.items())
+    return f'<p class="note">{len(records):,} records: {words}.</p>'
+
+
+def _part(heading: str, items: Sequence[str]) -> str:
+    return f"<h3>{heading}</h3>{''.join(items)}" if items else ""
+
+
+def _failures(records: Sequence[AnyRecord]) -> Iterator[str]:
+    for record in records:
+        if isinstance(record, TrainRecord | StepRecord | KernelRecord) and record.error:
+            yield _failure(record.spec, record.status, record.error)
+        if isinstance(record, FuzzRecord) and record.crashes:
+            yield _failure(record.spec, "crashed", "\n".join(record.crash_texts))
+
+
+def _failure(spec: str, status: str, error: str) -> str:
+    return (
+        f'<div class="run"><code>{escape(spec)}</code> {escape(status)}'
+        f'<pre class="error">{escape(error)}</pre></div>'
+    )
+
+
+def _facts(machine: tuple[tuple[str, str], ...]) -> str:
+    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in machine)
+    return f"<dl>{rows}</dl>"
+
+
+def _command(command: str, specs: Sequence[str]) -> str:
+    return f'<div class="run">{_names(specs)}<pre>{escape(command)}</pre></div>'
+
+
+def _names(specs: Sequence[str]) -> str:
+    names = [f"<code>{escape(spec)}</code>" for spec in dict.fromkeys(specs)]
+    left = len(names) - MOST_NAMES
+    # Who is left out must be more than one, or there would be room for it.
+    shown = [*names[:MOST_NAMES], f"and {left} others"] if left > 1 else names
+    return f"<p>{', '.join(shown)}</p>"

@@ -1,0 +1,37 @@
+"""The plots of the report; each takes records and returns the plot's data, or None if it has none.
+
+A new plot is a function of one of these modules and an entry of `PLOTS`.
+"""
+
+from collections.abc import Callable, Sequence
+
+from gradwire.bench.records.schema import Record
+from gradwire.bench.report.plotdata import Plot
+from gradwire.bench.report.plots.bars import (
+    kernel_add,
+    kernel_cost,
+    kernel_decode,
+    step_breakdown,
+    step_time,
+)
+from gradwire.bench.report.plots.curves import loss_by_bytes, loss_by_time, metric_by_time
+from gradwire.bench.report.plots.frontier import frontier_by_bytes, frontier_by_time
+
+PLOTS: tuple[Callable[[Sequence[Record]], Plot | None], ...] = (
+    frontier_by_time,
+    frontier_by_bytes,
+    step_time,
+    kernel_cost,
+    kernel_decode,
+    kernel_add,
+    loss_by_time,
+    loss_by_bytes,
+    metric_by_time,
+    step_breakdown,
+)
+
+
+def plots(records: Sequence[Record]) -> list[Plot]:
+    """Every plot that has something to say about these records of one setting, in place."""
+    drawn = [plot(records) for plot in PLOTS]
+    return sorted((plot for plot in drawn if plot is not None), key=lambda plot: plot.place)

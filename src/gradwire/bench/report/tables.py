@@ -1,0 +1,81 @@
+"""Terminal tables: results by setting, the catalogue of methods, and the workloads."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from gradwire.bench.records.compare import group, kernel_setting, step_setting, train_setting
+from gradwire.bench.records.schema import BASELINE, KernelRecord, StepRecord, TrainRecord
+from gradwire.bench.report.grid import Grid, kernel_grid, step_grid, train_grid
+from gradwire.catalogue import Row
+
+_STATUS_STYLE = {"done": "", "failed": "red", "diverged": "red", "interrupted": "yellow"}
+
+
+def train_tables(records: Sequence[TrainRecord]) -> list[Table]:
+    groups = group(records, train_setting)
+    return [_table(setting.words(), train_grid(runs)) for setting, runs in groups.items()]
+
+
+def step_tables(records: Sequence[StepRecord]) -> list[Table]:
+    groups = group(records, step_setting)
+    return [_table(setting.words(), step_grid(runs)) for setting, runs in groups.items()]
+
+
+def kernel_tables(records: Sequence[KernelRecord]) -> list[Table]:
+    groups = group(records, kernel_setting)
+    return [_table(setting.words(), kernel_grid(rows)) for setting, rows in groups.items()]
+
+
+def _table(title: str, grid: Grid) -> Table:
+    # Text, not str: a spec such as "x[bits=4]" would be taken for markup.
+    # A title longer than its table is still one line.
+    heading = Text(title, no_wrap=True, overflow="ignore")
+    table = Table(
+        title=heading, title_justify="left", pad_edge=False, collapse_padding=True, box=None
+    )
+    first, *others = grid.columns
+    # In a narrow terminal the method gives way; a number cut short would be a wrong number.
+    table.add_column(Text(first), overflow="fold", min_width=12, vertical="top")
+    for name in others:
+        table.add_column(Text(_two_lines(name)), justify="right", no_wrap=True)
+    for row in grid.rows:
+        style = "dim" if row.spec == BASELINE else _STATUS_STYLE[row.status]
+        table.add_row(*(Text(cell.text) for cell in row.cells), style=style)
+    return table
+
+
+def _two_lines(name: str) -> str:
+    """The name broken at the space nearest to its middle."""
+    spaces = [index for index, letter in enumerate(name) if letter == " "]
+    if len(name) <= 8 or not spaces:
+        return name
+    at = min(spaces, key=lambda index: abs(index - len(name) / 2))
+    return f"{name[:at]}\n{name[at + 1 :]}"
+
+
+def methods_table(rows: Sequence[Row]) -> Table:
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
+    for name in (
+        "method",
+        "family",
+        "bits an\nelement",
+        "unbiased or\ncontraction",
+        "memory",
+        "exchange",
+    ):
+        table.add_column(Text(name), no_wrap=True)
+    table.add_column("paper", no_wrap=True, overflow="ellipsis", max_width=24)
+    for row in rows:
+        cells = [row.spec, row.family, f"{row.bits_per_element:g}", _bias_kind(row)]
+        # The number of the paper is in the README's table and in --json; here are few columns.
+        paper = row.paper.partition(", arXiv")[0]
+        table.add_row(*(Text(cell) for cell in [*cells, row.memory, row.exchange, paper]))
+    return table
+
+
+def _bias_kind(row: Row) -> str:
+    if row.unbiased and row.contraction:
+        return "both"
+    return "unbiased" if row.unbiased else "contraction" if row.contraction else ""

@@ -1,0 +1,1 @@
+"""Sections of the report about records that are not training runs, step times or kernels."""

@@ -1,0 +1,1 @@
+"""Runs on emulated hosts: training, step times, guards and changing links, case by case."""

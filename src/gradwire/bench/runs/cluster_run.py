@@ -1,0 +1,111 @@
+"""A run on a cluster, from the launcher's side: opens hosts, shows progress, keeps the records."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias
+
+from rich.console import Console
+
+from gradwire.bench.machine import device_facts, machine_facts
+from gradwire.bench.records.files import append, check_writable
+from gradwire.bench.records.schema import Record
+from gradwire.bench.runs.progress import Live
+from gradwire.bench.worker.launch import run_turns
+from gradwire.bench.worker.protocol import Job, Message
+from gradwire.testbed.cluster import open_cluster
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and how the records came to be; the same in all of one benchmark."""
+
+    workers: int
+    rate: str | None
+    shaped: bool
+    command: str
+    machine: dict[str, str]
+
+
+class Collector(ABC):
+    """Makes records of what the workers say."""
+
+    @abstractmethod
+    def hear(self, message: Message) -> Record | None:
+        """The record of a case that is over with this message."""
+
+    @abstractmethod
+    def unfinished(self) -> list[Record]:
+        """Records of what was begun, when there will be no more messages."""
+
+
+Ending: TypeAlias = Literal["done", "failed", "interrupted"]
+
+
+class Results(NamedTuple):
+    records: list[Record]
+    interrupted: bool
+
+    @property
+    def ending(self) -> Ending:
+        """How all of it ended: `failed` if any run has, though the others went on."""
+        if self.interrupted:
+            return "interrupted"
+        return "failed" if any(record.status == "failed" for record in self.records) else "done"
+
+
+@dataclass(frozen=True)
+class Race:
+    """A job on `workers` hosts with links of `rate`; records go to `json_path` one by one.
+
+    `commit` is that of the records where there is no checkout to ask; `watch` hears every message.
+    """
+
+    job: Job
+    workers: int
+    rate: str | None
+    command: str
+    json_path: Path | None
+    commit: str | None = None
+    watch: Callable[[Message], None] | None = None
+
+    def run(self, collect: Callable[[Place], Collector], console: Console) -> Results:
+        """All records; when interrupted, those there are, the last of them unfinished."""
+        records: list[Record] = []
+        if self.json_path is not None:
+            check_writable(self.json_path)
+        with open_cluster(self.workers, self.rate) as cluster:
+            if cluster.note is not None:
+                console.print(f"Note: {cluster.note}", markup=False, highlight=False)
+            facts = self._facts()
+            place = Place(self.workers, self.rate, cluster.shaped, self.command, facts)
+            collector = collect(place)
+            cases = list(dict.fromkeys(self.job.turns))
+            rounds = len(self.job.turns) // len(cases)
+            try:
+                with Live(console, cases, self.job.steps, rounds) as live:
+
+                    def listen(message: Message) -> None:
+                        live.show(message)
+                        if self.watch is not None:
+                            self.watch(message)
+                        record = collector.hear(message)
+                        if record is not None:
+                            self._keep(records, record)
+
+                    run_turns(cluster, self.job, listen)
+            except KeyboardInterrupt:
+                for record in collector.unfinished():
+                    self._keep(records, record)
+                return Results(records, interrupted=True)
+        return Results(records, interrupted=False)
+
+    def _facts(self) -> dict[str, str]:
+        facts = {**machine_facts(), **device_facts(self.job.device)}
+        return facts if self.commit is None else {**facts, "commit": self.commit}
+
+    def _keep(self, records: list[Record], record: Record) -> None:
+        records.append(record)
+        if self.json_path is not None:
+            append(self.json_path, record)

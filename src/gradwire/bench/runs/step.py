@@ -1,0 +1,172 @@
+"""`gradwire bench step`: the step time of many methods in one run.
+
+Methods alternate in blocks of steps, so that noise affects all of them alike; a record holds the
+median over all blocks of a case.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from rich.console import Console
+
+from gradwire.bench.machine import check_device
+from gradwire.bench.records.compare import efficiency, middle
+from gradwire.bench.records.schema import BASELINE, COMPUTE, Record, Status, StepRecord
+from gradwire.bench.report.summary import step_summary
+from gradwire.bench.report.tables import step_tables
+from gradwire.bench.runs.cluster_run import Collector, Ending, Place, Race
+from gradwire.bench.runs.train import baselines_first
+from gradwire.bench.worker.protocol import Failed, Finished, Job, Message
+from gradwire.bench.workloads.base import parameter_count, parse_workload
+
+
+@dataclass
+class StepCollector(Collector):
+    """One record a case, once all its blocks are there."""
+
+    place: Place
+    batch: int
+    parameters: int
+    rounds: int
+    workload: str | None = None
+    device: str = "cpu"
+    blocks: dict[str, list[Finished]] = field(default_factory=lambda: defaultdict(list))
+    recorded: set[str] = field(default_factory=set)
+
+    def hear(self, message: Message) -> Record | None:
+        if isinstance(message, Failed):
+            return self._record(message.case, "failed", message.error)
+        if not isinstance(message, Finished):
+            return None
+        self.blocks[message.case].append(message)
+        complete = len(self.blocks[message.case]) == self.rounds
+        return self._record(message.case, "done", None) if complete else None
+
+    def unfinished(self) -> list[Record]:
+        cases = [case for case in self.blocks if case not in self.recorded]
+        return [self._record(case, "interrupted", None) for case in cases]
+
+    def _record(self, case: str, status: Status, error: str | None) -> StepRecord:
+        self.recorded.add(case)
+        blocks = self.blocks[case]
+        steps_ms = _all_steps(blocks)
+        step_ms, compute_ms = middle(steps_ms), middle(_all_steps(self.blocks.get(COMPUTE, [])))
+        return StepRecord(
+            spec=case,
+            workers=self.place.workers,
+            rate=self.place.rate,
+            shaped=self.place.shaped,
+            steps=len(steps_ms),
+            batch=self.batch,
+            parameters=self.parameters,
+            status=status,
+            error=error,
+            command=self.place.command,
+            machine=self.place.machine,
+            workload=self.workload,
+            device=self.device,
+            step_ms=step_ms,
+            compute_ms=compute_ms,
+            scaling_efficiency=efficiency(compute_ms, step_ms),
+            interface_bytes=middle(block.interface_bytes for block in blocks),
+            backend=blocks[-1].backend if blocks else None,
+            step_ms_quantiles=_quantiles(steps_ms),
+            sent_bytes=middle(block.sent_bytes for block in blocks),
+            ratio_to_dense=self._ratio_to_dense(steps_ms),
+            encode_ms=middle(block.encode_ms for block in blocks),
+            wire_ms=middle(block.wire_ms for block in blocks),
+            decode_ms=middle(block.decode_ms for block in blocks),
+        )
+
+    def _ratio_to_dense(self, steps_ms: Sequence[float]) -> float | None:
+        dense_ms = _all_steps(self.blocks.get(BASELINE, []))
+        return median(steps_ms) / median(dense_ms) if steps_ms and dense_ms else None
+
+
+def _all_steps(blocks: Iterable[Finished]) -> list[float]:
+    return [step_ms for block in blocks for step_ms in block.steps_ms]
+
+
+def _quantiles(steps_ms: Sequence[float]) -> tuple[float, float, float] | None:
+    if not steps_ms:
+        return None
+    low, middle_, high = np.quantile(steps_ms, (0.2, 0.5, 0.8)).tolist()
+    return low, middle_, high
+
+
+CASES = (
+    BASELINE,
+    "torch-fp16",
+    "torch-powersgd:rank=1",
+    "none",
+    "fp16",
+    "efsign",
+    "qsgd:bits=4",
+    "topk:ratio=0.01",
+    "randomk:ratio=0.01",
+    "powersgd:rank=1",
+)
+ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class StepBench:
+    """`steps` timed steps of every case, in `ROUNDS` blocks; every block has its own warm-up."""
+
+    cases: tuple[str, ...]
+    workers: int
+    rate: str | None
+    steps: int
+    warmup: int
+    batch: int | None
+    json_path: Path | None
+    command: str
+    workload: str = "mlp"
+    data: Path | None = None
+    device: str = "cpu"
+    commit: str | None = None
+
+    def run(self, console: Console) -> Ending:
+        """Measures and shows the table."""
+        check_device(self.device)
+        workload = parse_workload(self._workload_spec(), self.data)
+        job = Job(
+            workload=self._workload_spec(),
+            turns=baselines_first(self.cases) * ROUNDS,
+            steps=-(-self.steps // ROUNDS),
+            warmup=self.warmup,
+            data=None if self.data is None else str(self.data),
+            device=self.device,
+        )
+        # Data that is missing is missed here, and not on every host.
+        workload.examples()
+        race = Race(job, self.workers, self.rate, self.command, self.json_path, self.commit)
+        collect = partial(
+            StepCollector,
+            batch=workload.batch_size,
+            parameters=parameter_count(workload.build()),
+            rounds=ROUNDS,
+            workload=workload.heading,
+            device=self.device,
+        )
+        results = race.run(collect, console)
+        records = [record for record in results.records if isinstance(record, StepRecord)]
+        if records:
+            _show(records, console)
+        return results.ending
+
+    def _workload_spec(self) -> str:
+        if self.batch is None:
+            return self.workload
+        return f"{self.workload}{',' if ':' in self.workload else ':'}batch_size={self.batch}"
+
+
+def _show(records: list[StepRecord], console: Console) -> None:
+    for table in step_tables(records):
+        console.print(table)
+    console.print(step_summary(records), markup=False, highlight=False)

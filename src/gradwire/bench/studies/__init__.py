@@ -1,0 +1,1 @@
+"""The convergence studies: what they train, and a runner with a time limit."""

@@ -1,0 +1,101 @@
+"""The cases that the studies compare, as `gradwire bench train` takes them."""
+
+from gradwire.bench.records.schema import BASELINE
+
+RAW = "gain_ref=raw"
+"""Gains as GraVAC's code has them, which is what its thresholds are meant for."""
+
+SWEEP = (
+    BASELINE,
+    "torch-fp16",
+    "topk:ratio=0.1",
+    "topk:ratio=0.01",
+    "topk:ratio=0.001",
+    "topk:ratio=0.01 @ controller=autopilot",
+    f"topk:ratio=0.1 @ controller=(gravac:low=10,high=1000,window=100,epsilon=0.25,{RAW})",
+    "topk:ratio=0.1 @ controller=(accordion:low=0.1,high=0.001,interval=1)",
+)
+"""What controllers choose from, and three of them."""
+
+
+def qsparse(ratio: float, gap: int, code: str = "qsgd:bits=4") -> str:
+    return f"topk:ratio={ratio} | {code} @ local=(qsparse:sync_every={gap})"
+
+
+def late(method: str, gap: int, ahead: float = 1.0) -> str:
+    """All of a gap to travel in."""
+    share = "" if ahead == 1 else f",ahead={ahead}"
+    local = "local_sgd" if method == "none" else "qsparse"
+    return f"{method} @ local=({local}:sync_every={gap},delay={gap}{share})"
+
+
+RARE = (
+    BASELINE,
+    qsparse(0.01, 8),
+    qsparse(0.001, 16),
+    "efsign @ local=(qsparse:sync_every=8)",
+    "int4 @ local=(qsparse:sync_every=32)",
+    "powersgd:rank=4",
+    late("powersgd:rank=4", 1),
+    late("powersgd:rank=4", 2),
+    late("powersgd:rank=4", 3),
+    late("efsign", 2),
+)
+
+LATE_RESNET = (
+    late("powersgd:rank=4", 1, ahead=0.6),
+    late("powersgd:rank=4", 2, ahead=0.6),
+    late("powersgd:rank=4", 3, ahead=0.6),
+    late("powersgd:rank=16", 2, ahead=0.6),
+    late("efsign", 2, ahead=0.6),
+    late("none", 2),
+    late("none", 2, ahead=0.6),
+)
+
+LATE_LSTM = (
+    "topk:ratio=0.01",
+    late("topk:ratio=0.01", 1),
+    late("topk:ratio=0.01", 1, ahead=0.5),
+    late("topk:ratio=0.01", 2, ahead=0.6),
+    late("powersgd:rank=4", 2, ahead=0.5),
+    late("efsign", 2, ahead=0.5),
+    "none @ local=(local_sgd:sync_every=1)",
+    late("none", 1, ahead=0.5),
+)
+
+WITH_AND_WITHOUT = (
+    BASELINE,
+    "topk:ratio=0.01",
+    "topk:ratio=0.01 @ memory=none",
+    "randomk:ratio=0.01",
+    "randomk:ratio=0.01 @ memory=none",
+)
+
+
+def cser(updates: int, errors: int, gap: int, qsparse: int) -> tuple[str, ...]:
+    """CSER, error feedback at every step, and Qsparse, all at the same overall ratio."""
+
+    def blocks(ratio: float) -> str:
+        return f"grbs:ratio={1 / ratio!r},block=256"
+
+    overall = 1 / (1 / updates + 1 / (errors * gap))
+    return (
+        f"{blocks(updates)} @ local=(cser:sync_every={gap},errors=({blocks(errors)}))",
+        f"{blocks(overall)} @ local=(qsparse:sync_every=1)",
+        f"{blocks(qsparse)} @ local=(qsparse:sync_every=8)",
+    )
+
+
+def by_gravac(method: str, epsilon: float, *options: str, window: int = 500) -> str:
+    rule = f"gravac:low=10,high=1000,window={window},epsilon={epsilon},omega=0.01"
+    return f"{method}:ratio=0.1 @ controller=({','.join([rule, *options])})"
+
+
+def gravac(method: str) -> tuple[str, ...]:
+    """A method that GraVAC sets, and the ends of its range.
+
+    With top-k inside, 1000x keeps 0.28 of the norm of a gradient as it came, when the residual has
+    grown: an epsilon of 0.25 lets the whole range pass, one of 0.7 factors up to 40.
+    """
+    ends = f"{method}:ratio=0.1", f"{method}:ratio=0.001"
+    return by_gravac(method, 0.25, RAW), *ends

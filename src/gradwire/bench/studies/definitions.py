@@ -1,0 +1,326 @@
+"""The convergence studies: workload, methods, steps and seeds of each."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from gradwire.bench.records.schema import BASELINE
+from gradwire.bench.studies.cases import (
+    LATE_LSTM,
+    LATE_RESNET,
+    RARE,
+    RAW,
+    SWEEP,
+    WITH_AND_WITHOUT,
+    by_gravac,
+    cser,
+    gravac,
+    late,
+    qsparse,
+)
+from gradwire.errors import ConfigError
+
+_RESNET = "resnet9:bf16=true"
+_EPOCH = 97
+"""Steps in which 8 workers take all of CIFAR-10, 64 images each at a time."""
+
+_NARROW = f"{_RESNET},flat=true,width=32,batch_size=32,learning_rate=0.2"
+"""Small enough for runs of 5,000 steps, half as many images a step, one vector of weights."""
+
+_EPOCHS_OF_FOUR = 195, 332
+"""Steps in which 4 workers take all of CIFAR-10, and all of Penn Treebank."""
+
+_LONG_LSTM = 30 * _EPOCHS_OF_FOUR[1]
+
+
+@dataclass(frozen=True)
+class Study:
+    """Every case with every seed; a case is anything that `gradwire bench train` takes."""
+
+    shows: str
+    workload: str
+    steps: int
+    cases: tuple[str, ...]
+    seeds: tuple[int, ...] = (0,)
+    workers: int = 8
+    looks: int = 12
+    target: str | None = None
+    rates: tuple[str, ...] = ("10gbit", "1gbit", "100mbit")
+    latency: str = "0.1ms"
+
+    def changed(
+        self,
+        workload: str | None,
+        steps: int | None,
+        seeds: tuple[int, ...] | None,
+        cases: Iterable[str] | None,
+    ) -> "Study":
+        """The same but for what is given."""
+        return replace(
+            self,
+            workload=workload or self.workload,
+            steps=self.steps if steps is None else steps,
+            seeds=seeds or self.seeds,
+            cases=tuple(cases or self.cases),
+        )
+
+
+STUDIES: Mapping[str, Study] = {
+    "cifar10": Study(
+        "time to accuracy of methods that talk at every step",
+        _RESNET,
+        12 * _EPOCH,
+        (
+            BASELINE,
+            "torch-fp16",
+            "topk:ratio=0.01",
+            "topk:ratio=0.001",
+            "powersgd:rank=4",
+            "powersgd:rank=1",
+            "efsign",
+            "qsgd:bits=4",
+            "terngrad",
+            "randomk:ratio=0.01",
+            "dgc:ratio=0.01",
+            "onebit",
+            "topk:ratio=0.01 | qsgd:bits=4",
+            "signsgd",
+        ),
+        seeds=(0, 1),
+        target="accuracy=0.9",
+    ),
+    "error-feedback": Study(
+        "what error feedback is worth to sparsifiers, beside GRACE's table",
+        _RESNET,
+        12 * _EPOCH,
+        WITH_AND_WITHOUT,
+        target="accuracy=0.9",
+    ),
+    "error-feedback-long": Study(
+        "the same in a run that is long beside the steps that an entry waits",
+        _NARROW,
+        5200,
+        WITH_AND_WITHOUT,
+        target="accuracy=0.9",
+        rates=("1gbit",),
+    ),
+    "exchanges": Study(
+        "what choosing a second time, shard by shard, costs top-k",
+        _RESNET,
+        12 * _EPOCH,
+        (BASELINE, "topk:ratio=0.01", "topk:ratio=0.01 @ exchange=sharded"),
+        target="accuracy=0.9",
+    ),
+    "qsparse": Study(
+        "bytes to accuracy of Qsparse-local-SGD against top-k SGD with the same k",
+        _NARROW,
+        5200,
+        (
+            BASELINE,
+            "topk:ratio=0.01,values=fp32",
+            qsparse(0.01, 8),
+            qsparse(0.01, 16),
+            qsparse(0.01, 8, "sign"),
+        ),
+        target="accuracy=0.9",
+        rates=("1gbit",),
+    ),
+    "rare-resnet18": Study(
+        "whether the fastest over slow links, four workers' local steps, are as accurate as dense",
+        "resnet18:bf16=true",
+        10 * _EPOCHS_OF_FOUR[0],
+        (*RARE, *LATE_RESNET),
+        workers=4,
+        looks=10,
+        target="accuracy=0.9",
+    ),
+    "rare-lstm": Study(
+        "the same for the large model of Zaremba et al.",
+        "lstm_ptb",
+        5 * _EPOCHS_OF_FOUR[1],
+        (*RARE, *LATE_LSTM),
+        workers=4,
+        looks=5,
+    ),
+    "late-resnet18": Study(
+        "whether late means are as accurate in three times as many steps at half the rate",
+        "resnet18:bf16=true,learning_rate=0.1",
+        30 * _EPOCHS_OF_FOUR[0],
+        (BASELINE, late("efsign", 2, ahead=0.6), late("efsign", 2), late("efsign", 3)),
+        workers=4,
+        looks=10,
+        target="accuracy=0.92",
+        rates=("1gbit",),
+    ),
+    "long-lstm": Study(
+        "what late means have to reach in thirty epochs, and what talking at every step does",
+        "lstm_ptb",
+        _LONG_LSTM,
+        (
+            BASELINE,
+            "powersgd:rank=1",
+            by_gravac("topk", 0.25, RAW, window=200),
+            "topk:ratio=0.1",
+            "topk:ratio=0.01",
+            "topk:ratio=0.001",
+            "topk:ratio=0.01 @ controller=autopilot",
+        ),
+        workers=4,
+        looks=15,
+        rates=("1gbit",),
+    ),
+    "late-lstm": Study(
+        "whether late means reach it where workers clip their own gradients at twice the norm",
+        "lstm_ptb:clip_norm=0.5",
+        _LONG_LSTM,
+        (
+            late("topk:ratio=0.005", 2, ahead=0.5),
+            late("topk:ratio=0.01", 2, ahead=0.5),
+            late("topk:ratio=0.01", 3, ahead=0.5),
+        ),
+        workers=4,
+        looks=15,
+        rates=("1gbit",),
+    ),
+    "cser": Study(
+        "CSER against error feedback and Qsparse at the same overall ratio: 32, 256, 1024",
+        # A quarter of the learning rate, since rare words allow less.
+        f"{_RESNET},flat=true,learning_rate=0.1",
+        12 * _EPOCH,
+        (
+            BASELINE,
+            *cser(updates=512, errors=16, gap=32, qsparse=32),
+            *cser(updates=64, errors=4, gap=16, qsparse=4),
+            *cser(updates=2048, errors=8, gap=256, qsparse=128),
+        ),
+        target="accuracy=0.9",
+    ),
+    "gravac": Study(
+        "GraVAC against the ends of its range, long enough for windows of 500 steps",
+        _NARROW,
+        5200,
+        (
+            BASELINE,
+            *gravac("topk"),
+            by_gravac("topk", 0.7, RAW),
+            by_gravac("topk", 0.7),
+            *gravac("randomk"),
+            by_gravac("randomk", 0.7),
+        ),
+        target="accuracy=0.9",
+        rates=("1gbit",),
+    ),
+    "gravac-thresholds": Study(
+        "the same for methods that estimate a threshold",
+        _NARROW,
+        5200,
+        (BASELINE, *gravac("redsync"), *gravac("dgc")),
+        target="accuracy=0.9",
+        rates=("1gbit",),
+    ),
+    "gravac-accordion": Study(
+        "GraVAC against Accordion with random-k inside, from 1.5x to 1000x",
+        _NARROW,
+        5200,
+        (
+            BASELINE,
+            "randomk:ratio=0.5 @ controller=(gravac:low=1.5,high=1000,window=500,epsilon=0.7,"
+            f"policy=geometric,{RAW})",
+            "randomk:ratio=0.5 @ controller=(accordion:low=0.6667,high=0.001,interval=2)",
+        ),
+        target="accuracy=0.9",
+        rates=("1gbit",),
+    ),
+    "accordion": Study(
+        "Accordion's two levels, alone and in turn, for top-k and PowerSGD",
+        _RESNET,
+        12 * _EPOCH,
+        (
+            BASELINE,
+            "powersgd:rank=2 @ controller=(accordion:low=2,high=1,setting=rank,interval=1)",
+            "powersgd:rank=2",
+            "powersgd:rank=1",
+            "topk:ratio=0.99 @ controller=(accordion:low=0.99,high=0.1,interval=1)",
+            "topk:ratio=0.99",
+            "topk:ratio=0.1",
+        ),
+        target="accuracy=0.9",
+        rates=("1gbit",),
+    ),
+    "autopilot": Study(
+        "Autopilot, GraVAC and Accordion against a sweep of what they choose from",
+        f"{_RESNET},flat=true",
+        12 * _EPOCH,
+        SWEEP,
+        target="accuracy=0.9",
+    ),
+    "autopilot-long": Study(
+        "the same in a run that is long enough for residuals to be said",
+        f"{_RESNET},flat=true",
+        30 * _EPOCH,
+        SWEEP,
+        looks=30,
+        target="accuracy=0.92",
+    ),
+    "ptb": Study(
+        "perplexity of methods that talk at every step, on the medium model of Zaremba et al.",
+        "lstm_ptb:hidden=650",
+        5 * 166,
+        (
+            BASELINE,
+            "torch-fp16",
+            "topk:ratio=0.01",
+            "powersgd:rank=4",
+            "efsign",
+            "qsgd:bits=4",
+            "dgc:ratio=0.01",
+            "randomk:ratio=0.01",
+        ),
+        looks=5,
+    ),
+    "ptb-adaptive": Study(
+        "GraVAC and Autopilot against what they choose from, on the small model of Zaremba et al.",
+        "lstm_ptb:hidden=200",
+        5200,
+        (
+            BASELINE,
+            *gravac("topk"),
+            "topk:ratio=0.01",
+            "topk:ratio=0.01 @ controller=autopilot",
+        ),
+        looks=13,
+        rates=("1gbit",),
+    ),
+    "gravac-lstm": Study(
+        "GraVAC against the ends of its range on the medium model of Zaremba et al., four workers",
+        "lstm_ptb:hidden=650",
+        5200,
+        (
+            BASELINE,
+            by_gravac("topk", 0.25, RAW, window=100),
+            # Of the norm 320x keeps 0.86 here and 640x 0.8, below which the gate falls back to 10x.
+            by_gravac("topk", 0.8, RAW, "policy=geometric", window=100),
+            "topk:ratio=0.1",
+            "topk:ratio=0.001",
+            "topk:ratio=0.01",
+            "topk:ratio=0.01 @ controller=autopilot",
+        ),
+        workers=4,
+        looks=26,
+    ),
+    "sparseloco": Study(
+        "SparseLoCo with 30 steps between syncs against dense steps",
+        "gpt:dropout=0.2",
+        1500,
+        (
+            BASELINE,
+            "none @ local=(diloco:sync_every=30)",
+            "chunktopk:k=64,chunk=4096 | codebook:bits=2 @ local=(sparseloco:sync_every=30)",
+        ),
+    ),
+}
+
+
+def find_study(name: str) -> Study:
+    if name not in STUDIES:
+        raise ConfigError(f"no study named {name!r}; there are {', '.join(STUDIES)}")
+    return STUDIES[name]

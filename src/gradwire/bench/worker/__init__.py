@@ -1,0 +1,1 @@
+"""Workers on emulated hosts: their job file, their training loop and their messages."""

@@ -1,0 +1,121 @@
+"""A training session of one case on one worker: model, optimiser and mounted method."""
+
+import time
+from inspect import signature
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from gradwire.bench.case import Traffic
+from gradwire.bench.cases.baselines import dense_bytes
+from gradwire.bench.cases.parse import parse_case
+from gradwire.bench.machine import wait_for
+from gradwire.bench.worker.protocol import Job
+from gradwire.bench.workloads.base import (
+    Epochs,
+    Evaluation,
+    parameter_count,
+    parse_workload,
+    update,
+)
+from gradwire.types import mix
+
+
+class Cost(NamedTuple):
+    """Means per step over some steps."""
+
+    sent_bytes: float
+    encode_ms: float | None
+    wire_ms: float | None
+    decode_ms: float | None
+
+
+class Session:
+    """Steps of one case; models are equal at the start, whatever the case."""
+
+    def __init__(self, job: Job, case: str) -> None:
+        data = None if job.data is None else Path(job.data)
+        self.workload = parse_workload(job.workload, data, job.device)
+        self.rank, self.workers, self.seed = dist.get_rank(), dist.get_world_size(), job.seed
+        torch.manual_seed(job.seed)
+        model = self.workload.build().to(job.device)
+        # Dropout need not be the same everywhere, and is better if it is not.
+        torch.manual_seed(mix(job.seed, self.rank))
+        self.device, self.parameters = torch.device(job.device), parameter_count(model)
+        parsed = parse_case(case)
+        # An explicit cap also holds for the first bucket, which is 1 MB otherwise.
+        cap_mb = 4 * self.parameters / 2**20 + 1 if parsed.one_bucket else None
+        self.ddp = DDP(model, bucket_cap_mb=cap_mb, **_own_buffers())
+        self.learns = parsed.learns
+        self.mounted = parsed.mount(self.ddp, self.workload.optimiser(model), job.seed)
+        self.losses: list[Tensor] = []
+        self.dense_bytes = dense_bytes(self.ddp)
+        self.steps, self.planned = 0, job.steps
+        self.epochs = Epochs(self.workload, self.workers, job.steps)
+
+    def step(self) -> float:
+        """Takes one step and returns its seconds, up to when the device is done with it.
+
+        The exchange keeps the ranks together.
+        """
+        start_s = time.perf_counter()
+        inputs, targets = self.workload.batch(self.steps, self.rank, self.workers, self.seed)
+        optimizer = self.mounted.optimizer
+        optimizer.zero_grad()
+        loss = self.workload.loss(self.ddp(inputs), targets)
+        loss.backward()
+        # Blocks of steps go on with one model, each through the whole schedule.
+        step = self.steps % self.planned
+        update(self.workload, self.ddp.module, optimizer, step, self.planned)
+        self.steps += 1
+        # Whoever waits for it does so in every training loop.
+        if (rate := self.epochs.ended(self.steps)) is not None:
+            self.mounted.epoch_ended(rate)
+        wait_for(self.device)
+        taken_s = time.perf_counter() - start_s
+        self.losses.append(loss.detach())
+        return taken_s
+
+    def take_losses(self) -> tuple[float, ...]:
+        """The losses of the steps since this was last asked."""
+        # As many digits as a float32 has: more would only make long records.
+        losses = tuple(float(f"{float(loss):.7g}") for loss in self.losses)
+        self.losses = []
+        return losses
+
+    def traffic(self) -> Traffic:
+        return self.mounted.traffic(self.steps)
+
+    def evaluate(self) -> Evaluation:
+        return self.workload.evaluate(self.ddp.module)
+
+    def close(self) -> None:
+        self.mounted.close()
+
+
+def _own_buffers() -> dict[str, Any]:
+    """DDP's argument by which running means of batch norm stay at home.
+
+    They are no gradients, so no method can say them in fewer bytes; rank 0 evaluates its own.
+    """
+    # torch has renamed it; the old name warns where there is the new one.
+    names = signature(DDP.__init__).parameters
+    new, old = "forward_sync_buffers", "broadcast_buffers"
+    return {new if new in names else old: False}
+
+
+def cost(before: Traffic, after: Traffic, steps: int) -> Cost:
+    return Cost(
+        (after.sent_bytes - before.sent_bytes) / steps,
+        _step_ms(before.encode_s, after.encode_s, steps),
+        _step_ms(before.wire_s, after.wire_s, steps),
+        _step_ms(before.decode_s, after.decode_s, steps),
+    )
+
+
+def _step_ms(before_s: float | None, after_s: float | None, steps: int) -> float | None:
+    return None if before_s is None or after_s is None else (after_s - before_s) * 1e3 / steps

@@ -1,0 +1,223 @@
+"""The workload interface, and the registry that finds a workload by its file name.
+
+A workload is a model with its data, loss and optimiser, equal on all ranks. It knows nothing of
+processes: (step, rank, workers, seed) gives a batch, a model's output gives a loss, a model gives a
+metric. Real and simulated workers use the same interface. `Epochs` reports the learning rate to
+controllers at the end of an epoch.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from functools import cache
+from importlib import import_module
+from inspect import isabstract
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
+
+from gradwire.bench import workloads
+from gradwire.bench.datasets.source import Source
+from gradwire.checks import check_number, check_share, check_whole
+from gradwire.errors import ConfigError
+from gradwire.spec import from_settings, read_settings
+
+_TINY = "-tiny"
+
+
+class Batch(NamedTuple):
+    inputs: Tensor
+    targets: Tensor
+
+
+class Metric(NamedTuple):
+    name: str
+    better: Literal["higher", "lower"]
+
+
+class Evaluation(NamedTuple):
+    """How good a model is on data that it was not trained on."""
+
+    loss: float
+    metric_name: str
+    metric: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload(ABC):
+    """A training job; its settings are its fields.
+
+    Data is read from the folder `data` when the first batch is asked for, and is kept on `device`.
+    `synthetic` data needs no folder: it is small and can be learnt, but says nothing of real data.
+    """
+
+    batch_size: int
+    data: Path | None = None
+    device: str = "cpu"
+    synthetic: bool = False
+
+    metric: ClassVar[Metric]
+    tiny: ClassVar[str]
+    """The settings of NAME-tiny, which takes a step in milliseconds."""
+    source: ClassVar[Source | None] = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            self._check(field.name, field.type)
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ConfigError(f"{self.name}: clip_norm must be positive, got {self.clip_norm}")
+        if self.source is None and (self.data is not None or self.synthetic):
+            raise ConfigError(f"{self.name}: makes up its data, so it takes no folder of it")
+        if self.data is not None and self.synthetic:
+            raise ConfigError(f"{self.name}: synthetic data and the folder {self.data}: choose one")
+
+    def _check(self, key: str, kind: object) -> None:
+        """Whole numbers are sizes and counts; of the others only a dropout has an end."""
+        value = getattr(self, key)
+        if kind is int:
+            check_whole(self.name, key, value, 1)
+        elif key == "dropout":
+            check_share(self.name, key, value)
+        elif kind is float:
+            check_number(self.name, key, value)
+            if value < 0:
+                raise ConfigError(f"{self.name}: {key} must not be negative, got {value}")
+
+    @property
+    def name(self) -> str:
+        return type(self).__module__.rpartition(".")[2]
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """What the reports call it."""
+
+    @property
+    def clip_norm(self) -> float | None:
+        """The most that a step's gradient may be long: the mean's, or a worker's own if it is."""
+        return None
+
+    @property
+    def heading(self) -> str:
+        """The same, with a word where the data is made up in place of what the title names."""
+        return f"{self.title} (synthetic)" if self.synthetic else self.title
+
+    @abstractmethod
+    def build(self) -> nn.Module:
+        """A new model on the CPU, from torch's global generator; needs no data."""
+
+    @abstractmethod
+    def optimiser(self, model: nn.Module) -> Optimizer: ...
+
+    @abstractmethod
+    def learning_rate_at(self, progress: float) -> float:
+        """The learning rate when the share `progress` of all steps is done."""
+
+    @abstractmethod
+    def examples(self) -> int:
+        """How many an epoch has, of which a batch has `batch_size`; reads the data."""
+
+    @abstractmethod
+    def batch(self, step: int, rank: int, workers: int, seed: int) -> Batch:
+        """What one worker learns from in one step, the same in every run and on every device."""
+
+    def batches(self, step: int, workers: int, seed: int) -> Batch:
+        """Those of all workers in one step, one after the other."""
+        each = [self.batch(step, rank, workers, seed) for rank in range(workers)]
+        inputs, targets = zip(*each, strict=True)
+        return Batch(torch.cat(inputs), torch.cat(targets))
+
+    @abstractmethod
+    def loss(self, output: Tensor, targets: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module) -> Evaluation:
+        """Leaves the model in the mode that it was in."""
+
+
+def update(
+    workload: Workload, model: nn.Module, optimiser: Optimizer, step: int, steps: int
+) -> None:
+    """Takes step number `step` of `steps`, with the mean gradient that the model holds."""
+    if workload.clip_norm is not None:
+        clip_grad_norm_(model.parameters(), workload.clip_norm)
+    # At the middle of a step no schedule is at its 0.
+    rate = workload.learning_rate_at((step + 0.5) / steps)
+    for group in optimiser.param_groups:
+        group["lr"] = rate
+    optimiser.step()
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Running means instead of the batch's, no dropout, no graph."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)
+
+
+@cache
+def workload_classes() -> Mapping[str, type[Workload]]:
+    """The workloads by file name: the folder is the registry."""
+    found: dict[str, type[Workload]] = {}
+    for module in iter_modules(workloads.__path__):
+        path = f"{workloads.__name__}.{module.name}"
+        for member in vars(import_module(path)).values():
+            own = isinstance(member, type) and member.__module__ == path
+            if own and issubclass(member, Workload) and not isabstract(member):
+                assert module.name not in found, f"two workloads in {path}"
+                found[module.name] = member
+    return found
+
+
+def parse_workload(text: str, data: Path | None = None, device: str = "cpu") -> Workload:
+    """The workload that `text` describes, such as "mlp:batch_size=32" or "resnet9-tiny"."""
+    said, texts = read_settings(text)
+    name = said.removesuffix(_TINY)
+    classes = workload_classes()
+    if name in classes:
+        tiny = read_settings(f"{name}:{classes[name].tiny}")[1] if said != name else {}
+        return from_settings(name, classes[name], {**tiny, **texts}, data=data, device=device)
+    close = get_close_matches(name, classes, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(classes)}"
+    raise ConfigError(f"no workload named {name!r}{hint}")
+
+
+def parameter_count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+class Epochs:
+    """Follows a run of `steps` steps.
+
+    Controllers look for decays. A rate that declines a little every step has none, so it is told
+    anew only once it has halved, or has risen.
+    """
+
+    def __init__(self, workload: Workload, workers: int, steps: int) -> None:
+        self._workload, self._steps = workload, steps
+        self._length = max(1, workload.examples() // (workload.batch_size * workers))
+        self._told = self._rate(0)
+
+    def ended(self, step: int) -> float | None:
+        """The learning rate of the next epoch, if one ends after so many steps."""
+        if step % self._length:
+            return None
+        rate = self._rate(step)
+        if rate > self._told or rate <= self._told / 2:
+            self._told = rate
+        return self._told
+
+    def _rate(self, step: int) -> float:
+        return self._workload.learning_rate_at(min(1.0, (step + 0.5) / self._steps))

@@ -1,0 +1,59 @@
+"""ResNet-18 on CIFAR-10: the net for ImageNet (He et al. 2015) with a start for small pictures."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+from gradwire.bench.datasets.cifar10 import CLASSES
+from gradwire.bench.workloads import _schedules as schedules
+from gradwire.bench.workloads._images import PictureWorkload
+
+
+@dataclass(frozen=True)
+class ResNet18(PictureWorkload):
+    """Four stages of two blocks; 11.2 million parameters by default."""
+
+    learning_rate: float = 0.2
+    width: int = 64
+    tiny: ClassVar = "synthetic=true,width=4,batch_size=16"
+
+    @property
+    def title(self) -> str:
+        return "ResNet-18 on CIFAR-10"
+
+    def net(self) -> nn.Module:
+        widths = [self.width << stage for stage in range(4)]
+        layers: list[nn.Module] = [*_convolution(3, self.width, 3), nn.ReLU()]
+        for before, width in zip([self.width, *widths], widths, strict=False):
+            layers += [_Block(before, width), _Block(width, width)]
+        end = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], CLASSES))
+        return nn.Sequential(*layers, *end)
+
+    def learning_rate_at(self, progress: float) -> float:
+        return self.learning_rate * schedules.cosine(progress, warm=0.1)
+
+
+class _Block(nn.Module):
+    """Halves the picture where it has more outputs than inputs."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        nn.Module.__init__(self)
+        stride = 1 if inputs == outputs else 2
+        self.body = nn.Sequential(
+            *_convolution(inputs, outputs, 3, stride), nn.ReLU(), *_convolution(outputs, outputs, 3)
+        )
+        self.shortcut = nn.Sequential(
+            *([] if stride == 1 else _convolution(inputs, outputs, 1, stride))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return relu(self.body(x) + self.shortcut(x))
+
+
+def _convolution(inputs: int, outputs: int, side: int, stride: int = 1) -> list[nn.Module]:
+    return [
+        nn.Conv2d(inputs, outputs, side, stride=stride, padding=side // 2, bias=False),
+        nn.BatchNorm2d(outputs),
+    ]

@@ -1,0 +1,48 @@
+"""What parameters of methods must be, said in one way: name, rule and value."""
+
+import sys
+from numbers import Real
+
+from torch import Tensor
+
+from gradwire.errors import ConfigError
+
+
+def check_whole(method: str, key: str, value: object, low: int, high: int | None = None) -> None:
+    """Raises ConfigError unless the value is an integer from `low` on, up to `high` if given."""
+    rule = f"{low} to {high}" if high is not None else f"at least {low}"
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{method}: {key} must be a whole number, {rule}, got {value!r}")
+    if value < low or (high is not None and value > high):
+        raise ConfigError(f"{method}: {key} must be {rule}, got {value!r}")
+
+
+def check_number(method: str, key: str, value: object) -> None:
+    """Raises ConfigError unless the value is a number at all, and one that a float can be."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{method}: {key} must be a number, got {value!r}")
+    if not abs(value) <= sys.float_info.max:
+        raise ConfigError(f"{method}: {key} must be finite, got {value!r}")
+
+
+def read_number(method: str, key: str, value: object) -> float:
+    """The same of what a training loop has, where a learning rate may be torch's or NumPy's."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    if isinstance(value, Real) and not isinstance(value, int | float):
+        value = float(value)
+    check_number(method, key, value)
+    assert isinstance(value, int | float)
+    return float(value)
+
+
+def check_fraction(method: str, key: str, value: object) -> None:
+    """Raises ConfigError unless the value is a number in (0, 1]."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise ConfigError(f"{method}: {key} must be in (0, 1], got {value!r}")
+
+
+def check_share(method: str, key: str, value: object) -> None:
+    """Raises ConfigError unless the value is a number in [0, 1)."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise ConfigError(f"{method}: {key} must be in [0, 1), got {value!r}")

@@ -1,0 +1,231 @@
+"""Commands of `gradwire bench`: in this process, or with workers on emulated hosts."""
+
+from json import dumps
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gradwire.cli.common import (
+    Cases,
+    Commit,
+    Data,
+    Device,
+    Json,
+    Rate,
+    Specs,
+    Workers,
+    WorkloadText,
+    command_line,
+    leave,
+    named_rate,
+    open_console,
+    parse_factors,
+    parse_seeds,
+    parse_sizes,
+)
+
+
+def kernels(
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    sizes: Annotated[str, typer.Option(help="Numbers of elements, separated by commas.")] = "5.8e6",
+    case: Annotated[
+        list[str] | None,
+        typer.Option("--specs", "--case", "--cases", help="Specs; repeat, or separate by commas."),
+    ] = None,
+    threads: Annotated[int, typer.Option(help="CPU threads.")] = 1,
+    json: Json = None,
+    plot: Annotated[Path | None, typer.Option(help="Writes the charts to this SVG file.")] = None,
+    levels: Annotated[
+        str | None,
+        typer.Option(help="Instead: choosing at two factors (10,1000), in levels and twice."),
+    ] = None,
+    commit: Commit = None,
+) -> None:
+    """Measures encoding, decoding and a step with error feedback, beside the floor of a copy."""
+    from gradwire.bench.cases.parse import split_cases
+    from gradwire.bench.microbench.kernels import KernelBench, usual_specs
+    from gradwire.bench.microbench.two_level import SPECS, LevelsBench
+
+    if levels is not None:
+        LevelsBench(
+            parse_factors(levels),
+            device,
+            parse_sizes("sizes", sizes),
+            split_cases(case) if case else SPECS,
+            threads,
+            json,
+            command_line(),
+            commit,
+        ).run(open_console())
+        return
+    specs = split_cases(case) if case else tuple(usual_specs())
+    measure = KernelBench(
+        device, parse_sizes("sizes", sizes), specs, threads, json, command_line(), plot, commit
+    )
+    measure.run(open_console())
+
+
+def workloads(
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Prints what can be trained: the model, its parameters, its data and its metric."""
+    from gradwire.bench.report import workload_table
+
+    rows = workload_table.rows()
+    if json:
+        for row in rows:
+            print(dumps(row._asdict()))
+    else:
+        open_console().print(workload_table.table(rows))
+
+
+def fuzz(
+    messages: Annotated[int, typer.Option(help="Hostile messages in all.")] = 100_000,
+    seed: Annotated[int, typer.Option(help="The same seed sends the same messages.")] = 0,
+    case: Specs = None,
+    json: Json = None,
+) -> None:
+    """Sends hostile and broken messages to every decoder; fails unless each is read or refused."""
+    from gradwire.bench.cases.parse import split_cases
+    from gradwire.bench.fuzz.run import Fuzz
+
+    hostile = Fuzz(messages, seed, split_cases(case) if case else (), json, command_line())
+    raise typer.Exit(0 if hostile.run(open_console()) else 1)
+
+
+def step(
+    workers: Workers = 4,
+    rate: Rate = "1gbit",
+    case: Cases = None,
+    steps: Annotated[int, typer.Option(help="Timed steps of each case, in three blocks.")] = 30,
+    warmup: Annotated[
+        int, typer.Option(help="Untimed steps before each block; of local methods, syncs.")
+    ] = 3,
+    batch: Annotated[
+        int | None, typer.Option(help="Examples per worker; else the workload's own number.")
+    ] = None,
+    workload: WorkloadText = "mlp",
+    data: Data = None,
+    device: Device = "cpu",
+    json: Json = None,
+    commit: Commit = None,
+) -> None:
+    """Measures step times and bytes of methods, by default on an MLP of 5.8 million parameters."""
+    from gradwire.bench.cases.parse import split_cases
+    from gradwire.bench.runs.step import CASES, StepBench
+
+    cases = split_cases(case or CASES)
+    measure = StepBench(
+        cases,
+        workers,
+        named_rate(rate),
+        steps,
+        warmup,
+        batch,
+        json,
+        command_line(),
+        workload,
+        data,
+        device,
+        commit,
+    )
+    leave(measure.run(open_console()))
+
+
+def train(
+    workload: WorkloadText = "charlm",
+    data: Data = None,
+    device: Device = "cpu",
+    workers: Workers = 4,
+    rate: Rate = "1gbit",
+    case: Cases = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of each run.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Instead: passes over the data.")] = None,
+    seeds: Annotated[str, typer.Option(help="Numbers, separated by commas.")] = "0",
+    warmup: Annotated[int, typer.Option(help="Steps before each run, with another model.")] = 3,
+    evaluate_every: Annotated[
+        int | None, typer.Option(help="Steps between two evaluations; else there are 20.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="What a run should reach: accuracy=0.9, loss=2.5 or so.")
+    ] = None,
+    again: Annotated[bool, typer.Option(help="Repeats runs that the file has already.")] = False,
+    json: Json = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A report page.")] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Writes runs as they go, for TensorBoard.")
+    ] = None,
+    commit: Commit = None,
+) -> None:
+    """Trains a workload with every case and seed; goes on where an earlier call was interrupted."""
+    from gradwire.bench.cases.parse import split_cases
+    from gradwire.bench.runs.train import CASES, TrainBench
+
+    measure = TrainBench(
+        workload=workload,
+        data=data,
+        device=device,
+        workers=workers,
+        rate=named_rate(rate),
+        cases=split_cases(case or CASES),
+        steps=steps,
+        epochs=epochs,
+        seeds=parse_seeds(seeds),
+        warmup=warmup,
+        evaluate_every=evaluate_every,
+        target=target,
+        again=again,
+        json_path=json,
+        output=output,
+        tensorboard=tensorboard,
+        command=command_line(),
+        commit=commit,
+    )
+    leave(measure.run(open_console()))
+
+
+def guards(
+    workers: Workers = 4,
+    rate: Rate = "1gbit",
+    case: Specs = None,
+    rounds: Annotated[int, typer.Option(help="Rounds with and without each guard.")] = 20,
+    steps: Annotated[int, typer.Option(help="Timed steps of each case in each round.")] = 5,
+    warmup: Annotated[int, typer.Option(help="Untimed steps before those.")] = 2,
+    workload: WorkloadText = "mlp",
+    json: Json = None,
+) -> None:
+    """Measures what guards cost: steps with and without each of them, in turns, and their ratio."""
+    from gradwire.bench.cases.parse import split_cases
+    from gradwire.bench.runs.guards import CASES, GuardBench
+
+    cases, command = split_cases(case or CASES), command_line()
+    measure = GuardBench(
+        cases, workers, named_rate(rate), rounds, steps, warmup, workload, json, command
+    )
+    measure.run(open_console())
+
+
+def validate(
+    workers: Annotated[str, typer.Option(help="Numbers of hosts, separated by commas.")] = "2,4,8",
+    rates: Annotated[
+        str, typer.Option(help="Rates, separated by commas.")
+    ] = "100mbit,1gbit,10gbit",
+    case: Cases = None,
+    steps: Annotated[int, typer.Option(help="Timed steps of each case, in each of 5 blocks.")] = 4,
+    json: Json = None,
+    commit: Commit = None,
+) -> None:
+    """Compares predicted step times with measured ones on emulated hosts (minutes; Linux, root)."""
+    from gradwire.bench.cases.parse import split_cases
+    from gradwire.bench.predictions import validation
+
+    validation.Validation(
+        split_cases(case or validation.CASES),
+        tuple(named_rate(rate) for rate in rates.split(",")),
+        parse_sizes("workers", workers),
+        steps,
+        json,
+        command_line(),
+        commit=commit,
+    ).run(open_console())

@@ -1,0 +1,115 @@
+"""Shared by all commands: options and their parsers, the console, and exit codes."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gradwire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gradwire.bench.predictions.simulate import Links
+
+Workers = Annotated[int, typer.Option(help="Emulated hosts, one worker on each.")]
+Rate = Annotated[str, typer.Option(help="Rate of every link, such as 100mbit; none: unshaped.")]
+Json = Annotated[
+    Path | None, typer.Option("--json", help="Adds the records to this file, as JSON lines.")
+]
+Latency = Annotated[str, typer.Option(help="Latency of a hop, such as 0.1ms.")]
+Cases = Annotated[
+    list[str] | None,
+    typer.Option("--case", "--cases", help="Specs or baselines; repeat, or separate by commas."),
+]
+Specs = Annotated[
+    list[str] | None,
+    typer.Option("--case", "--cases", help="Specs; repeat, or separate by commas."),
+]
+WorkloadText = Annotated[
+    str, typer.Option("--workload", help="NAME[:key=value,...] of `gradwire bench workloads`.")
+]
+Data = Annotated[Path | None, typer.Option(help="The folder of its data set.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda; workers may share one GPU.")]
+Commit = Annotated[
+    str | None, typer.Option(help="The commit for the records, where there is no checkout.")
+]
+
+_MOST = 10**15
+"""Of anything that is counted; past 2^53 a float would no longer tell two numbers apart."""
+
+
+def parse_sizes(option: str, text: str) -> tuple[int, ...]:
+    """Whole numbers from 1, which may be written as 1e6."""
+    try:
+        numbers = [float(word) for word in text.split(",")]
+    except ValueError:
+        raise _not_sizes(option, text) from None
+    if not all(number.is_integer() and 1 <= number <= _MOST for number in numbers):
+        raise _not_sizes(option, text)
+    return tuple(int(number) for number in numbers)
+
+
+def _not_sizes(option: str, text: str) -> ConfigError:
+    return ConfigError(
+        f"{option}: expected whole numbers from 1 to 1e15 such as 8,1e6, got {text!r}"
+    )
+
+
+def parse_factors(text: str) -> tuple[float, float]:
+    """Two numbers."""
+    try:
+        low, high = (float(word) for word in text.split(","))
+    except ValueError:
+        raise ConfigError(f"levels: expected two factors such as 10,1000, got {text!r}") from None
+    return low, high
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise ConfigError(f"seeds: expected numbers such as 0,1,2, got {text!r}") from None
+
+
+def parse_links(rate: str, latency: str, inside: str | None) -> Links:
+    from gradwire.bench.predictions.simulate import Links
+    from gradwire.comm.cost_model import parse_latency, parse_rate
+
+    inside_bits = None if inside is None else parse_rate(inside)
+    return Links(parse_rate(rate), parse_latency(latency), inside_bits)
+
+
+def named_rate(text: str) -> str | None:
+    """The rate of links that are to be shaped, and None where `none` was asked for."""
+    return None if text == "none" else text
+
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gradwire.bench.runs.cluster_run import Ending
+
+INTERRUPTED = 130
+_CODES: dict[Ending, int] = {"done": 0, "failed": 1, "interrupted": INTERRUPTED}
+_FILE_COLUMNS = 120
+
+
+def open_console() -> Console:
+    """The terminal as it is; a file or a pipe gets lines that are long enough for the tables."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=_FILE_COLUMNS)
+
+
+def command_line() -> str:
+    """How we were called, for the records."""
+    return shlex.join(["gradwire", *sys.argv[1:]])
+
+
+def leave(ending: Ending) -> None:
+    """Ends the process, with the exit code by which a script sees how its work ended."""
+    raise typer.Exit(_CODES[ending])

@@ -1,0 +1,54 @@
+"""Commands that run nothing: `gradwire methods` (the catalogue) and `gradwire report`."""
+
+from json import dumps
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gradwire.cli.common import open_console
+
+
+def methods(
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    markdown: Annotated[
+        Path | None, typer.Option(help="Writes the table between the marks of this file.")
+    ] = None,
+) -> None:
+    """Prints the catalogue: bits an element, default memory and exchange, and the paper."""
+    from gradwire import catalogue
+
+    if markdown is not None:
+        catalogue.write_into(markdown)
+    elif json:
+        for row in catalogue.rows():
+            print(dumps(catalogue.as_dict(row)))
+    else:
+        from gradwire.bench.report.tables import methods_table
+
+        open_console().print(methods_table(catalogue.rows()))
+
+
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Files of records, as --json writes them, or folders of *.jsonl."),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
+    plots: Annotated[
+        Path | None, typer.Option(help="Also draws every plot there, as PNG and SVG.")
+    ] = None,
+) -> None:
+    """Writes one self-contained page about any number of runs."""
+    from gradwire.bench.records.files import files_in
+    from gradwire.bench.records.schema import read_every
+    from gradwire.bench.report.write import write_report
+
+    records = read_every(files_in(runs))
+    write_report(records, output)
+    print(output)
+    if plots is not None:
+        from gradwire.bench.report.figures import write_figures
+
+        for path in write_figures(records, plots):
+            print(path)

@@ -1,0 +1,141 @@
+"""Commands that simulate or predict: `gradwire simulate`, `advise` and `study`."""
+
+from typing import Annotated
+
+import typer
+
+from gradwire.cli.common import (
+    Cases,
+    Commit,
+    Data,
+    Device,
+    Json,
+    Latency,
+    command_line,
+    leave,
+    open_console,
+    parse_links,
+    parse_seeds,
+    parse_sizes,
+)
+from gradwire.errors import ConfigError
+
+
+def simulate(
+    workload: Annotated[str, typer.Option(help="Such as mlp or resnet18-tiny.")] = "mlp",
+    workers: Annotated[str, typer.Option(help="Numbers of workers, separated by commas.")] = "8",
+    rate: Annotated[str, typer.Option(help="Rate of every link, such as 1gbit.")] = "1gbit",
+    latency: Latency = "0.1ms",
+    inside: Annotated[str | None, typer.Option(help="Rate of links inside nodes.")] = None,
+    case: Cases = None,
+    steps: Annotated[int | None, typer.Option(help="Trains for so many steps.")] = None,
+    evaluate_every: Annotated[int, typer.Option(help="Steps between two evaluations.")] = 50,
+    seed: Annotated[int, typer.Option(help="Of the model and the batches.")] = 0,
+    data: Data = None,
+    device: Device = "cpu",
+    json: Json = None,
+) -> None:
+    """Predicts the step time and the bytes of any number of workers, or trains them in lock step.
+
+    With --steps the workers train in this process; bytes are exact and times are predicted.
+    """
+    from gradwire.bench.cases.parse import split_cases
+    from gradwire.bench.machine import check_device
+    from gradwire.bench.predictions.simulate import CASES, SimulateBench
+    from gradwire.bench.simulated.train import SimulatedTrain
+    from gradwire.bench.workloads.base import parse_workload
+
+    check_device(device)
+    bench = SimulateBench(
+        parse_workload(workload, data, device),
+        split_cases(case or CASES),
+        parse_sizes("workers", workers),
+        parse_links(rate, latency, inside),
+        json,
+        command_line(),
+    )
+    if steps is None:
+        bench.run(open_console())
+    else:
+        SimulatedTrain(bench, steps, evaluate_every, seed).run(open_console())
+
+
+def advise(
+    model: Annotated[
+        str | None, typer.Option(help="module:function that returns a model, or (model, loss).")
+    ] = None,
+    shape: Annotated[
+        str | None, typer.Option("--input", help="Shape of a batch for a model, such as 32x784.")
+    ] = None,
+    workload: Annotated[str | None, typer.Option(help="One of the bench's own instead.")] = None,
+    workers: Annotated[int, typer.Option(help="Workers, each on a machine of its own.")] = 8,
+    rate: Annotated[str | None, typer.Option(help="Rate of every link, such as 1gbit.")] = None,
+    latency: Latency = "0.1ms",
+    case: Cases = None,
+    data: Data = None,
+    device: Device = "cpu",
+    json: Json = None,
+) -> None:
+    """Says whether compression pays for a model on a network, and which method."""
+    from gradwire.bench.cases.parse import split_cases
+    from gradwire.bench.machine import check_device
+    from gradwire.bench.predictions.advise import advise_on, measure_named, write_advice
+    from gradwire.bench.predictions.measured_model import measure_workload
+    from gradwire.bench.records.files import check_writable
+    from gradwire.bench.workloads.base import parse_workload
+    from gradwire.perfmodel.advise import SPECS
+
+    if rate is None:
+        raise ConfigError(
+            "advise: give the links' --rate such as 1gbit, or let gradwire.advise(ddp_model, loss) "
+            "probe them in a running job"
+        )
+    if (model is None) == (workload is None):
+        raise ConfigError("advise: give either --model module:function or --workload NAME")
+    check_device(device)
+    links, cases = parse_links(rate, latency, None), split_cases(case or SPECS)
+    if json is not None:
+        check_writable(json)
+    if model is not None:
+        subject = measure_named(model, shape, device)
+    else:
+        subject = measure_workload(parse_workload(workload or "", data, device))
+    found = advise_on(subject, cases, workers, links)
+    print(found)
+    if json is not None:
+        write_advice(json, subject, workers, links, found, command_line())
+
+
+def study(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Which; without, all are listed.")
+    ] = None,
+    json: Json = None,
+    minutes: Annotated[float, typer.Option(help="No run goes on for longer than this.")] = 60,
+    jobs: Annotated[int, typer.Option(help="Runs at a time, in a process each.")] = 1,
+    seeds: Annotated[str | None, typer.Option(help="Instead of the study's own.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Instead of the study's own.")] = None,
+    workload: Annotated[str | None, typer.Option(help="Instead of the study's own.")] = None,
+    case: Annotated[
+        list[str] | None, typer.Option(help="Instead of the study's own; repeat for more.")
+    ] = None,
+    data: Data = None,
+    device: Device = "cpu",
+    commit: Commit = None,
+) -> None:
+    """Runs convergence studies of simulated workers; goes on where an earlier call stopped."""
+    from gradwire.bench.studies.definitions import STUDIES, find_study
+
+    if not names:
+        for key, one in STUDIES.items():
+            print(f"{key}: {one.shows} ({len(one.cases)} cases, {one.steps:,} steps)")
+        return
+    if json is None:
+        raise ConfigError("study: give a file for the records with --json")
+    from gradwire.bench.studies.bench import StudyBench
+    from gradwire.bench.studies.run import Setting
+
+    numbers = None if seeds is None else parse_seeds(seeds)
+    chosen = tuple(find_study(name).changed(workload, steps, numbers, case) for name in names)
+    setting = Setting(data, device, command_line(), commit)
+    leave(StudyBench(chosen, setting, json, minutes, jobs).run(open_console()))

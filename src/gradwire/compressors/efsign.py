@@ -1,0 +1,46 @@
+"""EF-SignSGD: one bit an element and one number a tensor."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.base import Fused, Traits
+from gradwire.types import Field, Given, Layout, Parts, Turn
+from gradwire.wire.bits import packed_numel
+from gradwire.wire.layout import as_rows
+
+
+@dataclass(frozen=True)
+class EFSign(Fused):
+    """Sends the signs, and the mean magnitude as their scale.
+
+    The squared error is |x|² - |x|₁²/n: a contraction, and a good one where magnitudes are alike.
+    Zero counts as positive; the residual takes that back. Zeros alone are said as zeros; NaN or
+    infinity anywhere makes all not finite. (In a pipeline `sign` has the choice of other scales.)
+    """
+
+    examples: ClassVar = ({},)
+    family: ClassVar = "quantisation"
+    paper: ClassVar = "Karimireddy et al. 2019, arXiv:1901.09847"
+
+    def traits(self) -> Traits:
+        return Traits(contraction=True, shows=True)
+
+    def layout(self, numel: int) -> Layout:
+        return Layout((Field(torch.uint8, packed_numel(numel, 1)), Field(torch.float32, 1)))
+
+    def compress(self, x: Tensor, turn: Turn) -> Parts:
+        return kernels.at(x).sign_pack(x)
+
+    def take(self, given: Given, turn: Turn) -> Parts:
+        x, residual, left, decay = given
+        assert residual is not None and left is not None  # noqa: PT018
+        return kernels.at(x).sign_pack_sum(x, residual, decay, left)
+
+    def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
+        bits, scales = (as_rows(parts) for parts in zip(*messages, strict=True))
+        kernels.at(out).sign_add(out, bits, scales, weight)

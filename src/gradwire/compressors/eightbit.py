@@ -1,0 +1,36 @@
+"""8-bit dynamic tree: a byte an element, fine near the largest and coarse over seven decades."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gradwire.base import Traits
+from gradwire.checks import check_whole
+from gradwire.compressors._quantizer import Rounded
+from gradwire.kernels.specs import Rule
+
+
+@dataclass(frozen=True)
+class EightBit(Rounded):
+    """Sends a byte an entry, the nearest of 255 levels, and the largest magnitude of each bucket.
+
+    After the sign, the zero bits before the first one count the decades below the largest; the k
+    bits after it divide that decade into 2^k even steps. A level is the upper end of its step, so
+    the largest entry of a bucket is exact; the others are off by at most 0.71 % of it, and down to
+    a tenth of it by at most 7 % of themselves. Zero is a level, so no entry is off by more than
+    itself: a contraction. NaN or infinity spoils its bucket.
+    """
+
+    bucket: int = 1024
+
+    examples: ClassVar = ({}, {"bucket": 128})
+    family: ClassVar = "quantisation"
+    paper: ClassVar = "Dettmers 2015, arXiv:1511.04561"
+
+    def __post_init__(self) -> None:
+        check_whole("eightbit", "bucket", self.bucket, 1)
+
+    def traits(self) -> Traits:
+        return Traits(contraction=True, shows=True)
+
+    def rule(self) -> Rule:
+        return Rule("tree", self.bucket)

@@ -1,0 +1,52 @@
+"""GRBS: random blocks that every rank draws alike, so no position is sent."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.base import Traits
+from gradwire.checks import check_fraction, check_whole
+from gradwire.compressors._sparsifier import Sparsifier, ValueFormat, check_format, count_of
+from gradwire.types import Given, Turn
+
+
+@dataclass(frozen=True)
+class GRBS(Sparsifier):
+    """Sends a random `ratio` of the entries in blocks of up to `block`; all ranks draw the same.
+
+    Neighbours travel together, so reading and writing them is fast, and values are all that is
+    sent. The k entries are cut into the fewest blocks of at most `block`, of equal length up to
+    one; the other n - k are spread between them at random, and all is turned by a random offset
+    around the end. So each entry has exactly the chance k/n, and the expected squared error is
+    1 - k/n of the squared norm: a contraction, not unbiased. Messages can be added up on the way.
+    What is not drawn waits in the residual, NaN and infinity too.
+    """
+
+    ratio: float
+    block: int = 1024
+    values: ValueFormat = "fp32"
+
+    told: ClassVar = False
+    examples: ClassVar = ({"ratio": 0.01}, {"ratio": 0.1, "block": 16, "values": "bf16"})
+    family: ClassVar = "sparsification"
+    paper: ClassVar = "Xie et al. 2020, arXiv:2007.13221"
+
+    def __post_init__(self) -> None:
+        check_fraction("grbs", "ratio", self.ratio)
+        check_whole("grbs", "block", self.block, 1)
+        check_format("grbs", self.values)
+
+    def traits(self) -> Traits:
+        return Traits(summable=True, rounds_sums=self.values != "fp32", contraction=True)
+
+    def count(self, numel: int) -> int:
+        return count_of(self.ratio, numel)
+
+    def select(self, given: Given, turn: Turn) -> Tensor:
+        x = given.total()
+        count = self.count(x.numel())
+        return kernels.at(x).random_blocks(
+            turn.shared_key(), x.numel(), count, self.block, x.device
+        )

@@ -1,0 +1,22 @@
+"""No compression: the dense mean, through the same path as everything else."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from gradwire.base import Traits
+from gradwire.compressors._cast import Cast
+
+
+@dataclass(frozen=True)
+class NoCompression(Cast):
+    """Sends the float32 entries as they are."""
+
+    dtype: ClassVar = torch.float32
+    examples: ClassVar = ({},)
+    family: ClassVar = "dense"
+    paper: ClassVar = "the dense baseline"
+
+    def traits(self) -> Traits:
+        return Traits(summable=True, unbiased=True, contraction=True, everywhere=True, shows=True)

@@ -1,0 +1,59 @@
+"""1-bit SGD: one bit an element, and a mean for each of the two sides of zero."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.base import Fused, Traits
+from gradwire.checks import check_whole
+from gradwire.types import Field, Given, Layout, Parts, Turn
+from gradwire.wire.bits import bucket_count, packed_numel
+from gradwire.wire.layout import as_rows
+
+
+@dataclass(frozen=True)
+class OneBit(Fused):
+    """Sends which entries are negative, the mean of those, and the mean of all others.
+
+    No other two numbers would be closer for this mask. With n₋ entries of mean a₋ and n₊ of mean
+    a₊ the squared error is |x|² - n₋a₋² - n₊a₊²: a contraction, never worse than EF-SignSGD and
+    better where the two sides differ. With `bucket` the means are over that many neighbours, as
+    the paper's over a column; 0 is the whole tensor. Zero counts as not negative. Infinity makes
+    the mean of its side infinite; NaN spoils its bucket.
+    """
+
+    bucket: int = 0
+
+    examples: ClassVar = ({}, {"bucket": 1024})
+    family: ClassVar = "quantisation"
+    paper: ClassVar = "Seide et al. 2014, Interspeech"
+
+    def __post_init__(self) -> None:
+        check_whole("onebit", "bucket", self.bucket, 0)
+
+    def traits(self) -> Traits:
+        return Traits(contraction=True, shows=True)
+
+    def _bucket(self, numel: int) -> int:
+        return self.bucket or max(1, numel)
+
+    def layout(self, numel: int) -> Layout:
+        means = Field(torch.float32, bucket_count(numel, self._bucket(numel)))
+        return Layout((Field(torch.uint8, packed_numel(numel, 1)), means, means))
+
+    def compress(self, x: Tensor, turn: Turn) -> Parts:
+        return kernels.at(x).sides_pack(x, self._bucket(x.numel()))
+
+    def take(self, given: Given, turn: Turn) -> Parts:
+        x, residual, left, decay = given
+        assert residual is not None and left is not None  # noqa: PT018
+        bucket = self._bucket(x.numel())
+        return kernels.at(x).sides_pack_sum(x, residual, decay, left, bucket)
+
+    def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
+        bits, low, high = (as_rows(parts) for parts in zip(*messages, strict=True))
+        kernels.at(out).sides_add(out, bits, low, high, weight, self._bucket(out.numel()))

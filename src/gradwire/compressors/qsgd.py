@@ -1,0 +1,63 @@
+"""QSGD: stochastic rounding to a few levels, bucket by bucket."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from gradwire.base import Traits
+from gradwire.checks import check_whole
+from gradwire.compressors._quantizer import Rounded
+from gradwire.errors import ConfigError
+from gradwire.kernels.specs import Rule
+
+
+@dataclass(frozen=True)
+class QSGD(Rounded):
+    """Rounds each entry up or down to one of 2^bits - 1 levels so that its expectation is exact.
+
+    Levels are multiples of scale/s with s = 2^(bits-1) - 1, where the scale of a bucket is its
+    largest magnitude (`norm=max`) or its Euclidean norm (`norm=l2`, as in the paper). The variance
+    is at most b = min(d/4s², √d/s) of the squared norm for buckets of d. Only where b is below 1 is
+    it a contraction too, and may go with a residual. `scaled` divides all that is said by 1 + b:
+    then it is one for any b, by 1/(1 + b), and no longer unbiased. NaN or infinity spoils its
+    bucket; a bucket of zeros is said as zeros.
+    """
+
+    bits: int = 4
+    bucket: int = 128
+    norm: Literal["max", "l2"] = "max"
+    scaled: bool = False
+
+    examples: ClassVar = (
+        {"bits": 4},
+        {"bits": 2},
+        {"bits": 8, "bucket": 512, "norm": "l2"},
+        {"bits": 2, "scaled": True},
+    )
+    family: ClassVar = "quantisation"
+    paper: ClassVar = "Alistarh et al. 2017, arXiv:1610.02132"
+
+    def __post_init__(self) -> None:
+        check_whole("qsgd", "bits", self.bits, 2, 8)
+        check_whole("qsgd", "bucket", self.bucket, 1)
+        if self.norm not in ("max", "l2"):
+            raise ConfigError(f"qsgd: norm must be 'max' or 'l2', got {self.norm!r}")
+
+    def variance(self) -> float:
+        """The bound on the squared error, relative to the squared norm."""
+        levels = (1 << (self.bits - 1)) - 1
+        return min(self.bucket / (4 * levels**2), math.sqrt(self.bucket) / levels)
+
+    def traits(self) -> Traits:
+        variance = self.variance()
+        return Traits(
+            unbiased=not self.scaled,
+            contraction=self.scaled or variance < 1,
+            why_not=f"its variance bound with bits={self.bits}, bucket={self.bucket} is "
+            f"{variance:.3g}, not below 1 (use more bits, a smaller bucket, or scaled=true)",
+            shows=True,
+        )
+
+    def rule(self) -> Rule:
+        over = 1 + self.variance() if self.scaled else 1.0
+        return Rule("chance", self.bucket, self.bits, self.norm, over)

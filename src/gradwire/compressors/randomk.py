@@ -1,0 +1,46 @@
+"""Random-k: a random choice of entries that every rank makes alike, so no position is sent."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.base import Traits
+from gradwire.checks import check_fraction
+from gradwire.compressors._sparsifier import Sparsifier, ValueFormat, check_format, count_of
+from gradwire.types import Given, Turn
+
+
+@dataclass(frozen=True)
+class RandomK(Sparsifier):
+    """Sends a random `ratio` of the entries, values only; all ranks draw the same positions.
+
+    One position from each of k equal strata: distinct, and each entry has the chance k/n, so the
+    expected squared error is 1 - k/n of the squared norm, as for a uniform choice. Values are not
+    scaled up by n/k: it is a contraction, to go with a residual, and not unbiased. Since all ranks
+    say the same entries, their messages can be added up on the way.
+    """
+
+    ratio: float
+    values: ValueFormat = "fp32"
+
+    told: ClassVar = False
+    examples: ClassVar = ({"ratio": 0.01}, {"ratio": 0.1, "values": "bf16"})
+    family: ClassVar = "sparsification"
+    paper: ClassVar = "Stich, Cordonnier & Jaggi 2018, arXiv:1809.07599"
+
+    def __post_init__(self) -> None:
+        check_fraction("randomk", "ratio", self.ratio)
+        check_format("randomk", self.values)
+
+    def traits(self) -> Traits:
+        return Traits(summable=True, rounds_sums=self.values != "fp32", contraction=True)
+
+    def count(self, numel: int) -> int:
+        return count_of(self.ratio, numel)
+
+    def select(self, given: Given, turn: Turn) -> Tensor:
+        x = given.total()
+        count = self.count(x.numel())
+        return kernels.at(x).strata(turn.shared_key(), x.numel(), count, x.device)

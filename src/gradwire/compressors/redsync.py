@@ -1,0 +1,46 @@
+"""RedSync: nearly the largest entries, by a threshold that bisection finds."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gradwire.base import Traits
+from gradwire.checks import check_fraction
+from gradwire.compressors._sparsifier import Passing, ValueFormat, check_format, count_of
+from gradwire.kernels.specs import Aim
+from gradwire.types import Turn
+
+
+@dataclass(frozen=True)
+class RedSync(Passing):
+    """Sends the entries above a threshold that passes k to 2k of them, k a `ratio` of all.
+
+    The threshold lies between the mean and the largest magnitude and is found by bisection (the
+    paper's trimmed top-k), which needs only counting, no sorting. Where fewer than k entries reach
+    the mean, those are sent; where magnitudes are too equal to be told apart, the first 2k of the
+    largest. The largest entry is always sent and no larger one stays behind than was sent, so the
+    squared error is below 1: at most 1 - ratio where k are sent. Zeros are never sent, NaN and
+    infinity first. The paper also quantises: see pipelines.
+    """
+
+    ratio: float
+    values: ValueFormat = "bf16"
+
+    told: ClassVar = True
+    bears_zeros: ClassVar = True
+    examples: ClassVar = ({"ratio": 0.01}, {"ratio": 0.1, "values": "fp32"})
+    family: ClassVar = "sparsification"
+    paper: ClassVar = "Fang et al. 2019, arXiv:1808.04357"
+
+    def __post_init__(self) -> None:
+        check_fraction("redsync", "ratio", self.ratio)
+        check_format("redsync", self.values)
+
+    def traits(self) -> Traits:
+        return Traits(contraction=True, varies=True, shows=True)
+
+    def count(self, numel: int) -> int:
+        return count_of(self.ratio, numel)
+
+    def aim(self, numel: int, turn: Turn) -> Aim:
+        count = self.count(numel)
+        return Aim("bisected", 2 * count, count)

@@ -1,0 +1,137 @@
+"""Sketched SGD: sketches add up, so all ranks find the largest entries of their mean together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.base import ManyRounds, Traits, check_payload, flat32
+from gradwire.checks import check_fraction, check_whole
+from gradwire.compressors._sparsifier import count_of
+from gradwire.errors import ConfigError
+from gradwire.kernels.reference.random import random_bits
+from gradwire.types import Field, Given, Layout, Mean, Payload, Rounds, State, Turn
+
+
+class Hash(NamedTuple):
+    """Where a row of the sketch adds each entry, and under which sign: the same on all ranks."""
+
+    column: Tensor
+    sign: Tensor
+
+
+@dataclass(frozen=True)
+class SketchedSGD(ManyRounds):
+    """Sends a count sketch, then the exact values of the `ratio` largest entries of the mean.
+
+    A sketch has `rows` rows of `width` columns for each wanted entry. Each row adds every entry,
+    under a random sign, to a random column, the same on all ranks: the mean of sketches is the
+    sketch of the mean. An entry is about the median over rows of its columns, so the entries that
+    stand out are found without a position on the wire. Their values come in a second round, exact:
+    like top-k of the mean, as far as the sketch can tell the largest. What is said is exact, so it
+    never adds error; and one entry more is drawn blindly, alike on all ranks, so that 1/n of the
+    squared norm is said on average whatever the sketch mistakes: a contraction. NaN or infinity
+    anywhere makes all entries that are said NaN.
+    """
+
+    ratio: float = 0.01
+    rows: int = 3
+    width: int = 4
+
+    how: ClassVar = "mean"
+    examples: ClassVar = ({"ratio": 0.01}, {"ratio": 0.002, "rows": 5, "width": 8})
+    family: ClassVar = "sparsification"
+    paper: ClassVar = "Ivkin et al. 2019, arXiv:1903.04488"
+
+    def __post_init__(self) -> None:
+        check_fraction("sketchedsgd", "ratio", self.ratio)
+        check_whole("sketchedsgd", "rows", self.rows, 1)
+        if self.rows % 2 == 0:
+            raise ConfigError(f"sketchedsgd: rows must be odd, got {self.rows}")
+        check_whole("sketchedsgd", "width", self.width, 1)
+
+    def traits(self) -> Traits:
+        return Traits(summable=True, contraction=True, shows=True, by_step=True)
+
+    def state(self, turn: Turn, device: torch.device) -> State:
+        return {}
+
+    def rounds(self, given: Given, state: State, turn: Turn) -> Rounds:
+        x, hashes = given.total(), self._hashes(turn, given.x.device)
+        [(table,)] = yield Mean((self._sketch(x, hashes),))
+        index = self._found(table, hashes, turn)
+        own = x[index]
+        if given.left is not None:
+            given.left.index_fill_(0, index, 0.0)
+        [(values,)] = yield Mean((own,))
+        return given.x.zero_().index_copy_(0, index, values + _spoiled(table))
+
+    def encode(self, x: Tensor, turn: Turn | None = None) -> Payload:
+        x, turn = flat32(x), turn or Turn(tuple(x.shape))
+        hashes = self._hashes(turn, x.device)
+        table = self._sketch(x, hashes)
+        parts = table.view(-1), x[self._found(table, hashes, turn)]
+        return Payload(parts, turn, self.nbytes(turn.shape))
+
+    def decode(self, payload: Payload) -> Tensor:
+        check_payload(payload, self._layout)
+        table, values = payload.parts[0].view(self.rows, -1), payload.parts[1]
+        out = torch.zeros(payload.turn.numel, device=table.device)
+        index = self._found(table, self._hashes(payload.turn, table.device), payload.turn)
+        out.index_copy_(0, index, values + _spoiled(table))
+        return out.view(payload.turn.shape)
+
+    def nbytes(self, shape: Sequence[int]) -> int:
+        numel = torch.Size(shape).numel()
+        return 4 * sum(field.numel or 0 for field in self._layout(Turn((numel,))).fields)
+
+    def _layout(self, turn: Turn) -> Layout:
+        """Of a payload: the sketch, and the values of what is found in it."""
+        count = count_of(self.ratio, turn.numel)
+        lengths = self.rows * self.width * count, min(turn.numel, count + 1)
+        return Layout(tuple(Field(torch.float32, length) for length in lengths))
+
+    def _hashes(self, turn: Turn, device: torch.device) -> list[Hash]:
+        columns = self.width * count_of(self.ratio, turn.numel)
+        keys = [turn.number(row) for row in range(self.rows)]
+        drawn = [random_bits(key, turn.numel, device) for key in keys]
+        # The column comes from the high bits, and the sign is the lowest one.
+        return [Hash((bits * columns) >> 32, 1.0 - 2.0 * (bits & 1)) for bits in drawn]
+
+    def _sketch(self, x: Tensor, hashes: Sequence[Hash]) -> Tensor:
+        table = x.new_zeros(self.rows, self.width * count_of(self.ratio, x.numel()))
+        for line, (column, sign) in zip(table, hashes, strict=True):
+            line.index_add_(0, column, x * sign)
+        return table
+
+    def _found(self, table: Tensor, hashes: Sequence[Hash], turn: Turn) -> Tensor:
+        """Where the entries are that the sketch holds for the largest, and a random one: ascending.
+
+        As the largest guess of all, the random one is certain to be among them, and once only.
+        """
+        pairs = zip(table, hashes, strict=True)
+        guess = median([line[column] * sign for line, (column, sign) in pairs])
+        guess[turn.number(self.rows) % max(1, turn.numel) :][:1] = torch.inf
+        count = count_of(self.ratio, turn.numel)
+        return kernels.at(guess).largest(Given(guess), min(turn.numel, count + 1))
+
+
+def median(rows: Sequence[Tensor]) -> Tensor:
+    """The middle one of an odd number of rows, entry by entry (each pass moves one to its place).
+
+    Several times faster than a selection along a dimension of three or five. NaN stays NaN.
+    """
+    rows = list(rows)
+    for end in range(len(rows) - 1, len(rows) // 2 - 1, -1):
+        for i in range(end):
+            low, high = torch.minimum(rows[i], rows[i + 1]), torch.maximum(rows[i], rows[i + 1])
+            rows[i], rows[i + 1] = low, high
+    return rows[len(rows) // 2]
+
+
+def _spoiled(table: Tensor) -> Tensor:
+    """NaN where the sketch has what is no number, which hides what the largest are; else 0."""
+    return torch.where(table.isfinite().all(), 0.0, torch.nan)

@@ -1,0 +1,52 @@
+"""Threshold: every entry above a fixed magnitude is said, however many there are."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar
+
+import torch
+
+from gradwire.base import Traits
+from gradwire.compressors._sparsifier import Passing, ValueFormat, check_format
+from gradwire.errors import ConfigError
+from gradwire.kernels.specs import Aim
+from gradwire.types import Turn
+
+
+@dataclass(frozen=True)
+class Threshold(Passing):
+    """Sends the entries whose magnitude is above `value`, so the length of a message varies.
+
+    No entry that stays behind is larger than `value`: with a residual each entry is said as soon as
+    it has grown to that, so the residual is bounded, which serves error feedback as a contraction
+    does. Where nothing is above, nothing is said. NaN and infinity always count as above.
+    """
+
+    value: float
+    values: ValueFormat = "bf16"
+
+    told: ClassVar = True
+    examples: ClassVar = ({"value": 0.01}, {"value": 1.0, "values": "fp32"})
+    family: ClassVar = "sparsification"
+    paper: ClassVar = "Dutta et al. 2020, arXiv:1911.08250"
+
+    def __post_init__(self) -> None:
+        if not self.value > 0:
+            raise ConfigError(f"threshold: value must be above 0, got {self.value!r}")
+        check_format("threshold", self.values)
+
+    def traits(self) -> Traits:
+        return Traits(contraction=True, varies=True, shows=True)
+
+    def count(self, numel: int) -> int:
+        # Nobody knows before the gradient is there; a percent is what such thresholds aim at.
+        return min(numel, max(1, numel // 100))
+
+    def aim(self, numel: int, turn: Turn) -> Aim:
+        return Aim("fixed", border=_next(self.value))
+
+
+@cache
+def _next(value: float) -> float:
+    """The first float32 above `value`: what is above reaches it."""
+    return float(torch.tensor(value).nextafter(torch.tensor(torch.inf)))

@@ -1,0 +1,121 @@
+"""Variance-based sparsification: an entry is said once its sum stands out from its own noise."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gradwire.base import ManyRounds, Traits, check_payload, flat32
+from gradwire.compressors._sparsifier import FORMATS, count_of, counted_layout, varying_layout
+from gradwire.errors import ConfigError
+from gradwire.types import Gather, Given, Layout, Parts, Payload, Rounds, State, Turn
+from gradwire.wire.indices import pack_index, unpack_index
+from gradwire.wire.layout import packed_bytes
+
+VALUES = FORMATS["bf16"]
+USUAL = 0.03
+"""About so many of independent normal entries are said in a step with the default setting."""
+
+
+@dataclass(frozen=True)
+class Variance(ManyRounds):
+    """Sends the entries whose sum r since they were last sent has r² > alpha v; v is its variance.
+
+    v adds up squared gradients and decays by `zeta` a step, so what pulls one way passes after
+    about `alpha` steps and noise waits. The paper squares the gradients of single examples. A step
+    has one gradient an entry, and r² = v at first says nothing: hence each square is mixed with
+    `shrink` of the tensor's mean square, and what stands out from its tensor passes at once.
+    |r|² <= alpha v sums to a residual of at most alpha/(1 - zeta) times the largest squared
+    gradient norm, as a contraction by 2 √((1 - zeta)/alpha) has. Without that residual it would
+    never speak. Zeros are never sent, NaN and infinity always; v keeps neither.
+    """
+
+    alpha: float = 1.5
+    zeta: float = 0.999
+    shrink: float = 0.5
+
+    how: ClassVar = "gather"
+    units: ClassVar = ("spread",)
+    owed: ClassVar = ("spread",)
+    examples: ClassVar = ({}, {"alpha": 2.0, "zeta": 0.99, "shrink": 0.75})
+    family: ClassVar = "sparsification"
+    paper: ClassVar = "Tsuzuku, Imachi & Akiba 2018, arXiv:1802.06058"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.alpha < float("inf"):
+            raise ConfigError(f"variance: alpha must be at least 1, got {self.alpha!r}")
+        if not 0 < self.zeta < 1:
+            raise ConfigError(f"variance: zeta must be in (0, 1), got {self.zeta!r}")
+        if not 0 <= self.shrink <= 1:
+            raise ConfigError(f"variance: shrink must be in [0, 1], got {self.shrink!r}")
+
+    def traits(self) -> Traits:
+        return Traits(accumulates=True, varies=True, shows=True)
+
+    def state(self, turn: Turn, device: torch.device) -> State:
+        """The root of v, whose squares could leave the range of float32."""
+        return {"spread": torch.zeros(turn.numel, device=device)}
+
+    def rounds(self, given: Given, state: State, turn: Turn) -> Rounds:
+        spread = self._spread(given.x, state["spread"])
+        total = given.total()
+        index = self._chosen(total, spread)
+        parts = _parts(total, index)
+        if given.left is not None:
+            _add(given.left, parts, -1.0)
+        layout = self.layout(turn.numel)
+        messages = yield Gather(parts, layout, [layout] * turn.size)
+        spread = torch.where(spread.isfinite(), spread, state["spread"])
+        state["spread"] = spread.mul_(self.zeta**0.5).index_fill_(0, index, 0.0)
+        out = given.x.zero_()
+        for message in messages:
+            _add(out, message, 1 / turn.size)
+        return out
+
+    def _spread(self, x: Tensor, before: Tensor) -> Tensor:
+        if not x.numel():
+            return before
+        clean = x.nan_to_num(0.0, 0.0, 0.0)
+        typical = (clean.norm(dtype=torch.float64) / x.numel() ** 0.5).to(x.dtype)
+        now = torch.hypot(x * (1 - self.shrink) ** 0.5, typical * self.shrink**0.5)
+        return torch.hypot(before, now)
+
+    def _chosen(self, total: Tensor, spread: Tensor) -> Tensor:
+        stands_out = (total / self.alpha**0.5).abs() > spread
+        return torch.nonzero(stands_out | ~total.isfinite()).view(-1)
+
+    def encode(self, x: Tensor, turn: Turn | None = None) -> Payload:
+        x, turn = flat32(x), turn or Turn(tuple(x.shape))
+        spread = self._spread(x, self.state(turn, x.device)["spread"])
+        parts = _parts(x, self._chosen(x, spread))
+        return Payload(parts, turn, packed_bytes([parts], [self.layout(x.numel())]))
+
+    def decode(self, payload: Payload) -> Tensor:
+        check_payload(payload, lambda turn: self.layout(turn.numel))
+        out = torch.zeros(payload.turn.numel, device=payload.parts[0].device)
+        _add(out, payload.parts, 1.0)
+        return out.view(payload.turn.shape)
+
+    def nbytes(self, shape: Sequence[int]) -> int:
+        """The length of a usual message."""
+        numel = torch.Size(shape).numel()
+        count = count_of(USUAL, numel)
+        return packed_bytes(None, [self.layout(numel), counted_layout(VALUES, numel, count)])
+
+    def layout(self, numel: int) -> Layout:
+        """How many entries, where they are, and what they are."""
+        return varying_layout(VALUES, numel)
+
+
+def _parts(x: Tensor, index: Tensor) -> Parts:
+    count = torch.tensor([index.numel()], dtype=torch.int32, device=x.device)
+    return count, pack_index(index, x.numel()), x[index].to(torch.bfloat16)
+
+
+def _add(out: Tensor, parts: Parts, weight: float) -> None:
+    """Adds `weight` times what the message says."""
+    _, places, values = parts
+    index = unpack_index(places, out.numel(), values.numel())
+    out.index_add_(0, index, values.to(out.dtype) * weight)

@@ -1,0 +1,134 @@
+"""Wangni's sparsification: each entry is kept by chance, the likelier the larger, and scaled up."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gradwire.base import ManyRounds, Traits, check_payload, flat32
+from gradwire.checks import check_fraction
+from gradwire.compressors._sparsifier import count_of
+from gradwire.errors import WireError
+from gradwire.kernels.reference.random import uniform
+from gradwire.types import Field, Gather, Given, Layout, Parts, Payload, Rounds, State, Turn
+from gradwire.wire.bits import pack_bits, packed_numel, unpack_bits
+from gradwire.wire.indices import check_index, index_field, pack_index, unpack_index
+from gradwire.wire.layout import most_bytes, packed_bytes
+
+ROUNDS = 4
+LARGEST = torch.finfo(torch.float32).max
+
+
+@dataclass(frozen=True)
+class Wangni(ManyRounds):
+    """Sends entry x with the chance p = min(1, |x|/s), as x/p: exact on average.
+
+    That choice has the least variance for its number of entries: the scale s is such that about a
+    `ratio` of them is sent. Entries of s and above are always sent, as float32; all others say the
+    same, plus or minus s, so a sign will do for them, and s is sent once. The variance is at most
+    n/k - 1 of the squared norm for k up to n/2 (that of a blind choice): no contraction. A gather
+    of its own, since lengths vary. Zeros are never sent, NaN and infinity always.
+    """
+
+    ratio: float
+
+    how: ClassVar = "gather"
+    examples: ClassVar = ({"ratio": 0.01}, {"ratio": 0.1})
+    family: ClassVar = "sparsification"
+    paper: ClassVar = "Wangni et al. 2018, arXiv:1710.09854"
+
+    def __post_init__(self) -> None:
+        check_fraction("wangni", "ratio", self.ratio)
+
+    def traits(self) -> Traits:
+        why_not = f"it is unbiased with a variance of up to {1 / self.ratio - 1:.3g} squared norms"
+        return Traits(unbiased=True, varies=True, why_not=why_not, shows=True)
+
+    def state(self, turn: Turn, device: torch.device) -> State:
+        return {}
+
+    def rounds(self, given: Given, state: State, turn: Turn) -> Rounds:
+        layout = self.layout(turn.numel)
+        parts = self._parts(given.total(), turn)
+        if given.left is not None:
+            add(given.left, parts, -1.0)
+        messages = yield Gather(parts, layout, [layout] * turn.size)
+        out = given.x.zero_()
+        for message in messages:
+            add(out, message, 1 / turn.size)
+        return out
+
+    def encode(self, x: Tensor, turn: Turn | None = None) -> Payload:
+        flat, turn = flat32(x), turn or Turn(tuple(x.shape))
+        parts = self._parts(flat, turn)
+        return Payload(parts, turn, packed_bytes([parts], [self.layout(x.numel())]))
+
+    def decode(self, payload: Payload) -> Tensor:
+        check_payload(payload, lambda turn: self.layout(turn.numel))
+        out = torch.zeros(payload.turn.numel, device=payload.parts[0].device)
+        add(out, payload.parts, 1.0)
+        return out.view(payload.turn.shape)
+
+    def nbytes(self, shape: Sequence[int]) -> int:
+        """The length of a usual message, in which most entries are below the scale."""
+        numel = torch.Size(shape).numel()
+        count = count_of(self.ratio, numel)
+        signs = Field(torch.uint8, packed_numel(count, 1))
+        usual = Layout((index_field(numel, count), signs))
+        return packed_bytes(None, [self.layout(numel), usual])
+
+    def layout(self, numel: int) -> Layout:
+        """How many large and small entries, the scale; places and values; places and signs."""
+        places, signs = Field(torch.uint8, None), Field(torch.uint8, None)
+        head = (Field(torch.int32, 2), Field(torch.float32, 1))
+        fields = (*head, places, Field(torch.float32, None), places, signs)
+        return Layout(fields, lambda parts: check(parts, numel), most_bytes(numel))
+
+    def _parts(self, x: Tensor, turn: Turn) -> Parts:
+        size = x.abs()
+        scale = scale_for(size.nan_to_num(0.0, 0.0), count_of(self.ratio, x.numel()))
+        # Written so that NaN is large.
+        large = (x != 0) & ~(size < scale)
+        small = (uniform(turn.own_key(), x.numel(), x.device) * scale < size) & (size < scale)
+        high, low = (torch.nonzero(chosen).view(-1) for chosen in (large, small))
+        counts = torch.tensor([high.numel(), low.numel()], dtype=torch.int32, device=x.device)
+        signs = pack_bits(x[low] < 0, 1)
+        places = [pack_index(index, x.numel()) for index in (high, low)]
+        return counts, scale.view(1), places[0], x[high], places[1], signs
+
+
+def scale_for(size: Tensor, count: int) -> Tensor:
+    """The s at which sum min(1, size/s) is about `count`, from above; 0 where all is zero."""
+    scale = size.sum(dtype=torch.float64) / max(1, count)
+    for _ in range(ROUNDS):
+        below = size < scale
+        # The large ones take a whole place each; the small ones share the places that are left.
+        places = count - size.numel() + below.sum()
+        better = (size * below).sum(dtype=torch.float64) / places
+        scale = torch.where((places > 0) & (better > 0), torch.minimum(better, scale), scale)
+    return scale.clamp(max=LARGEST).to(size.dtype)
+
+
+def add(out: Tensor, parts: Parts, weight: float) -> None:
+    """Adds `weight` times what the message says."""
+    counts, scale, high, values, low, signs = parts
+    large, small = counts.tolist()
+    out.index_add_(0, unpack_index(high, out.numel(), large), values * weight)
+    minus = unpack_bits(signs, 1, small).to(out.dtype)
+    out.index_add_(0, unpack_index(low, out.numel(), small), (1 - 2 * minus) * (scale * weight))
+
+
+def check(parts: Parts, numel: int) -> None:
+    """Raises WireError unless all lengths follow from the counts, and places are in range."""
+    counts, _, high, values, low, signs = parts
+    large, small = counts.tolist()
+    if not 0 <= large <= numel or not 0 <= small <= numel:
+        raise WireError(f"message tells {large} and {small} entries of a tensor of {numel}")
+    lengths = [index_field(numel, large).numel, large]
+    lengths += [index_field(numel, small).numel, packed_numel(small, 1)]
+    if lengths != [part.numel() for part in (high, values, low, signs)]:
+        raise WireError(f"message has parts of other lengths than {large} and {small} entries take")
+    check_index(high, numel, large)
+    check_index(low, numel, small)

@@ -1,0 +1,1 @@
+"""Controllers, which change compression settings during training: one controller per file."""

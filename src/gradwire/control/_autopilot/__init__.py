@@ -1,0 +1,1 @@
+"""Parts of Autopilot: candidate settings, cost model, error model, allocation and budgets."""

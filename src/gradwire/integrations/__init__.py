@@ -1,0 +1,1 @@
+"""Integrations: compressed averaging in DDP, FSDP2, optimizers, trainers and Keras."""

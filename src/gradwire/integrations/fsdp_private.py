@@ -1,0 +1,152 @@
+"""Access to FSDP2 internals: every private name of torch that we rely on is in this file.
+
+| torch | what it offers |
+|---|---|
+| 2.6 | no hook at all |
+| 2.7 | `set_all_reduce_hook` |
+| 2.8 | and `set_gradient_divide_factor` |
+| 2.9 | and `set_custom_reduce_scatter` |
+| 2.12 | several groups of parameters in a unit (a mesh by parameter), which take no hooks |
+| 2.13 | and `set_reduce_scatter_unused_params` |
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.torch_version import TorchVersion
+
+from gradwire.errors import ConfigError
+from gradwire.integrations.parameters import COMPILED
+
+Sharded: TypeAlias = Any
+"""An FSDPModule, whose import would take all who import us half as long as torch's own."""
+
+SINCE = {"set_all_reduce_hook": "2.7", "set_custom_reduce_scatter": "2.9"}
+
+
+def check_version(setter: str, version: str = torch.__version__) -> None:
+    """Raises ConfigError where this torch has no such hook."""
+    if TorchVersion(version) < SINCE[setter]:
+        raise ConfigError(f"FSDP2's {setter} needs torch {SINCE[setter]} or newer, got {version}")
+
+
+class ReduceScatter(Protocol):
+    """What `set_custom_reduce_scatter` takes, as FSDP2 calls it."""
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor: ...
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: dist.ReduceOp,
+        async_op: bool = False,
+    ) -> None: ...
+
+
+class Unit(NamedTuple):
+    """A module that `fully_shard` was called on, and the parameters that it reduces together."""
+
+    module: Sharded
+    names: list[str]
+    parameters: list[nn.Parameter]
+    """Shards, as the optimiser sees them."""
+    shapes: list[torch.Size]
+    """Of the shards, with the padding that all but the last of them may have."""
+    dtype: torch.dtype
+    """In which gradients are reduced."""
+
+    @property
+    def title(self) -> str:
+        return f"the unit of {self.names[0]}"
+
+    def _group(self) -> Any:
+        [group] = _groups(self.module)
+        return group
+
+    def shard_group(self) -> dist.ProcessGroup:
+        group: dist.ProcessGroup = self._group().mesh_info.shard_process_group
+        return group
+
+    def reduces_replicas(self) -> bool:
+        """Whether torch itself reduces over replicas, which happens before any hook."""
+        return bool(self._group()._is_hsdp)
+
+    def divide_factor(self) -> float | None:
+        """What the user divides the sum over all ranks by, instead of their number."""
+        factor: float | None = getattr(self._group(), "gradient_divide_factor", None)
+        return factor
+
+    def occupant(self, setter: str) -> str | None:
+        """Who is in a hook's place already."""
+        if setter == "set_all_reduce_hook":
+            hook = self._group()._all_reduce_hook
+            return None if hook is None else getattr(hook, "__qualname__", repr(hook))
+        name = type(self._group()._reduce_scatter_comm).__name__
+        return None if name == "DefaultReduceScatter" else name
+
+    def set_all_reduce_hook(self, hook: Callable[[Tensor], None] | None) -> None:
+        self._group()._all_reduce_hook = hook
+
+    def set_reduce_scatter(self, comm: ReduceScatter) -> ReduceScatter:
+        """Takes the place of what is returned."""
+        before: ReduceScatter = self._group()._reduce_scatter_comm
+        self.module.set_custom_reduce_scatter(comm)
+        return before
+
+
+def _groups(module: Sharded) -> list[Any]:
+    state: Any = module._get_fsdp_state()
+    several = getattr(state, "_fsdp_param_groups", None)
+    one = state._fsdp_param_group if several is None else None
+    return several if several is not None else [one] if one is not None else []
+
+
+def units_of(model: nn.Module) -> list[Unit]:
+    """The units of a model that have something to train."""
+    from torch.distributed.fsdp import FSDPModule
+
+    paths = {module: path for path, module in model.named_modules()}
+    found = [
+        unit
+        for module in model.modules()
+        if isinstance(module, FSDPModule) and (unit := _unit(module, paths)) is not None
+    ]
+    if not found:
+        raise ConfigError("attach_fsdp: no part of the model went through fully_shard")
+    return found
+
+
+def _unit(module: Sharded, paths: dict[nn.Module, str]) -> Unit | None:
+    groups = _groups(module)
+    if len(groups) > 1:
+        raise ConfigError("attach_fsdp: a unit has several meshes, for which FSDP2 has no hooks")
+    shards = [s for group in groups for s in group.fsdp_params if s.sharded_param.requires_grad]
+    if not shards:
+        return None
+    policy = groups[0].mp_policy
+    infos = [shard._module_info for shard in shards]
+    names = [f"{paths[i.module]}.{i.param_name}".lstrip(".").replace(COMPILED, "") for i in infos]
+    return Unit(
+        module,
+        names,
+        [shard.sharded_param for shard in shards],
+        [shard.padded_sharded_param_size for shard in shards],
+        policy.reduce_dtype or policy.param_dtype or shards[0].sharded_param.dtype,
+    )
+
+
+def scale_of(op: Any, size: int) -> float:
+    """What a mean over `size` ranks must be multiplied by to be what `op` asks for."""
+    if op == dist.ReduceOp.AVG:
+        return 1.0
+    if op == dist.ReduceOp.SUM:
+        return float(size)
+    if op == dist.ReduceOp.PREMUL_SUM:
+        # Where the factor is kept, torch tells only those who pickle.
+        return float(op.__getstate__()[1]) * size
+    raise ConfigError(f"a reduce-scatter by {op} is no mean; expected AVG, SUM or PREMUL_SUM")

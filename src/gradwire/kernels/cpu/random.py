@@ -1,0 +1,88 @@
+"""Counter-based random numbers: the same bits as kernels/reference/random.py."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gradwire.kernels.cpu.jit import called, compiled, inlined
+from gradwire.kernels.cpu.simd import hash32
+
+
+@inlined
+def random_word(place: int, low: np.uint32, high: np.uint32) -> np.uint32:
+    x = hash32(np.uint32(np.uint32(place & 0xFFFFFFFF) ^ low))
+    return hash32(np.uint32(x ^ high ^ np.uint32(place >> 32)))
+
+
+@called
+def random_words(first: int, low: np.uint32, high: np.uint32, out: NDArray[np.uint32]) -> None:
+    """The words of positions from `first` on."""
+    block = first >> 32
+    if block != (first + out.size) >> 32:
+        for i in range(out.size):
+            out[i] = random_word(first + i, low, high)
+        return
+    start, high = np.uint32(first & 0xFFFFFFFF), np.uint32(high ^ np.uint32(block))
+    for i in range(out.size):
+        word = hash32(np.uint32(np.uint32(start + np.uint32(i)) ^ low))
+        out[i] = hash32(np.uint32(word ^ high))
+
+
+@compiled
+def _strata(low: np.uint32, high: np.uint32, numel: int, out: NDArray[np.int64]) -> None:
+    count = out.size
+    start = 0
+    for i in range(count):
+        stop = (i + 1) * numel // count
+        out[i] = start + ((np.int64(random_word(i, low, high)) * (stop - start)) >> 32)
+        start = stop
+
+
+@compiled
+def _blocks(
+    low: np.uint32,
+    high: np.uint32,
+    numel: int,
+    block: int,
+    out: NDArray[np.int64],
+) -> None:
+    count = out.size
+    blocks, spare = -(-count // block), numel - count
+    turn = (np.int64(random_word(numel, low, high) >> np.uint32(1)) * numel) >> 31
+    # The first that is turned past the end; what comes from there on is written first.
+    border, written = count, 0
+    for again in range(2):
+        for i in range(blocks):
+            first, last = count * i // blocks, count * (i + 1) // blocks
+            edge = i * spare // blocks
+            room = (i + 1) * spare // blocks - edge + 1
+            before = edge + ((np.int64(random_word(i, low, high)) * room) >> 32) + turn
+            if not again and last + before > numel:
+                border = min(border, max(first, numel - before))
+            start = max(first, border) if not again else first
+            stop = last if not again else min(last, border)
+            for j in range(start, stop):
+                out[written] = j + before - (0 if again else numel)
+                written += 1
+
+
+def halves(key: int) -> tuple[np.uint32, np.uint32]:
+    """The key as the two words that the loops take."""
+    return np.uint32(key & 0xFFFFFFFF), np.uint32((key >> 32) & 0xFFFFFFFF)
+
+
+def strata(key: int, numel: int, count: int, device: torch.device) -> Tensor:
+    assert device.type == "cpu"
+    out = torch.empty(count, dtype=torch.int64)
+    low, high = halves(key)
+    _strata(low, high, numel, out.numpy())
+    return out
+
+
+def random_blocks(key: int, numel: int, count: int, block: int, device: torch.device) -> Tensor:
+    assert device.type == "cpu"
+    out = torch.empty(count, dtype=torch.int64)
+    low, high = halves(key)
+    _blocks(low, high, numel, block, out.numpy())
+    return out

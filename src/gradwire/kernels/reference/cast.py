@@ -1,0 +1,44 @@
+"""Casts of tensors to another floating-point format, and the sum of such messages."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from gradwire.kernels.reference.scatter import rounded
+
+
+def cast_pack(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` in another format, or itself if that is its own; float16 saturates."""
+    return rounded(x, dtype)
+
+
+def cast_pack_sum(
+    x: Tensor, residual: Tensor, decay: float, left: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """The same of x + decay * residual; `left` then holds what the rounding lost."""
+    return sum_packed(cast_pack, x, residual, decay, left, dtype)
+
+
+def sum_packed(
+    pack: Callable[[Tensor, torch.dtype], Tensor],
+    x: Tensor,
+    residual: Tensor,
+    decay: float,
+    left: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    """`cast_pack_sum` by any way to round."""
+    total = torch.add(x, residual, alpha=decay, out=left)
+    values = pack(total, dtype)
+    if values is total:
+        values = total.clone()
+    left.sub_(values.to(left.dtype))
+    return values
+
+
+def cast_add(out: Tensor, rows: Sequence[Tensor], weight: float) -> None:
+    """Adds `weight` times each row of numbers, in order."""
+    for row in rows:
+        # Adding numbers of another type directly is several times slower.
+        out.add_(row.to(out.dtype), alpha=weight)

@@ -1,0 +1,76 @@
+"""Bit packing of fixed-width integers, and of ascending positions.
+
+Value i takes bits i*width .. (i+1)*width of the byte stream. Positions are stored as a bitmap of
+their high bits and packed low bits (Elias-Fano; the format: wire/indices.py).
+"""
+
+import torch
+from torch import Tensor
+
+
+def pack_bits(values: Tensor, width: int) -> Tensor:
+    """Integers below 2^width as uint8; within a byte the first value has the lowest bits."""
+    if width == 0:
+        return torch.empty(0, dtype=torch.uint8, device=values.device)
+    # Eight values fill `width` whole bytes, so groups of eight are independent.
+    groups = -(-values.numel() // 8)
+    filled = torch.zeros(groups * 8, dtype=torch.int64, device=values.device)
+    filled[: values.numel()] = values
+    bits = (filled.view(-1, 1) >> torch.arange(width, device=values.device)) & 1
+    weights = 1 << torch.arange(8, device=values.device)
+    packed = (bits.view(groups * width, 8) * weights).sum(-1).to(torch.uint8)
+    return packed[: -(-values.numel() * width // 8)]
+
+
+def unpack_bits(packed: Tensor, width: int, count: int) -> Tensor:
+    """The first `count` values again, as int64."""
+    if width == 0:
+        return torch.zeros(count, dtype=torch.int64, device=packed.device)
+    groups = -(-count // 8)
+    filled = packed.new_zeros(groups * width)
+    filled[: packed.numel()] = packed[: groups * width]
+    bits = (filled.long().view(-1, 1) >> torch.arange(8, device=packed.device)) & 1
+    weights = 1 << torch.arange(width, device=packed.device)
+    return (bits.view(groups * 8, width) * weights).sum(-1)[:count]
+
+
+def low_bits(numel: int, count: int) -> int:
+    """Width of what is packed as it is: log2 of the mean gap, rounded down."""
+    return max(0, (numel // max(1, count)).bit_length() - 1)
+
+
+def bitmap_bits(numel: int, count: int) -> int:
+    return count + (max(0, numel - 1) >> low_bits(numel, count)) + 1
+
+
+def index_bytes(numel: int, count: int) -> int:
+    """Bytes that `count` positions below `numel` take; fewer take at most one more."""
+    return -(-bitmap_bits(numel, count) // 8) + -(-count * low_bits(numel, count) // 8)
+
+
+def pack_index(index: Tensor, low: int, bitmap_bits: int) -> Tensor:
+    """Bit (index >> low) + i of the bitmap for position number i, then the low bits."""
+    place = (index >> low) + torch.arange(index.numel(), device=index.device)
+    flags = torch.zeros(bitmap_bits, dtype=torch.int64, device=index.device)
+    # An assignment would bring the 1 from the host, and wait for it.
+    flags.index_fill_(0, place, 1)
+    return torch.cat([pack_bits(flags, 1), pack_bits(index & ((1 << low) - 1), low)])
+
+
+def unpack_index(packed: Tensor, low: int, bitmap_bits: int, count: int) -> Tensor:
+    """The positions again; the bitmap has exactly `count` ones."""
+    border = -(-bitmap_bits // 8)
+    flags = unpack_bits(packed[:border], 1, bitmap_bits)
+    # The size is given, so a GPU need not tell the host how many there are.
+    place = torch.nonzero_static(flags, size=count).view(-1)
+    high = place - torch.arange(count, device=packed.device)
+    return (high << low) | unpack_bits(packed[border:], low, count)
+
+
+def index_fits(packed: Tensor, low: int, bitmap_bits: int, count: int, numel: int) -> Tensor:
+    """Whether the bytes tell exactly `count` positions, all below `numel` (a 0-d bool tensor)."""
+    border = -(-bitmap_bits // 8)
+    flags = unpack_bits(packed[:border], 1, border * 8)
+    fits = (flags.sum() == count) & (flags[bitmap_bits:].sum() == 0)
+    # With another number of ones the positions mean nothing, but computing them does no harm.
+    return fits & (unpack_index(packed, low, bitmap_bits, count) < numel).all()

@@ -1,0 +1,92 @@
+"""Signs in one bit each: with two means per bucket, with one mean magnitude, or as votes.
+
+Votes replace the sign of a zero by a random bit.
+"""
+
+import torch
+from torch import Tensor
+
+from gradwire.kernels.reference.packing import pack_bits, unpack_bits
+from gradwire.kernels.reference.random import random_bits
+from gradwire.types import Key
+
+
+def sides_pack(x: Tensor, bucket: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A set bit for every negative entry; for each bucket the mean of those, and of all others."""
+    buckets = -(-x.numel() // bucket)
+    rows = x.new_zeros(buckets * bucket)
+    rows[: x.numel()] = x
+    rows = rows.view(buckets, bucket)
+    below = (rows < 0).sum(dim=1)
+    above = bucket - below
+    # What fills up the last bucket is no entry.
+    above[-1:] -= rows.numel() - x.numel()
+    low = _mean(rows.clamp(max=0).sum(dim=1, dtype=torch.float64), below)
+    high = _mean(rows.clamp(min=0).sum(dim=1, dtype=torch.float64), above)
+    return pack_bits(x < 0, 1), low, high
+
+
+def _mean(total: Tensor, count: Tensor) -> Tensor:
+    """The sum over the count, as float32; a sum over nothing as it is: zero, or NaN."""
+    return (total / count.clamp(min=1)).to(torch.float32)
+
+
+def sides_pack_sum(
+    x: Tensor, residual: Tensor, decay: float, left: Tensor, bucket: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`sides_pack` of x + decay * residual; `left` (maybe the residual) holds what is unsaid."""
+    total = torch.add(x, residual, alpha=decay, out=left)
+    bits, low, high = sides_pack(total, bucket)
+    sides_add(left, bits.unsqueeze(0), low.unsqueeze(0), high.unsqueeze(0), -1.0, bucket)
+    return bits, low, high
+
+
+def sides_add(
+    out: Tensor, bits: Tensor, low: Tensor, high: Tensor, weight: float, bucket: int
+) -> None:
+    """Adds `weight` times low where a row's bit is set, else high, row by row in order.
+
+    The rows may lie anywhere in memory, each without gaps.
+    """
+    numel = out.numel()
+    for row, one, other in zip(bits, low * weight, high * weight, strict=True):
+        negative = unpack_bits(row, 1, numel).to(torch.bool)
+        below, above = (side.repeat_interleave(bucket)[:numel] for side in (one, other))
+        out.add_(torch.where(negative, below, above))
+
+
+def sign_pack(x: Tensor) -> tuple[Tensor, Tensor]:
+    """A set bit for every negative entry, and the mean of |x| as a tensor of one element."""
+    scale = x.abs().mean().view(1) if x.numel() else x.new_zeros(1)
+    return pack_bits(x < 0, 1), scale
+
+
+def sign_pack_sum(x: Tensor, residual: Tensor, decay: float, left: Tensor) -> tuple[Tensor, Tensor]:
+    """`sign_pack` of x + decay * residual; `left` (maybe the residual) holds what is unsaid."""
+    total = torch.add(x, residual, alpha=decay, out=left)
+    bits, scale = sign_pack(total)
+    sign_add(left, bits.unsqueeze(0), scale.unsqueeze(0), -1.0)
+    return bits, scale
+
+
+def sign_add(out: Tensor, bits: Tensor, scales: Tensor, weight: float) -> None:
+    """Adds `weight * scales[i]` (one a row) with the signs that every row `bits[i]` says."""
+    sides_add(out, bits, -scales, scales, weight, max(1, out.numel()))
+
+
+def votes_pack(x: Tensor, key: Key) -> tuple[Tensor, Tensor]:
+    """A set bit for every negative entry; then 1, or 0 where all is zero, or NaN where any is bad.
+
+    An entry that is zero has the bit of its place among the random words: bit i % 32 of word i/32.
+    """
+    nbytes = -(-x.numel() // 8)
+    words = random_bits(key, -(-nbytes // 4), x.device)
+    coins = words.to(torch.int32).view(torch.uint8)[:nbytes]
+    return pack_bits(x < 0, 1) | (pack_bits(x == 0, 1) & coins), _say(x)
+
+
+def _say(x: Tensor) -> Tensor:
+    if not x.numel():
+        return x.new_zeros(1)
+    peak = x.abs().amax().view(1)
+    return torch.where(peak.isfinite(), peak.sign(), torch.nan)

@@ -1,0 +1,130 @@
+"""CSER without error buffers: averages parameters on random blocks shared by all workers.
+
+The second implementation of Xie et al. 2020, arXiv:2007.13221.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gradwire.base import Compressor
+from gradwire.comm.base import Conversation
+from gradwire.compressors._sparsifier import Sparsifier
+from gradwire.engine.engine import Lanes
+from gradwire.engine.step import together
+from gradwire.errors import ConfigError
+from gradwire.local.base import LocalSteps, drift_plan
+from gradwire.local.workers import Group
+from gradwire.spec import compressor_of, format_spec
+from gradwire.types import Given, Mean, Rounds, State, Turn, mix
+
+
+class BlockCSER(LocalSteps):
+    """After every step the parameters of some blocks become their mean; of more every `sync_every`.
+
+    Where a block is averaged, common + e becomes common + mean(e): its error is told and reset at
+    once, so none needs to be kept. The compressors choose blocks that are the same on all workers
+    (grbs, randomk); `errors` is for every `sync_every`-th step and `updates` for those between, or
+    None to say nothing then. Parameters are said in the number format that they have. As for CSER,
+    momentum is local, and `averaged()` is for evaluation.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        updates: Compressor | str | None,
+        errors: Compressor | str,
+        *,
+        sync_every: int,
+        process_group: Group = None,
+        seed: int = 0,
+        broadcast: bool = False,
+    ) -> None:
+        LocalSteps.__init__(self, model, optimizer, sync_every, process_group, seed, broadcast)
+        self._errors = self._open(errors, mix(seed, 1))
+        self._updates = None if updates is None else self._open(updates, mix(seed, 2))
+
+    def settings(self) -> dict[str, object]:
+        told = {"errors": self._errors.plan.describe()}
+        return {**told, "updates": self._updates and self._updates.plan.describe()}
+
+    def planned_ratio(self) -> float:
+        """R of 1/R = (1 - 1/H)/R_C2 + 1/(R_C1 H): errors are told in place of the update."""
+        share = 1 / self.sync_every
+        said = share * self._said_bytes(self._errors)
+        if self._updates is not None:
+            said += (1 - share) * self._said_bytes(self._updates)
+        return sum(p.nbytes for p in self.parameters.values()) / said
+
+    def _said_bytes(self, lanes: Lanes) -> int:
+        """The bytes of the blocks that are averaged at one step."""
+        return sum(
+            p.itemsize * _count(lanes.lanes[name].compressor, p.numel())
+            for name, p in self.parameters.items()
+        )
+
+    def _begin(self) -> None:
+        pass
+
+    def _step(self) -> None:
+        is_reset = self.steps % self.sync_every == 0
+        self.syncs += is_reset
+        lanes = self._errors if is_reset else self._updates
+        if lanes is not None:
+            self._peers.talk(self._talk(lanes))
+
+    def _talk(self, lanes: Lanes) -> Conversation[None]:
+        talks = []
+        for name, parameter in self.parameters.items():
+            lane = lanes.lanes[name]
+            turn = lane.turn._replace(step=self.steps)
+            talks.append(_mean_of_blocks(parameter.detach(), lane.compressor, turn))
+        yield from together(talks)
+
+    def _lanes(self) -> Sequence[Lanes]:
+        return [self._errors] if self._updates is None else [self._updates, self._errors]
+
+    def _tensors(self) -> dict[str, State]:
+        return {}
+
+    def _common(self) -> Mapping[str, Tensor]:
+        # Workers differ in all but the blocks of the last step.
+        return {}
+
+    def _open(self, compressor: Compressor | str, seed: int) -> Lanes:
+        rank, size, tensors = self._peers.rank, self._peers.size, self.parameters
+        chosen = compressor_of(compressor)
+        alike = isinstance(chosen, Sparsifier) and not chosen.told
+        if not alike and chosen.family != "dense":
+            raise ConfigError(
+                f"BlockCSER: {format_spec(chosen)} does not choose the same entries on all "
+                "workers; use grbs or randomk, or CSER, which takes any contraction"
+            )
+        if isinstance(chosen, Sparsifier) and chosen.values != "fp32":
+            raise ConfigError(
+                f"BlockCSER: {format_spec(chosen)} would round parameters and not only what is "
+                "said of them; leave out values, which go in the parameters' own format"
+            )
+        plan = drift_plan("BlockCSER", chosen, "none", "mean", tensors.values(), size)
+        return Lanes(plan, tensors, rank, size, seed, "ignore")
+
+
+def _count(compressor: Compressor, numel: int) -> int:
+    return compressor.count(numel) if isinstance(compressor, Sparsifier) else numel
+
+
+def _mean_of_blocks(parameter: Tensor, compressor: Compressor, turn: Turn) -> Rounds:
+    """Replaces the chosen entries, or all where there is no choice, by their mean over workers."""
+    flat = parameter.reshape(-1)
+    if isinstance(compressor, Sparsifier):
+        index = compressor.select(Given(flat), turn)
+        [[mean]] = yield Mean((flat[index],))
+        flat.index_copy_(0, index, mean)
+    else:
+        [[mean]] = yield Mean((flat.clone(),))
+        flat.copy_(mean)
+    if flat.data_ptr() != parameter.data_ptr():
+        parameter.copy_(flat.view(parameter.shape))
+    return flat

@@ -1,0 +1,49 @@
+"""Error feedback: what was not sent is added to the next gradient."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gradwire.base import Memory, weighted_sum
+from gradwire.checks import check_fraction
+from gradwire.types import Given, State
+
+
+@dataclass(frozen=True)
+class Residual(Memory):
+    """Keeps x - said(x) in float32, where x is the gradient plus `decay` times what was kept.
+
+    With a contraction and decay 1 nothing is lost, only late (Seide 2014, Stich et al. 2018).
+    """
+
+    decay: float = 1.0
+
+    examples: ClassVar = ({}, {"decay": 0.9})
+    needs_contraction: ClassVar = True
+    units: ClassVar = ("residual",)
+    keeps_apart: ClassVar = True
+    owes: ClassVar = True
+
+    def __post_init__(self) -> None:
+        check_fraction("residual", "decay", self.decay)
+
+    def state(self, numel: int, device: torch.device) -> State:
+        return {"residual": torch.zeros(numel, device=device)}
+
+    def before(self, grad: Tensor, now: State, then: State) -> Given:
+        return Given(grad, now["residual"], then["residual"], self.decay)
+
+    def after(self, given: Given, mean: Tensor, now: State, then: State) -> Tensor:
+        return mean
+
+    def combined(self, states: Sequence[State], weights: Sequence[float]) -> State:
+        return {"residual": weighted_sum([s["residual"] for s in states], weights)}
+
+    def waiting(self, state: State) -> Tensor | None:
+        return state["residual"]
+
+    def rescale(self, state: State, factor: float) -> None:
+        state["residual"].mul_(factor)

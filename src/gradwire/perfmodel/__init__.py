@@ -1,0 +1,1 @@
+"""Performance model: predicts step times on a cluster from measurements on one machine."""

@@ -1,0 +1,253 @@
+"""`gradwire.advise`: ranks compression methods for a model on the network of a running DDP job."""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim import SGD, Optimizer
+
+from gradwire.comm.base import Comm
+from gradwire.comm.cost_model import Network
+from gradwire.comm.groups import check_member
+from gradwire.comm.process_group import TorchComm
+from gradwire.engine.plan import Plan, make_plan
+from gradwire.errors import ConfigError
+from gradwire.perfmodel.accuracy_risk import LEVELS, Risk, judge, lost
+from gradwire.perfmodel.compute import Compute, measure
+from gradwire.perfmodel.overlap import Forecast
+from gradwire.perfmodel.predict import Prediction, forecast
+from gradwire.perfmodel.probe import cores_each, mean_of_ranks, probe, workers_here
+
+FP32, BITS16 = "none", "fp16"
+"""Plain DDP, and DDP in 16 bits: what a method has to beat."""
+
+SPECS = (
+    FP32,
+    BITS16,
+    "eightbit",
+    "qsgd:bits=4",
+    "efsign",
+    "topk:ratio=0.01",
+    "randomk:ratio=0.01",
+    "powersgd:rank=1",
+    "powersgd:rank=4",
+)
+WORTH = 1.05
+"""What is less of a gain than this is not worth a change."""
+_AS_FAST = 1.03
+"""Within this of the fastest the lower risk decides: predictions are no better than that."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One method with what it would cost."""
+
+    spec: str
+    exchange: str
+    prediction: Prediction
+    risk: Risk
+
+    @property
+    def step_s(self) -> float:
+        return self.prediction.forecast.step_s
+
+    @property
+    def risky(self) -> bool:
+        return self.risk.level == "high"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The options, fastest first, and the choice among them; high risks come after all others."""
+
+    setting: str
+    options: tuple[Option, ...]
+
+    def option(self, spec: str) -> Option:
+        [found] = [option for option in self.options if option.spec == spec]
+        return found
+
+    @property
+    def dense(self) -> Option:
+        """The faster of the two that do not compress."""
+        return min(self.option(FP32), self.option(BITS16), key=lambda option: option.step_s)
+
+    @property
+    def choice(self) -> Option:
+        """The fastest without a high risk; of those as good as that the one with the lowest risk.
+
+        A fast step towards the wrong place is no gain, so no speed makes up for a high risk.
+        """
+        safe = [o for o in self.options if not o.risky]
+        near = [o for o in safe if o.step_s <= _AS_FAST * safe[0].step_s]
+        best = min(near, key=lambda o: (LEVELS.index(o.risk.level), o.step_s))
+        return best if self.dense.step_s > WORTH * best.step_s else self.dense
+
+    @property
+    def temptation(self) -> Option | None:
+        """The fastest with a high risk, where a reader of the table would want it."""
+        risky = next((o for o in self.options if o.risky), None)
+        gains = risky is not None and self.choice.step_s > WORTH * risky.step_s
+        return risky if gains else None
+
+    @property
+    def compresses(self) -> bool:
+        return self.choice.spec not in (FP32, BITS16)
+
+    def verdict(self) -> str:
+        said = self._choice_words() if self.compresses else self._dense_words()
+        if (risky := self.temptation) is None:
+            return said
+        return (
+            f"{said} {risky.spec} would be {self.choice.step_s / risky.step_s:.2f} times as fast "
+            f"as that, but its risk to accuracy is {risky.risk.words()}: only a training run can "
+            "tell whether it will do."
+        )
+
+    def _choice_words(self) -> str:
+        over16, over32 = (self.option(s).step_s / self.choice.step_s for s in (BITS16, FP32))
+        return (
+            f"Use {self.choice.spec}: {over16:.2f} times as fast as DDP in 16 bits, "
+            f"{over32:.2f} times as fast as in fp32. "
+            f"Risk to accuracy: {self.choice.risk.words()}."
+        )
+
+    def _dense_words(self) -> str:
+        who = (
+            "no method" if self.temptation is None else "no method without a high risk to accuracy"
+        )
+        in_16_bits = self.choice.spec == BITS16
+        where, how = ("16 bits", "in 16 bits") if in_16_bits else ("fp32", "as it is")
+        gain = f"{who} gains more than {WORTH - 1:.0%} over DDP in {where}"
+        return f"Do not compress here: {gain}. Use DDP {how}."
+
+    def __str__(self) -> str:
+        rows = [_HEAD, *(self._row(option) for option in self.options)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
+        lines = ["  ".join(_fill(row, widths)).rstrip() for row in rows]
+        if risky := sum(option.risky for option in self.options):
+            lines[-risky:-risky] = ["", _NOT_ADVISED]
+        return "\n".join([self.setting, "", *lines, "", self.verdict()])
+
+    def _row(self, option: Option) -> tuple[str, ...]:
+        fp32_s, bits16_s = self.option(FP32).step_s, self.option(BITS16).step_s
+        return (
+            option.spec,
+            option.exchange,
+            f"{option.step_s * 1e3:.1f} ms",
+            f"{fp32_s / option.step_s:.2f}",
+            f"{bits16_s / option.step_s:.2f}",
+            f"{option.prediction.sent_bytes / 1e6:.3g} MB",
+            f"{option.risk.relative_error:.2f}",
+            option.risk.words(),
+        )
+
+
+_HEAD = ("method", "exchange", "step", "x fp32", "x fp16", "sent", "error", "risk to accuracy")
+_NOT_ADVISED = "Not advised, since the risk to accuracy is high:"
+_WORDS = (0, 1, len(_HEAD) - 1)
+
+
+def _fill(row: Sequence[str], widths: Sequence[int]) -> list[str]:
+    """Words to the left, numbers to the right."""
+    pairs = enumerate(zip(row, widths, strict=True))
+    return [text.ljust(n) if i in _WORDS else text.rjust(n) for i, (text, n) in pairs]
+
+
+def weigh(
+    plans: Mapping[str, Plan],
+    compute: Compute,
+    tensors: Mapping[str, Tensor],
+    size: int,
+    network: Network,
+    cores: float,
+) -> list[Option]:
+    """What each plan would cost, in the order given."""
+    return [
+        Option(
+            spec,
+            plan.exchange,
+            forecast(plan, compute, tensors, size, network, cores),
+            judge(plan, lost(plan, tensors, compute.steps), size),
+        )
+        for spec, plan in plans.items()
+    ]
+
+
+def advice(setting: str, options: Sequence[Option]) -> Advice:
+    ranked = sorted(options, key=lambda option: (option.risky, option.step_s))
+    return Advice(setting, tuple(ranked))
+
+
+def advise(
+    model: DDP,
+    loss: Callable[[nn.Module], Tensor],
+    *,
+    optimiser: Callable[[nn.Module], Optimizer] | None = None,
+    specs: Sequence[str] | str = SPECS,
+    process_group: dist.ProcessGroup | None = None,
+) -> Advice:
+    """A ranked table of methods for this model on the links between its ranks; `print` it.
+
+    Called on all ranks, between two steps: it probes their links, and measures a copy of the model
+    with `loss(copy)` and the methods on its gradients. `optimiser(copy)` makes the optimiser whose
+    step counts; without one it is plain SGD. All ranks return the same.
+    """
+    if not isinstance(model, DDP):
+        raise ConfigError(f"advise: expected a DistributedDataParallel, got {type(model).__name__}")
+    _check_callable("loss", loss)
+    if optimiser is not None:
+        _check_callable("optimiser", optimiser)
+    group = model.process_group if process_group is None else process_group
+    check_member(group)
+    comm = TorchComm(group)
+    copy = deepcopy(model.module)
+    tensors: dict[str, Tensor] = {n: p for n, p in copy.named_parameters() if p.requires_grad}
+    device = next(iter(tensors.values())).device
+    # Refused before anything is measured, which takes a while.
+    plans = {
+        spec: make_plan(spec, None, "auto", tensors.values(), comm.size)
+        for spec in dict.fromkeys((FP32, BITS16, *_listed(specs)))
+    }
+    network = probe(comm, device)
+    cores = cores_each(workers_here(comm, device), device)
+    made = SGD(copy.parameters(), lr=0.0) if optimiser is None else optimiser(copy)
+    compute = measure(copy, lambda net, step: loss(net), lambda: _update(made))
+    options = weigh(plans, compute, tensors, comm.size, network, cores)
+    agreed = [_agreed(comm, device, option, plans[option.spec]) for option in options]
+    count = sum(tensor.numel() for tensor in tensors.values())
+    links = network.link.words()
+    return advice(
+        f"{count / 1e6:.3g} M parameters on {device.type}, {comm.size} workers, links as probed: "
+        f"{links} a hop",
+        agreed,
+    )
+
+
+def _check_callable(key: str, value: object) -> None:
+    if not callable(value):
+        raise ConfigError(f"advise: {key} must be a function of the model, got {value!r}")
+
+
+def _listed(specs: Sequence[str] | str) -> Sequence[str]:
+    """Several specs; one alone is one of them, and not its letters."""
+    several = [specs] if isinstance(specs, str) else specs
+    if not isinstance(several, Sequence) or not all(isinstance(spec, str) for spec in several):
+        raise ConfigError(f"advise: specs must be spec strings, got {specs!r}")
+    return several
+
+
+def _update(optimiser: Optimizer) -> None:
+    optimiser.step()
+
+
+def _agreed(comm: Comm, device: torch.device, option: Option, plan: Plan) -> Option:
+    """The mean of what all ranks have measured."""
+    own = [*option.prediction.forecast, option.risk.relative_error]
+    *times_s, error = mean_of_ranks(comm, device, own)
+    prediction = replace(option.prediction, forecast=Forecast(*times_s))
+    return replace(option, prediction=prediction, risk=judge(plan, error, comm.size))

@@ -1,0 +1,143 @@
+"""Clusters: one process per worker with torchrun's environment, on emulated hosts or loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from gradwire.errors import ConfigError
+from gradwire.testbed.hosts import Host, Testbed
+from gradwire.testbed.launch import Seat, launch
+from gradwire.testbed.processes import OnLine
+from gradwire.testbed.shaping import Shape
+
+
+class Cluster(Protocol):
+    """N places to run a worker."""
+
+    @property
+    def workers(self) -> int: ...
+
+    @property
+    def shaped(self) -> bool:
+        """Whether the links have a rate of their own."""
+        ...
+
+    @property
+    def note(self) -> str | None:
+        """What a reader of the results must know, if anything."""
+        ...
+
+    @property
+    def interface(self) -> str | None:
+        """By what name every worker finds the interface that is its alone, if it has one."""
+        ...
+
+    def launch(
+        self,
+        command: Sequence[str],
+        *,
+        on_line: OnLine | None = None,
+        on_error_line: OnLine | None = None,
+        extra_env: Mapping[str, str] = {},
+    ) -> int:
+        """Runs `command` once per rank to the end: 0, or the first exit code that was not.
+
+        Lines of stdout and stderr go to the callbacks, or with "[rank] " before them to our own.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class TestbedCluster:
+    """One worker on each host of an open testbed."""
+
+    __test__: ClassVar = False  # or pytest takes the name for a test
+
+    testbed: Testbed
+    note: str | None = None
+
+    @property
+    def workers(self) -> int:
+        return self.testbed.workers
+
+    @property
+    def shaped(self) -> bool:
+        return self.testbed.rate is not None
+
+    @property
+    def interface(self) -> str:
+        return self._hosts()[0].interface
+
+    def launch(
+        self,
+        command: Sequence[str],
+        *,
+        on_line: OnLine | None = None,
+        on_error_line: OnLine | None = None,
+        extra_env: Mapping[str, str] = {},
+    ) -> int:
+        seats = [
+            Seat(host.address, host.interface, host.namespace, rank, local_rank=0, local_workers=1)
+            for rank, host in enumerate(self._hosts())
+        ]
+        return launch(seats, command, on_line, on_error_line, extra_env)
+
+    def _hosts(self) -> tuple[Host, ...]:
+        if not self.testbed.hosts:
+            raise ConfigError("testbed: launch needs an open testbed, use `with Testbed(...)`")
+        return self.testbed.hosts
+
+
+@dataclass(frozen=True)
+class LoopbackCluster:
+    """All workers side by side on this machine's loopback, as fast as it goes."""
+
+    workers: int
+    note: str | None = "links are not shaped: plain loopback"
+    shaped: ClassVar[bool] = False
+    interface: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ConfigError(f"cluster: workers must be at least 1, got {self.workers}")
+
+    def launch(
+        self,
+        command: Sequence[str],
+        *,
+        on_line: OnLine | None = None,
+        on_error_line: OnLine | None = None,
+        extra_env: Mapping[str, str] = {},
+    ) -> int:
+        seats = [
+            Seat("127.0.0.1", "lo", None, 0, local_rank=rank, local_workers=self.workers)
+            for rank in range(self.workers)
+        ]
+        return launch(seats, command, on_line, on_error_line, extra_env)
+
+
+@contextmanager
+def open_cluster(workers: int, rate: str | None) -> Iterator[Cluster]:
+    """Emulated hosts with links of `rate`; or else loopback, and `note` says why."""
+    Shape.parse(rate)
+    reason = Testbed.reason_unavailable()
+    if reason is not None:
+        yield LoopbackCluster(workers, note=f"links are not shaped: {reason}")
+        return
+    with Testbed(workers, rate) as testbed:
+        yield TestbedCluster(testbed)
+
+
+def run_on_testbed(command: Sequence[str], workers: int, rate: str | None) -> int:
+    """Runs `command` on emulated hosts, whose exit code comes back; raises where there are none."""
+    if not command:
+        raise ConfigError("net: expected a command after the options, such as: -- python train.py")
+    testbed = Testbed(workers, rate)
+    reason = Testbed.reason_unavailable()
+    if reason is not None:
+        raise ConfigError(f"net: no emulated hosts here: {reason}")
+    with testbed:
+        return TestbedCluster(testbed).launch(command)

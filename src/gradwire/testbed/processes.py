@@ -1,0 +1,217 @@
+"""Worker processes that start and end together, with their output as a stream of lines."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
+from types import FrameType
+from typing import IO, NamedTuple, TypeAlias
+
+from gradwire.testbed.watchdog import Keeper
+
+Process: TypeAlias = "subprocess.Popen[str]"
+OnLine: TypeAlias = Callable[[int, str], None]
+
+GRACE_S = 5.0
+# For lines still in the pipes once every worker is gone; a stray grandchild may hold a pipe open.
+_DRAIN_S = 1.0
+_STREAMS_PER_WORKER = 2
+
+
+class _Line(NamedTuple):
+    rank: int
+    text: str
+    report: OnLine
+
+
+class _StreamClosed(NamedTuple):
+    rank: int
+
+
+class _Exited(NamedTuple):
+    rank: int
+
+
+class _Interrupted(NamedTuple):
+    signal_number: int
+
+
+_Event: TypeAlias = _Line | _StreamClosed | _Exited | _Interrupted
+
+
+def run_together(
+    starts: Sequence[Callable[[], Process]], on_line: OnLine, on_error_line: OnLine
+) -> int:
+    """Runs one process per start to the end: 0, or the first exit code that was not.
+
+    The first failure ends the others: SIGTERM to their process groups, SIGKILL after `GRACE_S`.
+    SIGINT and SIGTERM to this process do the same and then raise KeyboardInterrupt, and after a
+    SIGKILL a keeper ends them. The callbacks run in the calling thread, one line of stdout or
+    stderr at a time.
+    """
+    events: SimpleQueue[_Event] = SimpleQueue()
+    crew = _Crew(events)
+    with _interrupts_as_events(events):
+        try:
+            for start in starts:
+                crew.add(start(), on_line, on_error_line)
+            crew.watch()
+        finally:
+            crew.kill()
+            crew.dismiss()
+    if crew.interrupted:
+        raise KeyboardInterrupt
+    return crew.code
+
+
+def spawn(command: Sequence[str], env: dict[str, str]) -> Process:
+    """`command` in a session of its own, so that a signal reaches whatever it starts."""
+    return subprocess.Popen(
+        command,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+
+
+class _Crew:
+    """The processes of one launch. Threads only report events; this thread decides and signals."""
+
+    def __init__(self, events: SimpleQueue[_Event]) -> None:
+        self.code = 0
+        self.interrupted = False
+        self._events = events
+        self._processes: list[Process] = []
+        self._running: set[int] = set()
+        self._open_streams = 0
+        self._deadline_s: float | None = None
+        self._keeper = Keeper()
+
+    def add(self, process: Process, on_line: OnLine, on_error_line: OnLine) -> None:
+        rank = len(self._processes)
+        self._processes.append(process)
+        self._keeper.watch(process.pid)
+        self._running.add(rank)
+        self._open_streams += _STREAMS_PER_WORKER
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._report(_read_lines, rank, process.stdout, on_line)
+        self._report(_read_lines, rank, process.stderr, on_error_line)
+        self._report(_await_exit, rank, process.pid)
+
+    def watch(self) -> None:
+        while self._running or self._open_streams:
+            event = self._next_event()
+            if event is None and not self._running:
+                return
+            self._handle(event)
+
+    def kill(self) -> None:
+        for rank in tuple(self._running):
+            self._reap(rank)
+
+    def dismiss(self) -> None:
+        self._keeper.close()
+
+    def _report(self, work: Callable[..., None], *details: object) -> None:
+        threading.Thread(target=work, args=(self._events, *details), daemon=True).start()
+
+    def _next_event(self) -> _Event | None:
+        """The next event; None when the deadline passes first."""
+        wait_s = None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic())
+        try:
+            return self._events.get(timeout=wait_s)
+        except Empty:
+            return None
+
+    def _handle(self, event: _Event | None) -> None:
+        match event:
+            case _Line(rank, text, report):
+                report(rank, text)
+            case _StreamClosed():
+                self._open_streams -= 1
+            case _Exited(rank) if rank in self._running:
+                self._note_exit(self._reap(rank))
+            case _Interrupted():
+                # The second Ctrl-C does not wait.
+                self._end_all(0.0 if self.interrupted else GRACE_S)
+                self.interrupted = True
+            case None:
+                self.kill()
+
+    def _note_exit(self, code: int) -> None:
+        if code != 0 and self.code == 0 and not self.interrupted:
+            self.code = code
+            self._end_all(GRACE_S)
+
+    def _end_all(self, grace_s: float) -> None:
+        if not self._running:
+            return
+        for rank in self._running:
+            _signal_group(self._processes[rank].pid, signal.SIGTERM)
+        self._deadline_s = time.monotonic() + grace_s
+
+    def _reap(self, rank: int) -> int:
+        """Ends what is left of a worker and its children; its exit code, as a shell gives it."""
+        process = self._processes[rank]
+        # Before the wait: until then the kernel gives its number to no one else.
+        _signal_group(process.pid, signal.SIGKILL)
+        self._keeper.forget(process.pid)
+        code = process.wait()
+        self._running.discard(rank)
+        if not self._running:
+            self._deadline_s = time.monotonic() + _DRAIN_S
+        return code if code >= 0 else 128 - code
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(pid, number)
+
+
+def _read_lines(events: SimpleQueue[_Event], rank: int, stream: IO[str], report: OnLine) -> None:
+    with stream:
+        for line in stream:
+            events.put(_Line(rank, line.rstrip("\n"), report))
+    events.put(_StreamClosed(rank))
+
+
+def _await_exit(events: SimpleQueue[_Event], rank: int, pid: int) -> None:
+    with suppress(ChildProcessError):
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        events.put(_Exited(rank))
+
+
+@contextmanager
+def _interrupts_as_events(events: SimpleQueue[_Event]) -> Iterator[None]:
+    """Turns SIGINT and SIGTERM into events, so that no exception can fall between two workers.
+
+    Only the main thread can, and only it receives them. A signal that the caller ignores stays so.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def report(number: int, frame: FrameType | None) -> None:
+        events.put(_Interrupted(number))
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers}
+    caught = [number for number in numbers if before[number] is not signal.SIG_IGN]
+    for number in caught:
+        signal.signal(number, report)
+    try:
+        yield
+    finally:
+        for number in caught:
+            signal.signal(number, before[number])

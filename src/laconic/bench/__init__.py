@@ -1,1 +1,0 @@
-"""The bench: what a run measured, kept as records and shown as tables and one report page."""

@@ -1,1 +1,0 @@
-"""What single pieces cost on one machine: kernels, steps with error feedback, and mounts."""

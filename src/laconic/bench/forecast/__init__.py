@@ -1,1 +1,0 @@
-"""Steps that nobody has taken yet: predictions, advice, and how near they are to measurements."""

@@ -1,1 +1,0 @@
-"""Hostile and broken bytes for every decoder: what must come out is a gradient or a WireError."""

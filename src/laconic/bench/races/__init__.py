@@ -1,1 +1,0 @@
-"""Benchmarks on emulated hosts: training, step times and guards, one case after the other."""

@@ -1,1 +1,0 @@
-"""What runs measured: kinds of records, files of them, and which may be compared with which."""

@@ -1,1 +1,0 @@
-"""Records for people: tables, plots, files of them, and one HTML page."""

@@ -1,1 +1,0 @@
-"""The convergence studies: what they train, and all their runs until time is up."""

@@ -1,1 +1,0 @@
-"""What a benchmark trains: workloads, one a file in `workloads`, and what they share."""

@@ -1,1 +1,0 @@
-"""Compression that sets itself: one controller a file."""

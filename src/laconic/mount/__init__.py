@@ -1,1 +1,0 @@
-"""Where gradients come from: the places in which Laconic mounts."""

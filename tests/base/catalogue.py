@@ -1,0 +1,169 @@
+"""Everything that the folders hold, as cases for the contract tests. No method is named here."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.base import Compressor
+from gradwire.comm.simulated import Simulated
+from gradwire.engine.plan import check_exchange, check_memory, make_plan, open_lane
+from gradwire.engine.step import Lane, exchange, together
+from gradwire.errors import ConfigError
+from gradwire.exchange.sharded import bounds
+from gradwire.spec import (
+    compressor_classes,
+    exchange_classes,
+    find_layers,
+    format_spec,
+    memory_classes,
+    parse,
+    parse_memory,
+)
+from gradwire.types import Turn
+
+RANKS = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """A legal combination."""
+
+    spec: str
+    memory: str
+    exchange: str
+
+    def __str__(self) -> str:
+        return f"{self.spec}-{self.memory}-{self.exchange}"
+
+    def lanes(self, like: Tensor, seed: int = 0) -> list[Lane]:
+        """One lane a rank, without a plan, so that edge sizes meet the method itself."""
+        turns = [Turn(tuple(like.shape), rank, self.ranks, seed) for rank in range(self.ranks)]
+        memory = parse_memory(self.memory)
+        return [
+            open_lane("w", self.compressor(), memory, self.exchange, turn, like.device)
+            for turn in turns
+        ]
+
+    @property
+    def ranks(self) -> int:
+        """Two nodes where there are nodes."""
+        layers = find_layers(self.exchange)
+        return RANKS if layers is None else 2 * layers.node
+
+    def compressor(self) -> Compressor:
+        return parse(self.spec)
+
+    def why_not(self) -> str | None:
+        """What the plan says against it."""
+        memory = parse_memory(self.memory)
+        try:
+            check_memory(self.compressor(), memory)
+            check_exchange(self.compressor(), memory, self.exchange)
+        except ConfigError as error:
+            return str(error)
+        return None
+
+
+def singles() -> list[str]:
+    """Every method with every one of its example settings."""
+    return [
+        format_spec(cls(**example))
+        for cls in compressor_classes().values()
+        for example in cls.examples
+    ]
+
+
+@cache
+def pipelines() -> list[str]:
+    """Every sparsifier followed by every quantiser, each in its usual setting."""
+    usual = [format_spec(cls(**cls.examples[0])) for cls in compressor_classes().values()]
+    found = []
+    for one, two in product(usual, usual):
+        try:
+            found.append(format_spec(parse(f"{one} | {two}")))
+        except ConfigError:
+            continue
+    return found
+
+
+def memories() -> list[str]:
+    return [format_spec(cls(**e)) for cls in memory_classes().values() for e in cls.examples]
+
+
+def exchanges() -> list[str]:
+    """Every exchange with every one of its example settings."""
+    return [
+        name + (":" if example else "") + ",".join(f"{k}={v}" for k, v in example.items())
+        for name, cls in exchange_classes().items()
+        for example in cls.examples
+    ]
+
+
+@cache
+def usual_cases() -> list[Case]:
+    """Every setting of every method, and every pipeline, as `attach` would mount it."""
+    cases = []
+    for spec in [*singles(), *pipelines()]:
+        plan = make_plan(spec, None, "auto", [torch.zeros(40, 33)], RANKS)
+        cases.append(Case(spec, format_spec(plan.memory), plan.exchange))
+    return cases
+
+
+def combinations() -> Iterator[Case]:
+    """Every method in its usual setting with all of memory and exchange."""
+    usual = [format_spec(cls(**cls.examples[0])) for cls in compressor_classes().values()]
+    for spec, memory, way in product(usual, memories(), exchanges()):
+        votes = parse(spec).traits().votes and way.endswith("gather")
+        yield Case(spec, memory, f"{way}:aggregate=majority" if votes else way)
+
+
+@cache
+def legal_cases() -> list[Case]:
+    return [case for case in combinations() if case.why_not() is None]
+
+
+def illegal_cases() -> list[Case]:
+    return [case for case in combinations() if case.why_not() is not None]
+
+
+def every_usual_case() -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", usual_cases(), ids=str)
+
+
+def every_legal_case() -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", legal_cases(), ids=str)
+
+
+def all_specs() -> list[str]:
+    return singles() + pipelines()
+
+
+def every_compressor() -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("spec", all_specs())
+
+
+def run_step(lanes: list[Lane], grads: list[Tensor]) -> tuple[list[Tensor], Simulated]:
+    """One exchange among simulated ranks; returns what each rank has afterwards."""
+    network = Simulated(len(lanes))
+    outs = [g.clone() for g in grads]
+    network.run([together([exchange(g, lane)]) for g, lane in zip(outs, lanes, strict=True)])
+    for lane in lanes:
+        lane.keep()
+    return outs, network
+
+
+def what_is_left(case: Case, lanes: list[Lane]) -> Tensor:
+    """The mean of what the ranks keep, plus what averaging ranks or nodes keep of their shards."""
+    left = sum((lane.kept["residual"] for lane in lanes), torch.zeros(lanes[0].turn.numel))
+    left = left / len(lanes)
+    layers = find_layers(case.exchange)
+    speakers = lanes[:: 1 if layers is None else layers.node]
+    for lane, (start, stop) in zip(speakers, bounds(left.numel(), len(speakers)), strict=True):
+        if "server" in lane.talk:
+            left[start:stop] += lane.talk["server"]
+    return left

@@ -1,0 +1,159 @@
+"""What becomes of many gradients: by hand, and among liars."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import gradwire
+from gradwire.base.aggregation import Aggregation, aggregate, check_aggregation, liars
+from gradwire.errors import ConfigError
+from lockstep import noise
+
+NAN = float("nan")
+ROBUST: tuple[Aggregation, ...] = ("median", "trimmed", "diameter")
+HEARD = torch.tensor([[1.0, -2.0], [2.0, 0.0], [3.0, 2.0], [4.0, -1.0], [100.0, 1.0]])
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("mean", [22.0, 0.0]),
+        # Two signs against two, and a zero: nobody wins.
+        ("majority", [1.0, 0.0]),
+        ("median", [3.0, 0.0]),
+        # One off at each end.
+        ("trimmed", [3.0, 0.0]),
+        # All but the last, which is far from everyone.
+        ("diameter", [2.5, -0.25]),
+    ],
+)
+def test_by_hand(name: Aggregation, expected: list[float]) -> None:
+    assert aggregate(HEARD, name).tolist() == expected
+
+
+def test_the_median_of_an_even_number_is_the_middle_of_two() -> None:
+    assert aggregate(torch.tensor([[1.0], [2.0], [4.0], [9.0]]), "median").tolist() == [3.0]
+
+
+def test_a_tie_of_votes_is_zero() -> None:
+    votes = torch.tensor([[1.0, -1.0, 1.0], [-1.0, -1.0, 1.0], [0.0, 0.0, -1.0]])
+    assert aggregate(votes, "majority").tolist() == [0.0, -1.0, 1.0]
+
+
+def test_votes_count_alike_however_large() -> None:
+    assert aggregate(torch.tensor([[1e30], [-1e-30], [-1e-30]]), "majority").tolist() == [-1.0]
+
+
+@pytest.mark.parametrize("name", ["mean", "median", "trimmed", "diameter"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 13])
+def test_gradients_that_agree_are_the_result(name: Aggregation, ranks: int) -> None:
+    torch.testing.assert_close(aggregate(noise(9).repeat(ranks, 1), name), noise(9))
+
+
+@pytest.mark.parametrize("name", ["mean", "majority", "median", "trimmed", "diameter"])
+def test_nothing_of_nothing(name: Aggregation) -> None:
+    assert aggregate(torch.zeros(3, 0), name).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "borne"), [(1, 0), (2, 0), (3, 1), (4, 1), (7, 1), (8, 2), (16, 4)]
+)
+def test_a_quarter_may_lie(ranks: int, borne: int) -> None:
+    assert liars(ranks) == borne
+
+
+def lied(lie: float, liar: int, ranks: int = 5) -> tuple[Tensor, Tensor]:
+    """What all said and what the honest said; one worker lies in every entry."""
+    said = noise(ranks, 50)
+    said[liar] = lie
+    return said, said[torch.arange(ranks) != liar]
+
+
+def within(result: Tensor, honest: Tensor) -> bool:
+    low, high = honest.amin(dim=0), honest.amax(dim=0)
+    return bool(((result >= low - 1e-6) & (result <= high + 1e-6)).all())
+
+
+@pytest.mark.parametrize("lie", [1e6, -1e6, 1e30, float("inf"), -float("inf"), NAN])
+@pytest.mark.parametrize("liar", range(5))
+@pytest.mark.parametrize("name", ROBUST)
+def test_one_liar_of_five_moves_nothing_beyond_the_honest(
+    name: Aggregation, liar: int, lie: float
+) -> None:
+    said, honest = lied(lie, liar)
+    assert within(aggregate(said, name), honest)
+
+
+@pytest.mark.parametrize("ranks", [13, 16])
+def test_liars_among_many_are_left_out(ranks: int) -> None:
+    """Beyond 12 ranks nearest neighbours stand for all ways to choose."""
+    said, honest = lied(1e6, 3, ranks)
+    assert within(aggregate(said, "diameter"), honest)
+
+
+def test_without_a_robust_mean_one_liar_decides() -> None:
+    said, honest = lied(1e6, 2)
+    assert not within(aggregate(said, "mean"), honest)
+
+
+def test_a_mean_passes_nan_on() -> None:
+    said, _ = lied(NAN, 2)
+    assert aggregate(said, "mean").isnan().all()
+
+
+def test_nan_is_no_vote() -> None:
+    votes = torch.tensor([[NAN, NAN], [-2.0, 1.0], [-1.0, -1.0]])
+    assert aggregate(votes, "majority").tolist() == [-1.0, 0.0]
+
+
+@pytest.mark.parametrize("name", ROBUST)
+def test_the_order_of_ranks_does_not_matter(name: Aggregation) -> None:
+    said, _ = lied(1e6, 1)
+    torch.testing.assert_close(aggregate(said, name), aggregate(said.flip(0), name))
+
+
+def test_an_unknown_name_is_refused() -> None:
+    known = r"\['mean', 'majority', 'median', 'trimmed', 'diameter'\]"
+    with pytest.raises(ConfigError, match=f"gather: aggregate must be one of {known}, got 'mode'"):
+        check_aggregation("mode")
+    with pytest.raises(ConfigError, match=f"gather: aggregate must be one of {known}, got 'mode'"):
+        gradwire.simulate(
+            {"w": torch.zeros(64, 64)}, "none", workers=2, exchange="gather:aggregate=mode"
+        )
+
+
+def descend(way: str, lie: float) -> float:
+    """The distance from the optimum where one worker of five lies in every step."""
+    optimum, x = noise(32, 40, seed=1), torch.zeros(32, 40)
+    sim = gradwire.simulate({"w": x}, "qsgd:bits=8", workers=5, exchange=way)
+    for step in range(25):
+        grads = [{"w": x - optimum + 0.1 * noise(32, 40, seed=5 * step + r)} for r in range(5)]
+        grads[2] = {"w": torch.full((32, 40), lie)}
+        x = x - 0.2 * sim.step(grads)["w"]
+    return float((x - optimum).norm() / optimum.norm())
+
+
+@pytest.mark.parametrize("name", ROBUST)
+def test_training_goes_on_beside_a_liar(name: str) -> None:
+    assert descend(f"gather:aggregate={name}", 1e6) < 0.1
+
+
+def test_the_mean_is_led_away_by_a_liar() -> None:
+    assert descend("gather", 1e6) > 1e3
+
+
+def test_the_median_of_sparse_messages() -> None:
+    """An entry that most ranks do not say is zero: sparse messages need ranks that agree."""
+    sim = gradwire.simulate(
+        {"w": torch.zeros(64, 64)},
+        "topk:ratio=0.1",
+        workers=3,
+        memory="none",
+        exchange="gather:aggregate=median",
+    )
+    common = noise(64, 64)
+    out = sim.step([{"w": common}, {"w": common}, {"w": 1e6 * noise(64, 64, seed=1)}])["w"]
+    assert sim.stats()["exchange"] == "gather:aggregate=median"
+    said = out != 0
+    torch.testing.assert_close(out[said], common[said], rtol=0.01, atol=0)
+    assert 300 < said.sum() <= 410

@@ -1,0 +1,86 @@
+"""Simulated workers with a model each: every case runs, and dense ones do what one model does."""
+
+import pytest
+import torch
+
+from gradwire.bench.cases.local import LocalCase
+from gradwire.bench.cases.parse import parse_case
+from gradwire.bench.simulated.base import train
+from gradwire.bench.simulated.trainer import crew_of, local_crew
+from gradwire.bench.workloads._images import Flat
+from gradwire.bench.workloads.base import parse_workload
+
+CASES = {
+    "dense": "none @ local=(qsparse:sync_every=1)",
+    "qtopk": "topk:ratio=0.01 | qsgd:bits=4 @ local=(qsparse:sync_every=8)",
+    "late": "int4 @ local=(qsparse:sync_every=2,delay=1)",
+    "cser": "grbs:ratio=0.1,block=64 @ local=(cser:sync_every=2,errors=(grbs:ratio=0.5,block=64))",
+    "diloco": "none @ local=(diloco:sync_every=2)",
+    "sparseloco": "topk:ratio=0.1 @ local=(sparseloco:sync_every=2)",
+}
+
+
+def case_of(name: str) -> LocalCase:
+    case = parse_case(CASES[name])
+    assert isinstance(case, LocalCase)
+    return case
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_local_method_runs(name: str) -> None:
+    workload = parse_workload("mlp-tiny")
+    with local_crew(workload, case_of(name), workers=2, seed=0) as crew:
+        seen = list(train(crew, steps=3, every=2))
+        assert [one.step for one in seen] == [0, 2, 3]
+        assert [len(one.losses) for one in seen] == [0, 2, 1]
+        assert all(one.evaluation.loss > 0 for one in seen)
+        assert crew.workers == 2
+
+
+def test_local_steps_of_one_are_dense_ones() -> None:
+    workload = parse_workload("mlp-tiny")
+    with local_crew(workload, case_of("dense"), workers=2, seed=1) as crew:
+        ours = list(train(crew, steps=6, every=3))
+    dense = list(train(crew_of(workload, "none", workers=2, seed=1), steps=6, every=3))
+    for a, b in zip(ours, dense, strict=True):
+        assert a.losses == pytest.approx(b.losses, rel=1e-4)
+        assert a.evaluation.loss == pytest.approx(b.evaluation.loss, rel=1e-4)
+        assert a.sent_bytes == pytest.approx(b.sent_bytes, rel=1e-3)
+    assert ours[-1].sent_bytes > 0
+
+
+def test_workers_go_their_own_ways_between_syncs() -> None:
+    workload = parse_workload("mlp-tiny")
+    with local_crew(workload, case_of("qtopk"), workers=2, seed=0) as crew:
+        list(train(crew, steps=7, every=7))
+        assert crew.meter().sent_bytes == 0
+        first, second = (next(model.parameters()) for model in crew.models)
+        assert not torch.equal(first, second)
+        crew.step(7, 8)
+        assert crew.meter().sent_bytes > 0
+
+
+def test_a_flat_model_is_the_same_function() -> None:
+    workload = parse_workload("resnet9-tiny")
+    torch.manual_seed(0)
+    plain = workload.build()
+    torch.manual_seed(0)
+    flat = Flat(workload.build())
+    assert [name for name, _ in flat.named_parameters()] == ["wide", "rest"]
+    assert sum(p.numel() for p in flat.parameters()) == sum(p.numel() for p in plain.parameters())
+    assert flat.wide.shape[0] == 1
+    inputs, targets = workload.batch(0, 0, 1, 0)
+    losses = [workload.loss(model(inputs), targets) for model in (plain, flat)]
+    assert torch.equal(*losses)
+    for loss in losses:
+        loss.backward()
+    grads = {n: p.grad for n, p in plain.named_parameters() if p.grad is not None}
+    wide = [g.flatten() for g in grads.values() if g.dim() > 1 and g.numel() >= 1024]
+    rest = [g.flatten() for g in grads.values() if g.dim() == 1 or g.numel() < 1024]
+    assert wide
+    assert torch.equal(flat.wide.grad[0], torch.cat(wide))
+    assert torch.equal(flat.rest.grad, torch.cat(rest))
+    # Running means are its own, and go where it goes.
+    assert torch.equal(
+        flat.state_dict()["model.0.1.running_mean"], plain.state_dict()["0.1.running_mean"]
+    )

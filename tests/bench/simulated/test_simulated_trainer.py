@@ -1,0 +1,89 @@
+"""Workers in lock step train as one worker would on the mean of their gradients."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from gradwire import cli
+from gradwire.bench.records.schema import TrainRecord, read
+from gradwire.bench.simulated.trainer import Crew
+from gradwire.bench.workloads.base import Workload, parse_workload, update
+from gradwire.simulate import simulate
+
+
+def crew(workload: Workload, spec: str, workers: int) -> Crew:
+    torch.manual_seed(0)
+    model = workload.build()
+    exchange = simulate(model, spec, workers=workers)
+    return Crew(workload, model, workload.optimiser(model), exchange, seed=0)
+
+
+def weights(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_one_dense_worker_is_plain_training() -> None:
+    workload = parse_workload("mlp-tiny")
+    ours = crew(workload, "none", 1)
+    torch.manual_seed(0)
+    model = workload.build()
+    optimiser = workload.optimiser(model)
+    for step in range(3):
+        ours.step(step, 3)
+        optimiser.zero_grad()
+        inputs, targets = workload.batch(step, 0, 1, 0)
+        workload.loss(model(inputs), targets).backward()
+        update(workload, model, optimiser, step, 3)
+    assert torch.equal(weights(ours.model), weights(model))
+
+
+def test_workers_have_batches_of_their_own() -> None:
+    first, second = crew(parse_workload("mlp-tiny"), "none", 2).passes.run(0).gradients
+    assert first.keys() == second.keys()
+    assert not torch.equal(first["0.weight"], second["0.weight"])
+
+
+def test_running_means_are_those_of_the_first_worker() -> None:
+    workload = parse_workload("resnet20-tiny")
+    one, three = crew(workload, "none", 3), crew(workload, "none", 3)
+    three.passes.run(0)
+    inputs, targets = workload.batch(0, 0, 3, 0)
+    workload.loss(one.model(inputs), targets)
+    pairs = list(zip(one.model.buffers(), three.model.buffers(), strict=True))
+    assert pairs
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_training_writes_records_that_say_they_are_simulated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "runs.jsonl"
+    words = "simulate --workload mlp-tiny --workers 3 --case none,efsign --steps 4"
+    words += f" --evaluate-every 2 --rate 10mbit --json {path}"
+    monkeypatch.setattr("sys.argv", ["gradwire", *words.split()])
+    with pytest.raises(SystemExit) as end:
+        cli.run()
+    assert end.value.code == 0
+    shown = capsys.readouterr().out
+    assert "(simulated)" in shown
+    dense, signs = read([path])
+    assert isinstance(dense, TrainRecord)
+    assert isinstance(signs, TrainRecord)
+    assert dense.simulated
+    assert [point.step for point in signs.points] == [0, 2, 4]
+    assert signs.step_ms is not None
+    assert signs.points[-1].time_s == pytest.approx(4 * signs.step_ms / 1e3)
+    assert dense.sent_bytes == dense.dense_bytes
+    assert (signs.ratio or 0) > 5
+    assert signs.lockstep_ms
+    assert f"efsign: a step of 3 workers took {signs.lockstep_ms:.1f} ms here" in shown
+    # A record of before this field is one of a real run.
+    row = json.loads(path.read_text().splitlines()[0])
+    del row["simulated"]
+    path.write_text(json.dumps(row))
+    [old] = read([path])
+    assert isinstance(old, TrainRecord)
+    assert not old.simulated

@@ -1,0 +1,40 @@
+"""What waits to be said, when ranks become more or fewer."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import gradwire
+from gradwire.checkpoint.state import load_resized, save
+from gradwire.errors import ConfigError
+
+SHAPE = (40, 30)
+
+
+def simulation(workers: int) -> gradwire.Simulation:
+    tensors = {"weight": torch.zeros(SHAPE)}
+    return gradwire.simulate(tensors, "topk:ratio=0.05", workers=workers, exchange="sharded")
+
+
+def owed(run: gradwire.Simulation) -> Tensor:
+    """The sum over ranks; what averaging ranks keep counts once for each of them."""
+    lanes = [worker.lanes["weight"] for worker in run.workers]
+    server = torch.cat([lane.talk["server"] for lane in lanes])
+    return torch.stack([lane.kept["residual"] for lane in lanes]).sum(0) + len(lanes) * server
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4), (3, 3)])
+def test_what_is_folded_stays_the_same_sum(before: int, after: int) -> None:
+    old, new = simulation(before), simulation(after)
+    for _ in range(3):
+        old.step([{"weight": torch.randn(SHAPE)} for _ in range(before)])
+    states = [save(worker) for worker in old.workers]
+    for worker in new.workers:
+        load_resized(worker, states, "fold")
+    assert owed(old).norm() > 1
+    torch.testing.assert_close(owed(new), owed(old), rtol=1e-5, atol=1e-5)
+
+
+def test_there_must_be_states() -> None:
+    with pytest.raises(ConfigError, match="needs the states of all ranks"):
+        load_resized(simulation(2).workers[0], [], "fold")

@@ -1,0 +1,146 @@
+"""The dense quantisers' kernels on the card against the reference on the CPU, and as graphs."""
+
+import pytest
+import torch
+
+from gradwire.base import Fused, OneRound, take
+from gradwire.kernels.specs import Rule
+from gradwire.spec import compressor_classes, format_spec, parse
+from gradwire.types import Given, Turn
+from quantiser_checks import (
+    KEY,
+    RULES,
+    check_rounding,
+    check_sides,
+    check_signs,
+    check_trits,
+    check_votes,
+    normal,
+    odd_numbers,
+)
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine"),
+    pytest.mark.usefixtures("poisoned_memory"),
+]
+
+SIZES = [1, 7, 8, 33, 4097, 1_000_003]
+
+each_size = pytest.mark.parametrize("numel", SIZES)
+each_kind = pytest.mark.parametrize("kind", odd_numbers(0))
+each_rule = pytest.mark.parametrize("rule", [*RULES, Rule("nearest", 20_000, 4)], ids=str)
+
+
+@each_size
+@each_rule
+def test_rounding(numel: int, rule: Rule) -> None:
+    from gradwire.kernels import cuda
+
+    check_rounding(cuda, normal(numel), rule, device="cuda")
+
+
+@each_kind
+@each_rule
+def test_rounding_of_odd_numbers(kind: str, rule: Rule) -> None:
+    from gradwire.kernels import cuda
+
+    check_rounding(cuda, odd_numbers(2500)[kind], rule, device="cuda")
+
+
+@each_size
+def test_signs_votes_and_trits(numel: int) -> None:
+    from gradwire.kernels import cuda
+
+    check_signs(cuda, normal(numel), device="cuda")
+    for bucket in (100, 1024, 2_000_000):
+        check_sides(cuda, normal(numel), bucket, device="cuda")
+    check_votes(cuda, normal(numel).round(), device="cuda")
+    for clip in (0, 2.5):
+        check_trits(cuda, normal(numel), clip, device="cuda")
+
+
+@each_kind
+def test_signs_votes_and_trits_of_odd_numbers(kind: str) -> None:
+    from gradwire.kernels import cuda
+
+    x = odd_numbers(2500)[kind]
+    if kind != "huge":
+        check_signs(cuda, x, device="cuda")
+    for bucket in (100, 5000):
+        check_sides(cuda, x, bucket, device="cuda")
+    check_votes(cuda, x, device="cuda")
+    for clip in (0, 2.5):
+        check_trits(cuda, x, clip, device="cuda")
+
+
+def fixed(spec: str) -> bool:
+    method = parse(spec)
+    traits = method.traits()
+    return isinstance(method, OneRound) and not traits.varies and not traits.waits
+
+
+SPECS = [
+    spec
+    for cls in compressor_classes().values()
+    for spec in (format_spec(cls(**example)) for example in cls.examples)
+    if cls.family == "quantisation" and fixed(spec)
+]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_encoding_is_captured_in_a_graph(spec: str) -> None:
+    method, turn = parse(spec), Turn((100, 333), size=2)
+    assert isinstance(method, OneRound)
+    x, residual = normal(33_300).cuda(), normal(33_300, 1).cuda()
+    kept = residual.clone() if isinstance(method, Fused) else None
+    given = Given(x, kept, kept)
+    # Compilation, and tables that stay on the card.
+    expected = take(method, given, turn)
+    left = None if kept is None else kept.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        parts = take(method, given, turn)
+    for _ in range(2):
+        if kept is not None:
+            kept.copy_(residual)
+        for part in parts:
+            part.view(torch.uint8).fill_(255)
+        graph.replay()
+        for ours, other in zip(parts, expected, strict=True):
+            assert torch.equal(ours.view(torch.uint8), other.view(torch.uint8))
+        if kept is not None and left is not None:
+            assert torch.equal(kept, left)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("rule", [Rule("chance", 128, 4), Rule("tree", 1024)], ids=str)
+def test_more_entries_than_32_bits_can_count(rule: Rule) -> None:
+    """The last entries of 2^31 and some, beside those of a tensor that ends with the same."""
+    from gradwire.kernels import cuda
+
+    numel, tail = (1 << 31) + 5000, 5000
+    start = (numel - tail) // rule.bucket * rule.bucket
+    x = torch.zeros(numel, device="cuda")
+    x[start:] = normal(numel - start).cuda()
+    codes, scales = cuda.round_pack_sum(x, torch.zeros_like(x), 1.0, x, rule, KEY)
+    said = torch.zeros(numel, device="cuda")
+    cuda.round_add(said, codes.unsqueeze(0), scales.unsqueeze(0), 1.0, rule)
+    # What was said and what is left is what there was, at the far end as at the near one.
+    torch.testing.assert_close((said + x)[start:].cpu(), normal(numel - start))
+    assert said[start:].count_nonzero() > tail // 2
+    assert not said[:start].any()
+
+
+@pytest.mark.timeout(120)
+def test_signs_of_more_entries_than_32_bits_can_count() -> None:
+    from gradwire.kernels import cuda
+
+    numel, tail = (1 << 31) + 5000, 5000
+    x = torch.ones(numel, device="cuda")
+    x[-tail:] = -3.0
+    bits, low, high = cuda.sides_pack_sum(x, torch.zeros_like(x), 1.0, x, numel)
+    assert (float(low), float(high)) == (-3.0, 1.0)
+    assert not x.any()
+    cuda.sides_add(x, bits.unsqueeze(0), low.unsqueeze(0), high.unsqueeze(0), 1.0, numel)
+    assert x[-tail:].eq(-3.0).all()
+    assert x[:-tail].eq(1.0).all()

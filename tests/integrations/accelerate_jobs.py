@@ -1,0 +1,111 @@
+"""What the ranks of the tests of Accelerate do."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from ddp_jobs import failure_of
+from torch import nn
+from torch.utils.data import DataLoader
+from trainer_jobs import SPEC, Told, dataset, mlp, remembered, weights
+
+import gradwire
+from gradwire.integrations.accelerate import keep_state
+from processes import as_torchrun
+
+EPOCHS = 4
+
+
+class Run:
+    """A loop as Accelerate's users write it, and the one line that is ours."""
+
+    def __init__(self) -> None:
+        as_torchrun()
+        self.accelerator = Accelerator(cpu=True)
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        prepared = self.accelerator.prepare(model, optimizer, DataLoader(dataset(), batch_size=8))
+        self.model, self.optimizer, self.loader = prepared
+        self.link = gradwire.attach(self.model, SPEC)
+
+    def train(self, epochs: int) -> None:
+        for _ in range(epochs):
+            for x, y in self.loader:
+                self.optimizer.zero_grad()
+                self.accelerator.backward(nn.functional.cross_entropy(self.model(x), y))
+                self.optimizer.step()
+
+
+def resume_job(folder: str) -> Told:
+    """Four epochs with a checkpoint after the second, and two from there."""
+    first = Run()
+    keep_state(first.accelerator, first.link)
+    first.train(EPOCHS // 2)
+    first.accelerator.save_state(folder)
+    saved = remembered(first.link)
+    first.train(EPOCHS // 2)
+    second = Run()
+    keep_state(second.accelerator, second.link)
+    second.accelerator.load_state(folder)
+    restored = remembered(second.link)
+    second.train(EPOCHS // 2)
+    ends = (weights(run.model) for run in (first, second))
+    return Told(*ends, saved, restored, second.link.stats())
+
+
+def without_us_job(folder: str) -> str:
+    """Why Accelerate's own way to save an object does not give ranks their own states back."""
+    first = Run()
+    first.train(1)
+    first.accelerator.register_for_checkpointing(Plain(first.link))
+    first.accelerator.save_state(folder)
+    second = Run()
+    kept = Plain(second.link)
+    second.accelerator.register_for_checkpointing(kept)
+    second.accelerator.load_state(folder)
+    return kept.complaint
+
+
+class Plain:
+    """A link as an object among others, which takes down why it cannot be loaded."""
+
+    def __init__(self, link: gradwire.Link) -> None:
+        self.link = link
+        self.complaint = "not loaded"
+
+    def state_dict(self) -> dict[str, object]:
+        return self.link.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.complaint = ""
+        try:
+            self.link.load_state_dict(state)
+        except gradwire.ConfigError as error:
+            self.complaint = str(error)
+
+
+def refusals_job(folder: str) -> dict[str, str]:
+    run = Run()
+    run.accelerator.save_state(folder)
+    found = {
+        "accelerator": failure_of(lambda: keep_state(run.model, run.link)),
+        "handle": failure_of(lambda: keep_state(run.accelerator, run.model)),
+        "nothing": failure_of(lambda: keep_state(run.accelerator)),
+    }
+    keep_state(run.accelerator, run.link)
+    found["twice"] = failure_of(lambda: keep_state(run.accelerator, run.link))
+    found["dense"] = failure_of(lambda: run.accelerator.load_state(folder))
+    torch.distributed.barrier()
+    run.accelerator.save_state(folder)
+    files = sorted(Path(folder).rglob("*rank1of2*.pt"))
+    if torch.distributed.get_rank() == 1:
+        files[0].write_bytes(files[0].read_bytes()[:-1])
+    found["spoilt"] = failure_of(lambda: run.accelerator.load_state(folder))
+    run.link.detach()
+    found["detached"] = failure_of(lambda: run.accelerator.load_state(folder))
+    other = Run()
+    keep_state(other.accelerator, other.link, missing_ok=True)
+    torch.distributed.barrier()
+    found["half"] = failure_of(lambda: other.accelerator.load_state(folder))
+    return found

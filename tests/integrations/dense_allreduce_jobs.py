@@ -1,0 +1,178 @@
+"""What ranks do whose dense gradients go straight to their mean. Each job runs on every rank."""
+
+from datetime import timedelta
+from typing import Any
+
+import ddp_jobs as jobs
+import fsdp_jobs
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import gradwire
+from gradwire.engine.engine import Lanes
+from gradwire.integrations.handle import Handle
+
+
+def _ddp(**options: Any) -> DDP:
+    return DDP(jobs.mlp(), bucket_cap_mb=0.01, **options)
+
+
+def _by_hand(model: nn.Module) -> None:
+    for p in model.parameters():
+        assert p.grad is not None
+        dist.all_reduce(p.grad.mul_(1 / dist.get_world_size()))
+
+
+def loop_job() -> bool:
+    """Whether a loop's gradients are the very mean, which two ranks can add in no other order."""
+    ours, plain = jobs.mlp(), jobs.mlp()
+    reducer = gradwire.Reducer(ours, "none")
+    for model in (ours, plain):
+        jobs.loss_of(model, 0).backward()
+    reducer.reduce()
+    _by_hand(plain)
+    reducer.detach()
+    expected = jobs.grads(plain)
+    return all(torch.equal(g, expected[n]) for n, g in jobs.grads(ours).items())
+
+
+def three_of_four_job() -> bool:
+    """Whether `none` is plain DDP bit by bit, where a division and a product would differ."""
+    group = dist.new_group([0, 1, 2])
+    if dist.get_rank() == 3:
+        return True
+    models = [_ddp(process_group=group) for _ in range(2)]
+    link = gradwire.attach(models[1], "none")
+    for model in models:
+        jobs.train(model, 4)
+    link.detach()
+    return torch.equal(*map(jobs.weights, models))
+
+
+class Images(nn.Module):
+    """Gradients in the order of channels last, of which one has no entries."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+        self.empty = nn.Parameter(torch.zeros(0, 5))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.conv(x).mean((2, 3))) + self.empty.sum()
+
+
+def strides_job() -> tuple[bool, bool]:
+    """Whether gradients that are not contiguous become what plain DDP makes of them."""
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    x = torch.randn(2, 3, 8, 8, generator=generator).to(memory_format=torch.channels_last)
+    found = []
+    for mounted in (False, True):
+        model = DDP(Images())
+        link = gradwire.attach(model, "none") if mounted else None
+        model(x).square().mean().backward()
+        found.append(jobs.grads(model.module))
+        if link is not None:
+            link.detach()
+    strided = not found[0]["conv.weight"].is_contiguous()
+    return strided, all(torch.equal(g, found[1][n]) for n, g in found[0].items())
+
+
+COUNTED = ("steps", "calls", "sent_bytes", "received_bytes", "message_bytes", "dense_bytes")
+
+
+def counts_job(mount: str, by_conversation: bool) -> tuple[list[object], bool]:
+    """What is counted in three steps, and whether time on the wire was."""
+    with pytest.MonkeyPatch.context() as patch:
+        if by_conversation:
+            patch.setattr(Lanes, "is_straight", lambda _: False)
+        else:
+            patch.setattr(Lanes, "talk", None)
+        handle = _run(mount)
+    stats: Any = handle.stats()
+    handle.detach()
+    return [stats[key] for key in COUNTED], stats["wire_s"] > 0
+
+
+def _run(mount: str) -> Handle:
+    if mount == "ddp":
+        model = _ddp()
+        link = gradwire.attach(model, "none", checksum=True)
+        jobs.train(model, 3)
+        return link
+    if mount == "fsdp":
+        sharded = fsdp_jobs.sharded()
+        shards = gradwire.attach_fsdp(sharded, "none")
+        fsdp_jobs.train(sharded, 3)
+        return shards
+    loop = jobs.mlp()
+    reducer = gradwire.Reducer(loop, "none")
+    for step in range(3):
+        jobs.loss_of(loop, step).backward()
+        reducer.reduce()
+    return reducer
+
+
+def not_finite_job(bad: float) -> tuple[dict[str, Tensor], bool, Any]:
+    """Gradients after one of rank 1 was bad, whether plain DDP has the same, and the steps."""
+    found = []
+    steps = None
+    for mounted in (False, True):
+        model = _ddp()
+        link = gradwire.attach(model, "none") if mounted else None
+        (jobs.loss_of(model, 0) * (bad if dist.get_rank() == 1 else 1.0)).backward()
+        found.append(jobs.grads(model.module))
+        if link is not None:
+            steps = link.stats()["steps"]
+            link.detach()
+    plain, ours = found
+    same = all(torch.equal(g.isfinite(), plain[n].isfinite()) for n, g in ours.items())
+    return ours, same, steps
+
+
+def switched_job() -> tuple[Tensor, list[Any], bool]:
+    """From dense to sparse and back: weights, steps and calls; then detached it is plain DDP."""
+    model, twin = _ddp(), _ddp()
+    link = gradwire.attach(model, "none")
+    seen = []
+    for number, spec in enumerate(("none", "topk:ratio=0.1", "none")):
+        link.switch(spec)
+        jobs.train(model, 2, first=2 * number)
+        stats = link.stats()
+        seen.append((stats["steps"], stats["spec"], stats["residual_norm"] > 0))
+    link.detach()
+    twin.module.load_state_dict(model.module.state_dict())
+    trained = jobs.weights(model)
+    for each in (model, twin):
+        jobs.train(each, 1, first=6)
+    return trained, seen, torch.equal(jobs.weights(model), jobs.weights(twin))
+
+
+def drift_job() -> str:
+    """Ranks still compare their parameters where they are asked to."""
+    model = _ddp()
+    link = gradwire.attach(model, "none", check_every=2)
+    jobs.train(model, 2)
+    with torch.no_grad():
+        model.module[0].weight[0, 0] += dist.get_rank()
+    text = jobs.failure_of(lambda: jobs.train(model, 2, first=2))
+    link.detach()
+    return text
+
+
+def absent_job() -> list[str]:
+    """What rank 0 is told, twice, when rank 1 does not come."""
+    group = dist.new_group(timeout=timedelta(seconds=1.5))
+    model = _ddp(process_group=group)
+    gradwire.attach(model, "none")
+    # Twice, since DDP asks others when it orders its buckets anew.
+    jobs.train(model, 2)
+    texts = []
+    if dist.get_rank() == 0:
+        texts = [jobs.failure_of(jobs.loss_of(model, 1).backward) for _ in range(2)]
+    dist.barrier()
+    return texts

@@ -1,0 +1,205 @@
+"""What the ranks of the FSDP2 tests do. Each job runs on every rank."""
+
+import io
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from ddp_jobs import failure_of, loss_of, mlp
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import gradwire
+
+
+def sharded(mesh: DeviceMesh | None = None, **options: Any) -> nn.Sequential:
+    """Three units: two layers, and the root with the last layer; 10 rows need padding."""
+    model = mlp()
+    mesh = mesh or init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in (model[0], model[2]):
+        fully_shard(layer, mesh=mesh, **options)
+    fully_shard(model, mesh=mesh, **options)
+    return model
+
+
+def whole(tensors: dict[str, Any]) -> dict[str, Tensor]:
+    return {name: tensor.full_tensor().detach() for name, tensor in tensors.items()}
+
+
+def grads(model: nn.Module) -> dict[str, Tensor]:
+    return whole({name: p.grad for name, p in model.named_parameters()})
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.cat([w.reshape(-1) for w in whole(dict(model.named_parameters())).values()])
+
+
+def train(model: nn.Module, steps: int, first: int = 0, every: int = 1) -> list[float]:
+    """Losses by step; the batch is another one `every` step, or always the same for 0."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for step in range(first, first + steps):
+        optimizer.zero_grad()
+        loss = loss_of(model, step * every)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def dense_mean(steps: int = 1, scale: float = 1.0) -> dict[str, Tensor]:
+    """The mean gradient of a model that is not sharded."""
+    model = mlp()
+    for step in range(steps):
+        loss_of(model, step).backward()
+    found = {}
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        dist.all_reduce(parameter.grad)
+        found[name] = parameter.grad * scale / dist.get_world_size()
+    return found
+
+
+def close(found: dict[str, Tensor], expected: dict[str, Tensor], rtol: float = 1e-5) -> bool:
+    pairs = [(found[name], expected[name]) for name in expected]
+    return all(torch.allclose(a.float(), b, rtol=rtol, atol=rtol / 10) for a, b in pairs)
+
+
+def scattered_job(spec: str) -> tuple[Tensor, list[float], float, str]:
+    model = sharded()
+    shards = gradwire.attach_fsdp(model, spec)
+    losses = train(model, 6, every=0)
+    stats: Any = shards.stats()
+    assert stats["steps"] == 6
+    shards.detach()
+    train(model, 1, first=6)
+    return weights(model), losses, stats["ratio"], stats["spec"]
+
+
+def dense_job() -> dict[str, bool]:
+    """With `none` all is as without us: every operation, accumulation, and 16-bit sums."""
+    found = {}
+    for name, spec in (("plain", "none"), ("rank", "powersgd:rank=1000")):
+        model = sharded()
+        gradwire.attach_fsdp(model, spec)
+        loss_of(model, 0).backward()
+        found[name] = close(grads(model), dense_mean(), 1e-4)
+    model = sharded()
+    gradwire.attach_fsdp(model, "none")
+    model.set_requires_gradient_sync(False)
+    loss_of(model, 0).backward()
+    model.set_requires_gradient_sync(True)
+    loss_of(model, 1).backward()
+    found["accumulated"] = close(grads(model), dense_mean(2))
+    model = sharded()
+    gradwire.attach_fsdp(model, "none")
+    model.apply(lambda m: _divide(m, 16.0))
+    loss_of(model, 0).backward()
+    found["divided"] = close(grads(model), dense_mean(scale=dist.get_world_size() / 16))
+    model = sharded(mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float16))
+    gradwire.attach_fsdp(model, "none")
+    loss_of(model, 0).backward()
+    found["fp16"] = close(grads(model), dense_mean(), 1e-2)
+    return found
+
+
+def _divide(module: nn.Module, factor: float) -> None:
+    if isinstance(module, torch.distributed.fsdp.FSDPModule):
+        module.set_gradient_divide_factor(factor)
+
+
+def both() -> DeviceMesh:
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+
+
+def replicas_job(spec: str, factor: float | None) -> tuple[dict[str, Tensor], bool, Tensor]:
+    """Gradients of the first step, whether they are the dense mean, and weights after four."""
+    mesh = both()
+    model = sharded(mesh["shard"])
+    shards = gradwire.attach_fsdp(model, spec, replicas=mesh["replicate"])
+    if factor is not None:
+        model.apply(lambda m: _divide(m, factor))
+    loss_of(model, 0).backward()
+    first = grads(model)
+    scale = 1.0 if factor is None else dist.get_world_size() / factor
+    same = close(first, dense_mean(scale=scale))
+    for parameter in model.parameters():
+        parameter.grad = None
+    train(model, 3, first=1)
+    assert shards.stats()["steps"] == 4
+    shards.detach()
+    return first, same, weights(model)
+
+
+def resume_job(spec: str) -> tuple[bool, bool]:
+    """Residuals of shards go through a checkpoint, and a switch keeps them."""
+    model = sharded()
+    shards = gradwire.attach_fsdp(model, spec)
+    train(model, 2)
+    file = io.BytesIO()
+    torch.save(shards.state_dict(), file)
+    file.seek(0)
+    fresh = sharded()
+    with torch.no_grad():
+        for mine, other in zip(fresh.parameters(), model.parameters(), strict=True):
+            mine.copy_(other)
+    again = gradwire.attach_fsdp(fresh, spec)
+    again.load_state_dict(torch.load(file, weights_only=True))
+    train(model, 2, first=2)
+    train(fresh, 2, first=2)
+    norm = again.stats()["residual_norm"]
+    again.switch("efsign")
+    kept = again.stats()["residual_norm"] == norm
+    return torch.equal(weights(model), weights(fresh)), kept
+
+
+def overflow_job() -> tuple[list[bool], str, bool]:
+    """An infinity on one rank makes a NaN in every shard, and leaves no trace."""
+    model = sharded()
+    shards = gradwire.attach_fsdp(model, "topk:ratio=0.1")
+    train(model, 2)
+    before = shards.stats()["residual_norm"]
+    loss = loss_of(model, 2) * (torch.inf if dist.get_rank() == 1 else 1.0)
+    loss.backward()
+    locals_: list[Any] = [p.grad for p in model.parameters()]
+    seen = [bool(g.to_local().isnan().any()) for g in locals_ if g.to_local().numel()]
+    same = shards.stats()["residual_norm"] == before
+    raising = sharded()
+    gradwire.attach_fsdp(raising, "topk:ratio=0.1", nan_policy="raise")
+    loss = loss_of(raising, 2) * (torch.inf if dist.get_rank() == 1 else 1.0)
+    return seen, failure_of(loss.backward), same
+
+
+def refusals_job() -> dict[str, str]:
+    found = {}
+    mesh = both()
+    found["plain"] = failure_of(lambda: gradwire.attach_fsdp(mlp(), "efsign"))
+    found["none"] = failure_of(lambda: gradwire.attach_fsdp(None, "efsign"))  # type: ignore[arg-type]
+    model = sharded()
+    found["seed"] = failure_of(lambda: gradwire.attach_fsdp(model, "efsign", seed="a"))  # type: ignore[arg-type]
+    shards = gradwire.attach_fsdp(model, "efsign")
+    found["twice"] = failure_of(lambda: gradwire.attach_fsdp(model, "efsign"))
+    shards.detach()
+    found["votes"] = failure_of(lambda: gradwire.attach_fsdp(model, "signsgd"))
+    found["exchange"] = failure_of(lambda: gradwire.attach_fsdp(model, "efsign", exchange="gather"))
+    found["memory"] = failure_of(lambda: gradwire.attach_fsdp(model, "efsign", memory="ef21"))
+    found["reducer"] = failure_of(lambda: gradwire.Reducer(model, "efsign"))
+    native = sharded(mesh)
+    found["native"] = failure_of(
+        lambda: gradwire.attach_fsdp(native, "efsign", replicas=mesh["replicate"])
+    )
+    two = sharded(mesh["shard"])
+    found["overlap"] = failure_of(
+        lambda: gradwire.attach_fsdp(two, "efsign", replicas=mesh["shard"])
+    )
+    hooked = sharded(mesh["shard"])
+    hooked[0].set_all_reduce_hook(print)  # type: ignore[operator]
+    found["slot"] = failure_of(
+        lambda: gradwire.attach_fsdp(hooked, "efsign", replicas=mesh["replicate"])
+    )
+    unused = sharded()
+    gradwire.attach_fsdp(unused, "efsign")
+    unused[4].bias.requires_grad_(False)
+    found["unused"] = failure_of(lambda: loss_of(unused, 0).backward())
+    return found

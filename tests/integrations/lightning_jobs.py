@@ -1,0 +1,191 @@
+"""What the ranks of the tests of Lightning do."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from ddp_jobs import failure_of
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from trainer_jobs import SPEC, Told, dataset, mlp, rates_told, remembered, weights
+
+import gradwire
+from gradwire.integrations.lightning import GradwireCallback, GradwireStrategy
+from processes import as_torchrun
+
+
+class Classifier(LightningModule):
+    def __init__(self) -> None:
+        LightningModule.__init__(self)
+        self.layers = mlp()
+
+    def training_step(self, batch: list[Tensor]) -> Tensor:
+        x, y = batch
+        return nn.functional.cross_entropy(self.layers(x), y)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+class Probe(Callback):
+    """Takes down what the link remembers when training starts, and when an epoch has ended."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, Tensor]] = []
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.seen.append(remembered(link_of(trainer)))
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.seen.append(remembered(link_of(trainer)))
+
+
+def link_of(trainer: Trainer) -> gradwire.Link | None:
+    if isinstance(trainer.strategy, GradwireStrategy):
+        return trainer.strategy.link
+    [ours] = [c for c in trainer.callbacks if isinstance(c, GradwireCallback)]
+    return ours.link
+
+
+def trainer_of(folder: Path, mount: str, *callbacks: Callback, **given: Any) -> Trainer:
+    ours = [GradwireCallback(SPEC)] if mount == "callback" else []
+    strategy: Any = "ddp" if mount == "callback" else GradwireStrategy(SPEC)
+    options: dict[str, Any] = {"max_epochs": 4, "devices": 2, "strategy": strategy, **given}
+    return Trainer(
+        accelerator="cpu",
+        default_root_dir=folder,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[*ours, *callbacks],
+        **options,
+    )
+
+
+def loader() -> DataLoader[Any]:
+    return DataLoader(dataset(), batch_size=8)
+
+
+def checkpoints(folder: Path) -> ModelCheckpoint:
+    return ModelCheckpoint(folder, "{epoch}", save_top_k=-1)
+
+
+def resume_job(folder: str, mount: str) -> Told:
+    """Four epochs, and two more after the checkpoint of the second."""
+    as_torchrun()
+    place = Path(folder)
+    probe, model = Probe(), Classifier()
+    first = trainer_of(place, mount, probe, checkpoints(place / "first"))
+    first.fit(model, loader())
+    again, fresh = Probe(), Classifier()
+    second = trainer_of(place, mount, again, checkpoints(place / "second"))
+    second.fit(fresh, loader(), ckpt_path=place / "first" / "epoch=1.ckpt")
+    link = link_of(second)
+    assert link is not None
+    return Told(weights(model), weights(fresh), probe.seen[2], again.seen[0], link.stats())
+
+
+def after_fit_job(folder: str, mount: str) -> tuple[bool, list[str]]:
+    """A checkpoint that is saved when all is over goes on as well, and old ones are removed."""
+    as_torchrun()
+    place = Path(folder) / "run"
+    newest = ModelCheckpoint(place, "{epoch}", save_last="link")
+    first = trainer_of(place, mount, newest, max_epochs=2)
+    first.fit(Classifier(), loader())
+    first.save_checkpoint(place / "over.ckpt")
+    before = remembered(link_of(first))
+    left = sorted(p.relative_to(place).as_posix() for p in place.rglob("*") if p.is_dir())
+    same = True
+    for name in ("over.ckpt", "last.ckpt"):
+        second = trainer_of(place, mount, max_epochs=2, enable_checkpointing=False)
+        second.fit(Classifier(), loader(), ckpt_path=place / name)
+        after = remembered(link_of(second))
+        same = same and all(torch.equal(after[key], value) for key, value in before.items())
+    return same, left
+
+
+def counted_job(folder: str) -> tuple[object, Tensor, Tensor]:
+    """Steps that really were compressed, on CPU; and that compression is seen in the weights."""
+    as_torchrun()
+    quiet = {"enable_checkpointing": False, "max_epochs": 1}
+    model, plain = Classifier(), Classifier()
+    trainer = trainer_of(Path(folder), "callback", **quiet)
+    trainer.fit(model, loader())
+    trainer_of(Path(folder), "none", strategy="ddp", **quiet).fit(plain, loader())
+    link = link_of(trainer)
+    assert link is not None
+    return link.stats()["steps"], weights(model), weights(plain)
+
+
+class Decaying(Classifier):
+    """Halves its learning rate after every epoch."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+
+class Listener(Callback):
+    """Takes down what the link is told about epochs."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.told = rates_told(link_of(trainer))
+
+
+def epochs_job(folder: str, mount: str) -> list[list[float | None]]:
+    """What a link hears in three epochs, and in the third alone when the first two were saved."""
+    as_torchrun()
+    place, heard = Path(folder), []
+    for resume in (None, place / "epoch=1.ckpt"):
+        listener = Listener()
+        trainer = trainer_of(place, mount, listener, checkpoints(place), max_epochs=3)
+        trainer.fit(Decaying(), loader(), ckpt_path=resume)
+        heard.append(listener.told)
+    return heard
+
+
+def scaler_job(folder: str) -> object:
+    """The loss scale that residuals have after steps in mixed precision."""
+    as_torchrun()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024)
+    quiet: dict[str, Any] = {"enable_checkpointing": False, "max_epochs": 1}
+    mixed = MixedPrecision("16-mixed", "cpu", scaler)
+    trainer = trainer_of(Path(folder), "strategy", plugins=[mixed], **quiet)
+    trainer.fit(Classifier(), loader())
+    link = link_of(trainer)
+    assert link is not None
+    [own] = link.state_dict().values()
+    assert isinstance(own, dict)
+    return own["loss_scale"]
+
+
+def refusals_job(folder: str) -> dict[str, str]:
+    as_torchrun()
+    place = Path(folder)
+    quiet: dict[str, Any] = {"enable_checkpointing": False, "max_epochs": 1}
+
+    def fit(callbacks: list[Callback], ckpt: Path | None = None, **given: Any) -> str:
+        trainer = trainer_of(place, "none", *callbacks, **{**quiet, "strategy": "ddp", **given})
+        return failure_of(lambda: trainer.fit(Classifier(), loader(), ckpt_path=ckpt))
+
+    plain = trainer_of(place, "none", strategy="ddp", **quiet)
+    plain.fit(Classifier(), loader())
+    plain.save_checkpoint(dense := place / "dense.ckpt")
+    hooked = DDPStrategy(ddp_comm_state=None, ddp_comm_hook=print)
+    return {
+        "spec": failure_of(lambda: GradwireCallback("top_k:ratio=0.1")),
+        "option": failure_of(lambda: GradwireStrategy(SPEC, options={"memroy": "none"})),
+        "controller": failure_of(lambda: GradwireStrategy(SPEC, options={"controller": "gravak"})),
+        "two hooks": failure_of(lambda: GradwireStrategy(SPEC, ddp_comm_hook=print)),
+        "hook": fit([GradwireCallback(SPEC)], strategy=hooked),
+        "both": fit([GradwireCallback(SPEC)], strategy=GradwireStrategy(SPEC)),
+        "single": fit([GradwireCallback(SPEC)], strategy="auto", devices=1),
+        "dense": fit([GradwireCallback(SPEC)], dense),
+        "dense files": fit([], dense, strategy=GradwireStrategy(SPEC)),
+        "allowed": fit([GradwireCallback(SPEC, missing_ok=True)], dense, max_epochs=2),
+        "allowed files": fit([], dense, strategy=GradwireStrategy(SPEC, missing_ok=True)),
+    }

@@ -1,0 +1,232 @@
+"""What the ranks of the optimiser-side tests do. Each job runs on every rank."""
+
+import gc
+import io
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from ddp_jobs import Partly, data, failure_of, grads, loss_of, mlp, weights
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import gradwire
+from gradwire.integrations.reducer import messages
+
+
+def stepped(
+    model: nn.Module, reducer: gradwire.Reducer, steps: int, first: int = 0, scale: float = 1.0
+) -> Tensor:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(first, first + steps):
+        optimizer.zero_grad()
+        (loss_of(model, step) * scale).backward()
+        reducer.reduce()
+        optimizer.step()
+    return weights(model)
+
+
+def trained(spec: str, steps: int, options: dict[str, Any]) -> Tensor:
+    model = mlp()
+    return stepped(model, gradwire.Reducer(model, spec, **options), steps)
+
+
+def against_link_job(spec: str) -> tuple[bool, bool]:
+    """The same gradients make the same message whether DDP hands them over or the loop does."""
+    model = mlp()
+    reducer = gradwire.Reducer(model, spec)
+    loss_of(model, 0).backward()
+    reducer.reduce()
+    ddp = DDP(mlp())
+    link = gradwire.attach(ddp, spec)
+    loss_of(ddp, 0).backward()
+    said: list[Any] = [handle.stats()["message_bytes"] for handle in (reducer, link)]
+    # A byte a parameter tells which gradients there are, and 8 that parameters are the same.
+    told = 9 * len(grads(model))
+    link.detach()
+    same = all(torch.equal(g, grads(ddp.module)[n]) for n, g in grads(model).items())
+    return same, said[0] == said[1] + told
+
+
+def one_liner_job() -> tuple[Tensor, int, str, bool]:
+    """A compiled model, one line in the loop, and what goes when the model goes."""
+    found, steps, text, reducer = _one_liner()
+    torch._dynamo.reset()
+    gc.collect()
+    return found, steps, text, reducer() is None
+
+
+def _one_liner() -> tuple[Tensor, int, str, Callable[[], object]]:
+    model = mlp()
+    compiled = torch.compile(model, backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(compiled, step).backward()
+        reducer = gradwire.reduce_gradients(compiled, "topk:ratio=0.1")
+        optimizer.step()
+    steps: Any = reducer.stats()["steps"]
+    own: Any = reducer.state_dict()[f"rank{dist.get_rank()}"]
+    assert own["lanes"].keys() == dict(mlp().named_parameters()).keys()
+    text = failure_of(lambda: gradwire.reduce_gradients(compiled, "efsign"))
+    return weights(model), steps, text, weakref.ref(reducer)
+
+
+def wrapped_job(how: str) -> Tensor:
+    model = mlp()
+    if how == "named":
+        optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1)
+        reducer = gradwire.wrap_optimizer(optimizer, "topk:ratio=0.1")
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        reducer = gradwire.wrap_optimizer(optimizer, "topk:ratio=0.1", model=model)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+    assert reducer.stats()["steps"] == 3
+    reducer.detach()
+    before = weights(model)
+    loss_of(model, 3).backward()
+    optimizer.step()
+    assert reducer.stats()["steps"] == 3
+    assert not torch.equal(before, weights(model))
+    return before
+
+
+def later_job() -> tuple[str, str]:
+    """What is said where parameters are trained that were not at the start."""
+    model = mlp()
+    last = list(model.parameters())[-1].requires_grad_(False)
+    reducer = gradwire.Reducer(model, "topk:ratio=0.1")
+    last.requires_grad_(True)
+    unfrozen = failure_of(reducer.reduce)
+    reducer.detach()
+    optimizer = torch.optim.SGD(list(model.parameters())[:-1], lr=0.1)
+    wrapped = gradwire.wrap_optimizer(optimizer, "topk:ratio=0.1", model=model)
+    optimizer.add_param_group({"params": [last]})
+    added = failure_of(optimizer.step)
+    wrapped.detach()
+    return unfrozen, added
+
+
+def missing_job() -> tuple[bool, Tensor]:
+    """A branch that only even ranks use, and one that nobody uses."""
+    model = Partly()
+    reducer = gradwire.Reducer(model, "efsign")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        model(data(step, dist.get_rank())[0]).square().mean().backward()
+        reducer.reduce()
+        optimizer.step()
+    return model.never.weight.grad is None, weights(model)
+
+
+def missing_named_job() -> str:
+    model = Partly()
+    reducer = gradwire.Reducer(model, "efsign", find_unused_parameters=False)
+    model(data(0, dist.get_rank())[0]).square().mean().backward()
+    return failure_of(reducer.reduce)
+
+
+def resume_job(spec: str) -> tuple[bool, bool]:
+    """Five steps, or three with a checkpoint and two more; and that a switch keeps residuals."""
+    model = mlp()
+    reducer = gradwire.Reducer(model, spec)
+    stepped(model, reducer, 3)
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "reducer": reducer.state_dict()}, file)
+    stepped(model, reducer, 2, first=3)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    fresh = mlp()
+    again = gradwire.Reducer(fresh, spec)
+    fresh.load_state_dict(saved["model"])
+    again.load_state_dict(saved["reducer"])
+    stepped(fresh, again, 2, first=3)
+    norm = again.stats()["residual_norm"]
+    again.switch("efsign")
+    kept = again.stats()["residual_norm"] == norm and again.stats()["spec"] == "efsign"
+    return torch.equal(weights(model), weights(fresh)), kept
+
+
+def overflow_job() -> tuple[str, bool]:
+    """An infinity on one rank is raised on all, and leaves no trace."""
+    model = mlp()
+    reducer = gradwire.Reducer(model, "topk:ratio=0.1", nan_policy="raise")
+    stepped(model, reducer, 2)
+    before = reducer.stats()["residual_norm"]
+    loss_of(model, 2).backward()
+    if dist.get_rank() == 1:
+        grad = model.get_parameter("2.weight").grad
+        assert grad is not None
+        grad[0, 0] = torch.inf
+    text = failure_of(reducer.reduce)
+    return text, reducer.stats()["residual_norm"] == before
+
+
+def refusals_job() -> dict[str, str]:
+    found = {}
+    model = mlp()
+    reducer = gradwire.Reducer(model, "efsign")
+    found["twice"] = failure_of(lambda: gradwire.Reducer(model, "efsign"))
+    link = failure_of(lambda: gradwire.attach(DDP(model), "efsign"))
+    found["link"] = link
+    reducer.detach()
+    found["detached"] = failure_of(reducer.reduce)
+    found["ddp"] = failure_of(lambda: gradwire.Reducer(DDP(mlp()), "efsign"))
+    found["nameless"] = failure_of(
+        lambda: gradwire.Reducer(mlp().parameters(), "efsign")  # type: ignore[arg-type]
+    )
+    sgd = torch.optim.SGD(mlp().parameters(), lr=0.1)
+    found["optimizer"] = failure_of(lambda: gradwire.wrap_optimizer(sgd, "efsign"))
+    found["strange"] = failure_of(lambda: gradwire.wrap_optimizer(sgd, "efsign", model=mlp()))
+    other = mlp()
+    lbfgs = torch.optim.LBFGS(other.parameters())
+    wrapped = gradwire.wrap_optimizer(lbfgs, "efsign", model=other)
+    found["closure"] = failure_of(lambda: lbfgs.step(lambda: 0.0))
+    wrapped.detach()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    found["mesh"] = failure_of(lambda: gradwire.Reducer(mlp(), "efsign", process_group=mesh))
+    drifted = mlp()
+    with torch.no_grad():
+        next(drifted.parameters()).add_(dist.get_rank() == 2)
+    odd = gradwire.Reducer(drifted, "efsign")
+    found["drift"] = failure_of(odd.reduce)
+    return found
+
+
+def wrong_types_job() -> dict[str, str]:
+    others, model = dist.new_group([1, 2, 3]), mlp()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = gradwire.wrap_optimizer(sgd, "efsign", model=model)
+    bad: dict[str, Callable[[], Any]] = {
+        "model": lambda: gradwire.wrap_optimizer(mlp(), "efsign"),  # type: ignore[arg-type]
+        "wrapped": lambda: gradwire.wrap_optimizer(wrapped, "efsign"),  # type: ignore[arg-type]
+        "again": lambda: gradwire.wrap_optimizer(sgd, "efsign", model=model),
+        "none": lambda: gradwire.Reducer(None, "efsign"),  # type: ignore[arg-type]
+        "names": lambda: gradwire.Reducer(["weight"], "efsign"),  # type: ignore[list-item]
+        "seed": lambda: gradwire.Reducer(mlp(), "efsign", seed=1.5),  # type: ignore[arg-type]
+        "group": lambda: gradwire.Reducer(mlp(), "efsign", process_group="world"),  # type: ignore[arg-type]
+    }
+    if dist.get_rank() == 0:
+        bad["member"] = lambda: gradwire.reduce_gradients(mlp(), "efsign", process_group=others)
+    found = {key: failure_of(call) for key, call in bad.items()}
+    wrapped.detach()
+    return found
+
+
+def mesh_job() -> Tensor:
+    """Pairs of ranks train models of their own."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("apart", "together"))
+    model = mlp()
+    return stepped(model, gradwire.Reducer(model, "efsign", process_group=mesh["together"]), 2)
+
+
+def sizes_of(lengths: list[int]) -> list[list[int]]:
+    parameters = [nn.Parameter(torch.empty(n, device="meta")) for n in lengths]
+    return [[p.numel() for p in message] for message in messages(parameters)]

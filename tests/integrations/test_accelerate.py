@@ -1,0 +1,33 @@
+"""Accelerate on two real processes."""
+
+from pathlib import Path
+
+from trainer_checks import assert_resumed
+
+from processes import Jobs, Ranks
+
+jobs = Jobs("accelerate_jobs")
+
+
+def test_a_resumed_run_is_the_same(two_ranks: Ranks, tmp_path: Path) -> None:
+    assert_resumed(two_ranks.run(jobs.resume_job, str(tmp_path)))
+
+
+def test_accelerate_alone_gives_all_what_rank_0_had(two_ranks: Ranks, tmp_path: Path) -> None:
+    """So rank 1 is refused, and rank 0 with it."""
+    first, second = two_ranks.run(jobs.without_us_job, str(tmp_path))
+    assert "but not rank1; every rank saves its own" in first
+    assert second == "state: has ['rank0'], but not rank1; every rank saves its own"
+
+
+def test_refusals_name_thing_rule_and_value(two_ranks: Ranks, tmp_path: Path) -> None:
+    for found in two_ranks.run(jobs.refusals_job, str(tmp_path)):
+        assert "expected an Accelerator, got DistributedDataParallel" in found["accelerator"]
+        assert "got ['DistributedDataParallel']" in found["handle"]
+        assert "expected what gradwire.attach returns, got []" in found["nothing"]
+        assert "keeps states already" in found["twice"]
+        assert "ranks [0, 1] of 2 have no sound file there, only []" in found["dense"]
+        assert "ranks [1] of 2 have no sound file there" in found["spoilt"]
+        assert "ranks [1] of 2 have no sound file there" in found["half"]
+        assert found.pop("detached") == "nothing was raised"
+        assert all(text.startswith("ConfigError") for text in found.values()), found

@@ -1,0 +1,57 @@
+"""Lightning on two real processes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from trainer_checks import assert_resumed
+
+from processes import Jobs, Ranks
+
+jobs = Jobs("lightning_jobs")
+
+
+@pytest.mark.parametrize("mount", ["callback", "strategy"])
+def test_a_resumed_run_is_the_same(two_ranks: Ranks, tmp_path: Path, mount: str) -> None:
+    assert_resumed(two_ranks.run(jobs.resume_job, str(tmp_path), mount))
+
+
+@pytest.mark.parametrize("mount", ["callback", "strategy"])
+def test_what_is_saved_after_fit_goes_on(two_ranks: Ranks, tmp_path: Path, mount: str) -> None:
+    folders = ["gradwire", "gradwire/epoch=1.ckpt", "gradwire/over.ckpt"]
+    for same, left in two_ranks.run(jobs.after_fit_job, str(tmp_path), mount):
+        assert same
+        assert left == (folders if mount == "strategy" else [])
+
+
+def test_the_hook_is_there_on_cpu(two_ranks: Ranks, tmp_path: Path) -> None:
+    for steps, compressed, dense in two_ranks.run(jobs.counted_job, str(tmp_path)):
+        assert steps == 4
+        assert not torch.equal(compressed, dense)
+
+
+@pytest.mark.parametrize("mount", ["callback", "strategy"])
+def test_controllers_hear_of_epochs(two_ranks: Ranks, tmp_path: Path, mount: str) -> None:
+    for whole, resumed in two_ranks.run(jobs.epochs_job, str(tmp_path), mount):
+        assert whole == [0.25, 0.125]
+        assert resumed == [0.125]
+
+
+def test_residuals_follow_the_loss_scale(two_ranks: Ranks, tmp_path: Path) -> None:
+    assert two_ranks.run(jobs.scaler_job, str(tmp_path)) == [1024, 1024]
+
+
+def test_refusals_name_thing_rule_and_value(two_ranks: Ranks, tmp_path: Path) -> None:
+    found = two_ranks.run(jobs.refusals_job, str(tmp_path))[0]
+    assert "no compressor named 'top_k'; did you mean 'topk'?" in found["spec"]
+    assert "unknown options ['memroy'], expected some of ['memory'," in found["option"]
+    assert "no controller named 'gravak'; did you mean 'gravac'?" in found["controller"]
+    assert "a ddp_comm_hook would need the same slot" in found["two hooks"]
+    assert "the model's only hook slot has a ddp_comm_hook" in found["hook"]
+    assert "this model has a link already" in found["both"]
+    assert "wrap its model in DistributedDataParallel, got Classifier" in found["single"]
+    assert "dense.ckpt was saved without Gradwire; missing_ok=True" in found["dense"]
+    assert "ranks [0, 1] of 2 have no sound file there" in found["dense files"]
+    for allowed in ("allowed", "allowed files"):
+        assert found.pop(allowed) == "nothing was raised"
+    assert all(text.startswith("ConfigError") for text in found.values()), found

@@ -1,0 +1,142 @@
+"""What the ranks of the tests of Hugging Face's Trainer do."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from ddp_jobs import failure_of
+from torch import Tensor, nn
+from trainer_jobs import SPEC, Told, dataset, mlp, rates_told, remembered, weights
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from gradwire.integrations.transformers import GradwireCallback
+from processes import as_torchrun
+
+STEPS = 8
+HALF = STEPS // 2
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.layers = mlp()
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.layers(x)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+class Probe(TrainerCallback):
+    """Takes down what the link remembers when training begins, and after every save."""
+
+    def __init__(self, ours: GradwireCallback) -> None:
+        self.ours = ours
+        self.seen: list[dict[str, Tensor]] = []
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.seen.append(remembered(self.ours.link))
+
+    def on_save(self, *_: Any, **__: Any) -> None:
+        self.seen.append(remembered(self.ours.link))
+
+
+def trainer_of(folder: Path, **given: Any) -> Trainer:
+    as_torchrun()
+    settings = {"max_steps": STEPS, "save_steps": HALF, **given}
+    args = TrainingArguments(
+        str(folder),
+        use_cpu=True,
+        ddp_backend="gloo",
+        per_device_train_batch_size=8,
+        learning_rate=1e-2,
+        report_to=[],
+        disable_tqdm=True,
+        **settings,
+    )
+    examples = [{"x": x, "labels": y} for x, y in dataset()]
+    return Trainer(Classifier(), args, train_dataset=examples)
+
+
+def resume_job(folder: str) -> Told:
+    """Eight steps, and four more after the checkpoint at the fourth."""
+    runs = []
+    for resume in (None, str(Path(folder) / f"checkpoint-{HALF}")):
+        trainer = trainer_of(Path(folder))
+        ours = GradwireCallback(trainer, SPEC)
+        trainer.add_callback(ours)
+        probe = Probe(ours)
+        trainer.add_callback(probe)
+        trainer.train(resume_from_checkpoint=resume)
+        runs.append((weights(trainer.model), probe))
+    (whole, first), (resumed, second) = runs
+    assert second.ours.link is not None
+    return Told(whole, resumed, first.seen[1], second.seen[0], second.ours.link.stats())
+
+
+class Listener(TrainerCallback):
+    """Takes down what the link is told about epochs."""
+
+    def __init__(self, ours: GradwireCallback) -> None:
+        self.ours = ours
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.told = rates_told(self.ours.link)
+
+
+def epochs_job(folder: str) -> list[list[float | None]]:
+    """What a link hears in two and a half epochs, and after half of the second was saved."""
+    heard = []
+    for resume in (None, str(Path(folder) / "checkpoint-6")):
+        trainer = trainer_of(Path(folder), max_steps=10, save_steps=6)
+        ours = GradwireCallback(trainer, SPEC)
+        listener = Listener(ours)
+        trainer.add_callback(ours)
+        trainer.add_callback(listener)
+        trainer.train(resume_from_checkpoint=resume)
+        heard.append(listener.told)
+    return heard
+
+
+def again_job(folder: str) -> list[object]:
+    """A trainer that trains twice has its model wrapped once; every run has a link of its own."""
+    trainer = trainer_of(Path(folder), save_strategy="no", max_steps=2)
+    trainer.add_callback(ours := GradwireCallback(trainer, SPEC))
+    steps = []
+    for _ in range(2):
+        trainer.train()
+        assert ours.link is not None
+        steps.append(ours.link.stats()["steps"])
+    return steps
+
+
+def resumed(folder: Path, checkpoint: Path, **given: Any) -> str:
+    trainer = trainer_of(folder)
+    trainer.add_callback(GradwireCallback(trainer, SPEC, **given))
+    return failure_of(lambda: trainer.train(resume_from_checkpoint=str(checkpoint)))
+
+
+def refusals_job(folder: str) -> dict[str, str]:
+    dense, other, moved = (Path(folder) / name for name in ("dense", "other", "moved"))
+    trainer_of(dense).train()
+    mine = trainer_of(other)
+    mine.add_callback(GradwireCallback(mine, SPEC))
+    mine.train()
+    if dist.get_rank() == 0:
+        shutil.copytree(other / f"checkpoint-{HALF}", moved / "elsewhere")
+    dist.barrier()
+    single = trainer_of(dense)
+    single.model_wrapped = single.model
+    ours = GradwireCallback(single, SPEC)
+    begin = failure_of(lambda: ours.on_train_begin(single.args, single.state, single.control))
+    return {
+        "trainer": failure_of(lambda: GradwireCallback(single.model, SPEC)),
+        "spec": failure_of(lambda: GradwireCallback(single, "topk")),
+        "option": failure_of(lambda: GradwireCallback(single, SPEC, sed=1)),
+        "single": begin,
+        "dense": resumed(dense, dense / f"checkpoint-{HALF}"),
+        "another run": resumed(other, dense / f"checkpoint-{HALF}"),
+        "elsewhere": resumed(moved, moved / "elsewhere"),
+        "told": resumed(moved, moved / "elsewhere", resume_from=moved / "elsewhere"),
+        "allowed": resumed(dense, dense / f"checkpoint-{HALF}", missing_ok=True),
+    }

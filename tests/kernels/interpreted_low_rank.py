@@ -1,0 +1,88 @@
+"""Compares the Triton kernels of thin factors, interpreted on the CPU, with the reference."""
+
+import os
+from functools import partial
+from unittest.mock import patch
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+
+from gradwire.kernels import cuda, reference
+from gradwire.kernels.cuda import low_rank
+
+# Fills what `torch.empty` gives with NaN or the largest integer, in this process for good.
+torch.use_deterministic_algorithms(True)
+
+SHAPES = ((1, 1), (7, 5), (1, 1030), (33, 1025))
+COLUMNS = ((1, 1), (300, 1), (3, 3), (500, 4), (700, 5), (140, 16), (300, 17))
+
+
+def pair(numel: int) -> tuple[torch.Tensor, torch.Tensor]:
+    x, residual = torch.randn(2, numel, generator=torch.Generator().manual_seed(numel))
+    return x, residual
+
+
+def compare_factors(rows: int, cols: int, rank: int, turned: bool) -> None:
+    x, residual = (t.view(rows, cols) for t in pair(rows * cols))
+    base = pair(rank * (rows if turned else cols))[0].view(-1, rank)
+    close = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-4)
+    close(cuda.factor(x, base, turned), reference.factor(x, base, turned))
+    left, expected = torch.full((2, rows, cols), float("nan"))
+    said = cuda.factor_sum(x, residual, 0.5, left, base, turned)
+    close(said, reference.factor_sum(x, residual, 0.5, expected, base, turned))
+    torch.testing.assert_close(left, expected)
+    p, q = (base, said) if turned else (said, base)
+    cuda.lessen(left, p, q)
+    reference.lessen(expected, p, q)
+    close(left, expected, rtol=1e-3, atol=1e-3)
+    cuda.outer(left, p, q)
+    reference.outer(expected, p, q)
+    close(left, expected)
+
+
+def compare_orthonormal(rows: int, rank: int) -> None:
+    p = pair(rows * rank)[0].view(rows, rank)
+    unit = cuda.orthonormal(p)
+    torch.testing.assert_close(unit, reference.orthonormal(p), rtol=1e-4, atol=1e-4)
+
+
+def check_odd_columns() -> None:
+    """Dependent, zero, huge, tiny, and no numbers: as the reference has them."""
+    a, b = pair(300)
+    nan, inf = a.clone(), b.clone()
+    nan[5], inf[7] = float("nan"), float("inf")
+    columns = [nan, a * 1e25, a + 0.1 * b, 2 * a, inf, 0 * a, b * 1e-25, a - b, 1e20 * b]
+    p = torch.stack(columns, dim=1)
+    unit = cuda.orthonormal(p)
+    kept = torch.tensor([0.0, 1, 1, 0, 0, 0, 0, 0, 0])
+    torch.testing.assert_close(unit.T @ unit, torch.diag(kept), rtol=0, atol=1e-5)
+    torch.testing.assert_close(reference.orthonormal(p).norm(dim=0), kept)
+
+
+def check_nearly_dependent_chain() -> None:
+    """Each column all but depends on those before: one pass alone leaves norms a tenth off."""
+    e = torch.eye(50)[:, :4].double()
+    columns = [e[:, 0], e[:, 0] + 2e-4 * e[:, 1], e[:, 0] + e[:, 1] + 2e-4 * e[:, 2], e[:, 3]]
+    unit = cuda.orthonormal(torch.stack(columns, dim=1).float())
+    torch.testing.assert_close(unit.T @ unit, torch.eye(4), rtol=0, atol=1e-5)
+
+
+def compare() -> dict[str, int]:
+    """How much of each was the same."""
+    done = {"factors": 0, "orthonormal": 0}
+    for rows, cols in SHAPES:
+        for rank in (1, 3):
+            for turned in (False, True):
+                compare_factors(rows, cols, rank, turned)
+                done["factors"] += 1
+    compare_factors(7, 5, 17, False)
+    with patch.multiple(low_rank, LARGE=0, PROGRAMS=4):
+        compare_factors(131, 1070, 4, False)
+        compare_factors(131, 1070, 3, True)
+    for rows, rank in COLUMNS:
+        compare_orthonormal(rows, rank)
+        done["orthonormal"] += 1
+    check_odd_columns()
+    check_nearly_dependent_chain()
+    return done

@@ -1,0 +1,216 @@
+"""What kernels cannot take is refused before anything is written; compilers say what they lack."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.base import OneRound, take
+from gradwire.comm.simulated import Simulated
+from gradwire.engine.plan import open_lane
+from gradwire.engine.step import exchange, together
+from gradwire.errors import ConfigError
+from gradwire.kernels import validation
+from gradwire.kernels.cpu.jit import compiled
+from gradwire.memory.residual import Residual
+from gradwire.spec import parse
+from gradwire.types import Given, Turn
+
+CPU = torch.device("cpu")
+ROOM = torch.zeros(12)
+
+
+def zeros(numel: int = 8, **kind: object) -> Tensor:
+    return torch.zeros(numel, **kind)  # type: ignore[call-overload, no-any-return]
+
+
+BAD = {
+    "x must be float32, got torch.float64": Given(zeros(dtype=torch.float64)),
+    "residual must be float32, got torch.float16": Given(zeros(), zeros(dtype=torch.float16)),
+    "left must be float32, got torch.int64": Given(zeros(), zeros(), zeros(dtype=torch.int64)),
+    "residual must be on cpu as x is, got meta": Given(zeros(), zeros(device="meta")),
+    "left must be on cpu as x is, got meta": Given(zeros(), zeros(), zeros(device="meta")),
+    r"left must be flat and contiguous, got shape \(8,\) with strides \(2,\)": Given(
+        zeros(), zeros(), zeros(16)[::2]
+    ),
+    r"x must be flat and contiguous, got shape \(2, 4\)": Given(zeros().view(2, 4)),
+    "residual must have 8 elements as x has, got 9": Given(zeros(), zeros(9), zeros(9)),
+    "left must not share memory with x": Given(ROOM[:8], zeros(), ROOM[4:]),
+    "left must be the residual itself or share no memory": Given(zeros(), ROOM[:8], ROOM[4:]),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+@pytest.mark.parametrize("spec", ["efsign", "qsgd:bits=4", "topk:ratio=0.5", "fp16"])
+def test_a_message_about_it_is_refused(message: str, spec: str) -> None:
+    codec = parse(spec)
+    assert isinstance(codec, OneRound)
+    with pytest.raises(ConfigError, match=f"^kernels: {message}"):
+        take(codec, BAD[message], Turn((8,)))
+
+
+@pytest.mark.parametrize("message", BAD)
+@pytest.mark.parametrize("spec", ["powersgd", "acpsgd:rank=2"])
+def test_so_is_a_conversation(message: str, spec: str) -> None:
+    codec = parse(spec)
+    turn = Turn((2, 4))
+    with pytest.raises(ConfigError, match=f"^kernels: {message}"):
+        next(codec.rounds(BAD[message], codec.state(turn, CPU), turn))  # type: ignore[attr-defined]
+
+
+def test_nothing_is_written() -> None:
+    room = torch.arange(12.0)
+    with pytest.raises(ConfigError, match="share memory"):
+        take(parse("efsign"), Given(room[:8], torch.ones(8), room[4:]), Turn((8,)))  # type: ignore[arg-type]
+    assert torch.equal(room, torch.arange(12.0))
+
+
+def test_the_residual_may_be_renewed_in_place() -> None:
+    residual = torch.ones(8)
+    validation.check_given(Given(zeros(), residual, residual))
+    validation.check_given(Given(zeros(0), zeros(0), zeros(0)))
+    validation.check_given(Given(ROOM[:6], None, ROOM[6:]))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.complex64])
+@pytest.mark.parametrize("spec", ["efsign", "topk:ratio=0.5", "powersgd", "acpsgd"])
+def test_what_has_no_fraction_is_no_gradient(spec: str, dtype: torch.dtype) -> None:
+    with pytest.raises(ConfigError, match=f"a floating-point tensor is needed, got {dtype}"):
+        parse(spec).encode(torch.ones(4, 4, dtype=dtype))
+
+
+def test_a_sparse_gradient_is_named() -> None:
+    sparse = torch.eye(8).to_sparse()
+    with pytest.raises(ConfigError, match=r"a dense tensor is needed, got the layout torch.sparse"):
+        parse("efsign").encode(sparse)
+    lane = open_lane("w", parse("efsign"), Residual(), "gather", Turn((8, 8)), CPU)
+    with pytest.raises(ConfigError, match=r"a dense tensor is needed, got the layout torch.sparse"):
+        Simulated(1).run([together([exchange(sparse, lane)])])
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "efsign",
+        "signsgd",
+        "onebit",
+        "terngrad",
+        "qsgd:bits=4",
+        "fp8",
+        "topk:ratio=0.5",
+        "randomk:ratio=0.5",
+        "threshold:value=0.1",
+    ],
+)
+def test_so_is_what_messages_cannot_be_added_to(spec: str) -> None:
+    codec, turn = parse(spec), Turn((8,), step=1)
+    assert isinstance(codec, OneRound)
+    message = codec.compress(torch.randn(8, generator=torch.Generator().manual_seed(0)), turn)
+    for out, rule in (
+        (torch.ones(8, dtype=torch.float64), "out must be float32, got torch.float64"),
+        (torch.ones(16)[::2], r"out must be contiguous, got shape \(8,\) with strides \(2,\)"),
+    ):
+        before = out.clone()
+        with pytest.raises(ConfigError, match=f"^kernels: {rule}"):
+            codec.add_to(out, [message], 1.0, turn)
+        assert torch.equal(out, before)
+
+
+@pytest.mark.parametrize("spec", ["efsign", "topk:ratio=0.3", "powersgd", "qsgd:bits=4"])
+def test_a_gradient_with_gaps_is_made_whole_by_the_caller(spec: str) -> None:
+    """The same mean and residual as for its contiguous copy, in the memory it came in."""
+    whole = torch.randn(10, 12, generator=torch.Generator().manual_seed(0))
+    gaps = torch.full((12, 20), 7.0)[:, ::2].T
+    gaps.copy_(whole)
+    assert not gaps.is_contiguous()
+    lanes = []
+    for grad in (whole, gaps):
+        lane = open_lane("w", parse(spec), Residual(), "gather", Turn((10, 12)), CPU)
+        Simulated(1).run([together([exchange(grad, lane)])])
+        lanes.append(lane)
+    assert torch.equal(gaps, whole)
+    assert torch.equal(lanes[0].kept["residual"], lanes[1].kept["residual"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("spec", ["efsign", "topk:ratio=0.3", "powersgd", "qsgd:bits=4"])
+def test_a_gradient_of_another_type_is_taken_as_its_float32(spec: str, dtype: torch.dtype) -> None:
+    other = torch.randn(10, 12, generator=torch.Generator().manual_seed(0)).to(dtype)
+    whole, residuals = other.float(), []
+    for grad in (other, whole):
+        lane = open_lane("w", parse(spec), Residual(), "gather", Turn((10, 12)), CPU)
+        Simulated(1).run([together([exchange(grad, lane)])])
+        residuals.append(lane.kept["residual"])
+    assert torch.equal(residuals[0], residuals[1])
+    assert torch.equal(other, whole.to(dtype))
+
+
+def test_a_card_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gradwire.kernels.cuda.device_check import open_for
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 1))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla P40")
+    with pytest.raises(
+        ConfigError, match=r"compute capability 7\.0, but cuda:0 \(Tesla P40\) has 6\.1.*reference"
+    ):
+        open_for(torch.device("cuda", 0))
+
+
+def test_the_door_of_the_card_is_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 1))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla P40")
+    with pytest.raises(ConfigError, match="Tesla P40"):
+        kernels._module("triton", torch.device("cuda", 3))
+
+
+def test_triton_without_a_folder_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from gradwire.kernels.cuda.device_check import open_for
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match="set TRITON_CACHE_DIR to one that can be written"):
+        open_for(torch.device("cuda", 0))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "new"))
+    with caplog.at_level(logging.WARNING, "gradwire.kernels"):
+        open_for(torch.device("cuda", 0))
+        open_for(torch.device("cuda", 0))
+        assert [r.message.startswith("gradwire: compiling kernels") for r in caplog.records] == [
+            True
+        ]
+        # Another card needs code of its own.
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+        open_for(torch.device("cuda", 0))
+    assert len(caplog.records) == 2
+
+
+def test_numba_without_a_folder_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("numba.core.caching.CacheImpl._locator_classes", [])
+    with pytest.raises(ConfigError, match="set NUMBA_CACHE_DIR to one that can be written"):
+        compiled(twice)
+
+
+def twice(x: float) -> float:
+    # Of Numba's own functions, which are compiled on the way, nothing is said.
+    return 2 * float(np.sum(np.full(1, x)))
+
+
+def test_compiling_is_announced_and_the_cache_is_silent(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a warning: what is below is not shown to users who set up no log."""
+    monkeypatch.setattr("numba.config.CACHE_DIR", str(tmp_path))
+    with caplog.at_level(logging.WARNING, "gradwire.kernels"):
+        assert compiled(twice)(1.5) == 3.0
+    [record] = caplog.records
+    assert record.message.startswith("gradwire: compiling twice for this CPU, about a second")
+    caplog.clear()
+    # As in the next process: nothing is loaded yet, but all is on disk.
+    assert compiled(twice)(2.5) == 5.0
+    assert not caplog.records

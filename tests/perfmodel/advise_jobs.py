@@ -1,0 +1,38 @@
+"""What the ranks of the adviser's test do."""
+
+from typing import Any
+
+import small_model
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import gradwire
+
+
+def refusals() -> dict[str, str]:
+    """What the adviser refuses before it measures anything, by what was wrong."""
+    ddp = DDP(small_model.model())
+    bad: dict[str, dict[str, Any]] = {
+        "loss": {"loss": 3},
+        "optimiser": {"optimiser": "sgd"},
+        "group": {"process_group": "world"},
+        "one spec": {"specs": "nope"},
+        "specs": {"specs": 3},
+        "a spec": {"specs": ["efsign", 3]},
+    }
+    found = {}
+    for key, wrong in bad.items():
+        try:
+            gradwire.advise(ddp, **{"loss": small_model.loss, **wrong})
+        except gradwire.ConfigError as error:
+            found[key] = str(error)
+    return found
+
+
+def advised(specs: list[str]) -> tuple[str, bool]:
+    """The advice as text, and whether the model is as it was."""
+    ddp = DDP(small_model.model())
+    before = [p.detach().clone() for p in ddp.parameters()]
+    advice = gradwire.advise(ddp, lambda model: small_model.loss(model, 0), specs=specs)
+    pairs = zip(before, ddp.parameters(), strict=True)
+    return str(advice), all(torch.equal(a, b) and b.grad is None for a, b in pairs)

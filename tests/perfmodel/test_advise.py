@@ -1,0 +1,175 @@
+"""The adviser's choice from options by hand, what risks it sees, and a whole job of real ranks."""
+
+import advise_jobs as jobs
+import pytest
+import small_model
+import torch
+
+import gradwire
+from gradwire.comm.cost_model import LinkModel, Network
+from gradwire.engine.plan import make_plan
+from gradwire.errors import ConfigError
+from gradwire.perfmodel.accuracy_risk import Level, Risk, judge, lost
+from gradwire.perfmodel.advise import Advice, Option, advice, weigh
+from gradwire.perfmodel.compute import Compute
+from gradwire.perfmodel.overlap import Forecast
+from gradwire.perfmodel.predict import Prediction
+from processes import Ranks
+
+TENSORS = {name: p.detach() for name, p in small_model.model().named_parameters()}
+
+
+@pytest.fixture(scope="module")
+def compute() -> Compute:
+    return small_model.measured(small_model.model())
+
+
+def option(spec: str, step_ms: float, level: Level = "none") -> Option:
+    forecast = Forecast(step_ms / 1e3, 0.0, 0.0, 0.0, 0.0)
+    return Option(spec, "mean", Prediction(forecast, 1e6, 1), Risk(level, 0.5, "why"))
+
+
+def advised(*methods: Option, fp32: float = 100, fp16: float = 60) -> Advice:
+    return advice("here", [option("none", fp32), option("fp16", fp16), *methods])
+
+
+def test_the_fastest_is_chosen() -> None:
+    found = advised(option("efsign", 30), option("topk:ratio=0.01", 20, "medium"))
+    assert found.choice.spec == "topk:ratio=0.01"
+    assert found.compresses
+    assert "Use topk:ratio=0.01: 3.00 times as fast as DDP in 16 bits, 5.00" in str(found)
+
+
+def test_of_equals_the_one_with_less_risk_is_chosen() -> None:
+    found = advised(option("efsign", 20.5, "low"), option("topk:ratio=0.01", 20, "medium"))
+    assert found.choice.spec == "efsign"
+
+
+def test_a_high_risk_is_never_the_advice_and_what_it_would_gain_is_said() -> None:
+    found = advised(option("randomk:ratio=0.01", 20, "high"), option("powersgd:rank=1", 30, "low"))
+    assert found.choice.spec == "powersgd:rank=1"
+    assert str(found).endswith(
+        "Use powersgd:rank=1: 2.00 times as fast as DDP in 16 bits, 3.33 times as fast as in fp32. "
+        "Risk to accuracy: low (why). randomk:ratio=0.01 would be 1.50 times as fast as that, but "
+        "its risk to accuracy is high (why): only a training run can tell whether it will do."
+    )
+
+
+def test_methods_with_a_high_risk_stand_below_all_others_under_a_heading() -> None:
+    found = advised(
+        option("signsgd", 20, "high"),
+        option("efsign", 30, "medium"),
+        option("randomk:ratio=0.01", 10, "high"),
+    )
+    order = ["efsign", "fp16", "none", "randomk:ratio=0.01", "signsgd"]
+    assert [ranked.spec for ranked in found.options] == order
+    lines = str(found).splitlines()
+    heading = lines.index("Not advised, since the risk to accuracy is high:")
+    first_words = [line.split()[0] for line in lines if line]
+    assert first_words[2:] == [*order[:3], "Not", *order[3:], "Use"]
+    assert lines[heading + 1].startswith("randomk:ratio=0.01 ")
+
+
+def test_without_a_high_risk_there_is_no_such_heading() -> None:
+    assert "Not advised" not in str(advised(option("efsign", 30, "medium")))
+
+
+def test_a_high_risk_that_gains_little_is_no_temptation() -> None:
+    found = advised(option("signsgd", 29, "high"), option("efsign", 30, "low"))
+    assert str(found).endswith("Risk to accuracy: low (why).")
+
+
+def test_where_only_a_high_risk_is_faster_the_advice_is_not_to_compress() -> None:
+    found = advised(option("randomk:ratio=0.01", 20, "high"), option("efsign", 70, "low"))
+    assert found.choice.spec == "fp16"
+    assert not found.compresses
+    assert found.verdict().startswith(
+        "Do not compress here: no method without a high risk to accuracy gains more than 5% over "
+        "DDP in 16 bits. Use DDP in 16 bits. randomk:ratio=0.01 would be 3.00 times as fast"
+    )
+
+
+@pytest.mark.parametrize("step_ms", [58, 60, 80])
+def test_no_compression_where_it_gains_less_than_5_percent(step_ms: float) -> None:
+    found = advised(option("efsign", step_ms))
+    assert found.choice.spec == "fp16"
+    assert "Do not compress here" in str(found)
+    assert str(found).endswith("Use DDP in 16 bits.")
+
+
+def test_16_bits_must_pay_too() -> None:
+    said = str(advised(option("efsign", 99), fp32=100, fp16=120))
+    assert said.endswith("no method gains more than 5% over DDP in fp32. Use DDP as it is.")
+
+
+def test_a_fast_network_is_left_alone_and_a_slow_one_is_not(compute: Compute) -> None:
+    """The small model's work takes milliseconds; its bytes none at all, or seconds."""
+    plans = {
+        spec: make_plan(spec, None, "auto", TENSORS.values(), 4)
+        for spec in ("none", "fp16", "powersgd:rank=1", "efsign")
+    }
+    verdicts = []
+    for rate_bits in (1e13, 1e6):
+        network = Network(LinkModel(0.0, rate_bits))
+        options = weigh(plans, compute, TENSORS, 4, network, cores=float("inf"))
+        verdicts.append(advice("here", options).compresses)
+    assert verdicts == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("spec", "memory", "error", "level"),
+    [
+        ("none", None, 0.0, "none"),
+        ("fp16", None, 0.001, "none"),
+        ("signsgd", None, 5.0, "high"),
+        ("topk:ratio=0.01", "residual", 0.8, "low"),
+        ("topk:ratio=0.01", "residual", 0.95, "medium"),
+        ("topk:ratio=0.01", "residual", 0.99, "high"),
+        ("topk:ratio=0.01", "none", 0.8, "high"),
+        ("qsgd:bits=4", None, 0.4, "low"),
+        ("qsgd:bits=4", None, 1.5, "medium"),
+        ("qsgd:bits=4", None, 9.0, "high"),
+    ],
+)
+def test_risk_is_judged_by_kind_and_error(
+    spec: str, memory: str | None, error: float, level: str
+) -> None:
+    plan = make_plan(spec, memory, "auto", TENSORS.values(), 4)
+    assert judge(plan, error, size=4).level == level
+
+
+def test_errors_are_measured_on_the_gradients(compute: Compute) -> None:
+    def error(spec: str) -> float:
+        return lost(make_plan(spec, None, "auto", TENSORS.values(), 2), TENSORS, compute.steps)
+
+    assert error("none") == pytest.approx(0, abs=1e-6)
+    assert 0 < error("fp16") < 0.01
+    assert error("topk:ratio=0.5") < error("topk:ratio=0.05") < 1
+    assert error("powersgd:rank=4") < error("powersgd:rank=1") < 1
+
+
+def test_ranks_of_a_running_job_agree_on_the_advice(four_ranks: Ranks) -> None:
+    answers = four_ranks.run(jobs.advised, ["efsign"])
+    texts = [text for text, _ in answers]
+    assert len(set(texts)) == 1
+    assert "4 workers, links as probed" in texts[0]
+    for spec in ("none", "fp16", "efsign"):
+        assert spec in texts[0]
+    # Neither the parameters nor the gradients of the job have changed.
+    assert all(untouched for _, untouched in answers)
+
+
+def test_what_cannot_be_asked_is_said_before_anything_is_measured(four_ranks: Ranks) -> None:
+    assert four_ranks.run(jobs.refusals)[0] == {
+        "loss": "advise: loss must be a function of the model, got 3",
+        "optimiser": "advise: optimiser must be a function of the model, got 'sgd'",
+        "group": "process_group: expected a ProcessGroup, got 'world'",
+        "one spec": "no compressor named 'nope'; did you mean 'none'?",
+        "specs": "advise: specs must be spec strings, got 3",
+        "a spec": "advise: specs must be spec strings, got ['efsign', 3]",
+    }
+
+
+def test_only_a_ddp_model_can_be_asked() -> None:
+    with pytest.raises(ConfigError, match="expected a DistributedDataParallel, got Linear"):
+        gradwire.advise(torch.nn.Linear(2, 2), lambda model: torch.zeros(()))  # type: ignore[arg-type]

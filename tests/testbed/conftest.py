@@ -1,0 +1,13 @@
+"""Shared by the tests that make network namespaces."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from gradwire.testbed.hosts import Testbed
+
+
+@pytest.fixture
+def two_hosts(emulated: None) -> Iterator[Testbed]:
+    with Testbed(workers=2, rate="100mbit") as testbed:
+        yield testbed
