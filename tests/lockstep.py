@@ -10,15 +10,15 @@ from gradwire.comm.simulated import Simulated
 from gradwire.engine.plan import open_lane
 from gradwire.engine.step import Lane, exchange, together
 from gradwire.spec import parse, parse_memory
-from gradwire.types import Turn
+from gradwire.types import EncodeContext
 
 
 class Lockstep:
     """A lane a rank, opened without a plan, so that any size meets the memory and the exchange."""
 
     def __init__(self, spec: str, memory: str, way: str, numel: int, size: int) -> None:
-        turns = [Turn((numel,), rank, size) for rank in range(size)]
-        self.lanes = open_lanes(parse(spec), memory, way, turns)
+        contexts = [EncodeContext((numel,), rank, size) for rank in range(size)]
+        self.lanes = open_lanes(parse(spec), memory, way, contexts)
         self.network = Simulated(size)
 
     def step(self, *grads: Tensor) -> Tensor:
@@ -27,13 +27,15 @@ class Lockstep:
 
     def kept(self, key: str) -> Tensor:
         """What all ranks keep under this key, a row a rank."""
-        return torch.stack([lane.kept[key] for lane in self.lanes])
+        return torch.stack([lane.memory_state[key] for lane in self.lanes])
 
 
-def open_lanes(codec: Compressor, memory: str, way: str, turns: Sequence[Turn]) -> list[Lane]:
+def open_lanes(
+    codec: Compressor, memory: str, way: str, contexts: Sequence[EncodeContext]
+) -> list[Lane]:
     """A lane a turn, on the CPU."""
     device = torch.device("cpu")
-    return [open_lane("w", codec, parse_memory(memory), way, turn, device) for turn in turns]
+    return [open_lane("w", codec, parse_memory(memory), way, ctx, device) for ctx in contexts]
 
 
 def mean_of(network: Simulated, lanes: Sequence[Lane], grads: Sequence[Tensor]) -> Tensor:

@@ -10,24 +10,24 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels import reference
-from gradwire.kernels.specs import Rule
+from gradwire.kernels.specs import RoundingSpec
 from odd import normal
 
 KEY = 0x9E3779B97F4A7C15
 
 RULES = [
-    Rule("chance", 128, 4),
-    Rule("chance", 77, 3),
-    Rule("chance", 100, 8),
-    Rule("chance", 64, 2, over=8.5),
-    Rule("nearest", 128, 4),
-    Rule("nearest", 33, 4, "max16"),
-    Rule("e4m3", 1024),
-    Rule("e5m2", 128),
-    Rule("tree", 1024),
-    Rule("tree", 7),
-    Rule("power", 1024),
-    Rule("power", 30),
+    RoundingSpec("chance", 128, 4),
+    RoundingSpec("chance", 77, 3),
+    RoundingSpec("chance", 100, 8),
+    RoundingSpec("chance", 64, 2, over=8.5),
+    RoundingSpec("nearest", 128, 4),
+    RoundingSpec("nearest", 33, 4, "max16"),
+    RoundingSpec("e4m3", 1024),
+    RoundingSpec("e5m2", 128),
+    RoundingSpec("tree", 1024),
+    RoundingSpec("tree", 7),
+    RoundingSpec("power", 1024),
+    RoundingSpec("power", 30),
 ]
 
 
@@ -70,16 +70,16 @@ def nothing(x: Tensor, device: str) -> Tensor:
 
 
 def check_rounding(
-    backend: ModuleType, x: Tensor, rule: Rule, decay: float = 0.9, device: str = "cpu"
+    backend: ModuleType, x: Tensor, rule: RoundingSpec, decay: float = 0.9, device: str = "cpu"
 ) -> None:
     expected = reference.round_pack(x, rule, KEY)
     ours = backend.round_pack(x.to(device), rule, KEY)
     for one, two in zip(ours, expected, strict=True):
         same(one, two)
-    residual, left, other = beside(x), nothing(x, device), nothing(x, "cpu")
-    ours = backend.round_pack_sum(x.to(device), residual.to(device), decay, left, rule, KEY)
+    residual, residual_out, other = beside(x), nothing(x, device), nothing(x, "cpu")
+    ours = backend.round_pack_sum(x.to(device), residual.to(device), decay, residual_out, rule, KEY)
     expected_sum = reference.round_pack_sum(x, residual, decay, other, rule, KEY)
-    for one, two in zip((*ours, left), (*expected_sum, other), strict=True):
+    for one, two in zip((*ours, residual_out), (*expected_sum, other), strict=True):
         same(one, two)
     rows = [torch.stack([a, b, a]) for a, b in zip(expected, expected_sum, strict=True)]
     out, other = residual.to(device, copy=True), residual.clone()
@@ -93,12 +93,12 @@ def check_signs(backend: ModuleType, x: Tensor, decay: float = 0.9, device: str 
     expected, ours = reference.sign_pack(x), backend.sign_pack(x.to(device))
     same(ours[0], expected[0])
     close(ours[1], expected[1])
-    residual, left, other = beside(x), nothing(x, device), nothing(x, "cpu")
-    ours = backend.sign_pack_sum(x.to(device), residual.to(device), decay, left)
+    residual, residual_out, other = beside(x), nothing(x, device), nothing(x, "cpu")
+    ours = backend.sign_pack_sum(x.to(device), residual.to(device), decay, residual_out)
     expected = reference.sign_pack_sum(x, residual, decay, other)
     same(ours[0], expected[0])
     close(ours[1], expected[1])
-    close(left, other, float(expected[1].nan_to_num(0.0)))
+    close(residual_out, other, float(expected[1].nan_to_num(0.0)))
     rows = [torch.stack([part] * 3) for part in expected]
     out, other = residual.to(device, copy=True), residual.clone()
     backend.sign_add(out, *(row.to(device) for row in rows), 1 / 3)
@@ -113,11 +113,11 @@ def check_sides(
     same(ours[0], expected[0])
     for one, two in zip(ours[1:], expected[1:], strict=True):
         close(one, two)
-    residual, left, other = beside(x), nothing(x, device), nothing(x, "cpu")
-    ours = backend.sides_pack_sum(x.to(device), residual.to(device), decay, left, bucket)
+    residual, residual_out, other = beside(x), nothing(x, device), nothing(x, "cpu")
+    ours = backend.sides_pack_sum(x.to(device), residual.to(device), decay, residual_out, bucket)
     expected = reference.sides_pack_sum(x, residual, decay, other, bucket)
     same(ours[0], expected[0])
-    close(left, other, float(residual.abs().max()) if x.numel() else 0.0)
+    close(residual_out, other, float(residual.abs().max()) if x.numel() else 0.0)
     rows = [torch.stack([part] * 3) for part in expected]
     out, other = residual.to(device, copy=True), residual.clone()
     backend.sides_add(out, *(row.to(device) for row in rows), 1 / 3, bucket)

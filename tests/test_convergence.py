@@ -117,14 +117,14 @@ def gain(method: Compressor | str, rate: float = RATE, **way: Memory | str) -> f
 
 
 def allowed(method: Compressor) -> float:
-    if isinstance(method, Sparsifier) and not method.told:
+    if isinstance(method, Sparsifier) and not method.sends_indices:
         return SHORTFALL_OF_A_BLIND_CHOICE
     return SHORTFALL.get(method.family, SHORTFALL_OF_A_PART)
 
 
 @pytest.mark.parametrize("method", usual(), ids=format_spec)
 def test_every_method_trains(method: Compressor) -> None:
-    rate = VOTE_RATE if method.traits().votes else RATE
+    rate = VOTE_RATE if method.traits().is_vote else RATE
     assert gain(method, rate) >= 1 - allowed(method)
 
 
@@ -150,7 +150,7 @@ def test_pipelines_train(quantiser: str) -> None:
 
 def test_what_is_lost_for_good_shows() -> None:
     """Methods that say a part of the entries fall short of their margin without a memory."""
-    parts = [m for m in usual() if m.family == "sparsification" and not m.traits().varies]
+    parts = [m for m in usual() if m.family == "sparsification" and not m.traits().variable_length]
     parts = [m for m in parts if wants_residual(m)]
     assert parse(PART) in parts
     for method in parts:

@@ -45,7 +45,7 @@ def check(file: Path) -> None:
         elif isinstance(node, ast.Attribute):
             # `model.eval()` and `.load` with weights only are other things.
             assert node.attr not in NAMES - {"eval"}, place
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        elif isinstance(node, ast.Collective) and isinstance(node.func, ast.Name):
             assert node.func.id not in NAMES, place
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
+        elif isinstance(node, ast.Collective) and ast.unparse(node.func) == "torch.load":
             assert "weights_only=True" in ast.unparse(node), place

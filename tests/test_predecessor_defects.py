@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import gradwire
-from gradwire.base import Compressor, Layered, ManyRounds, OneRound
+from gradwire.base import Compressor, MultiRound, OneRound, TwoLevelExchange
 from gradwire.compressors._sparsifier import Sparsifier
 from gradwire.compressors.dgc import DGC
 from gradwire.compressors.eightbit import EightBit
@@ -42,12 +42,12 @@ from gradwire.spec import (
     memory_classes,
     parse_memory,
 )
-from gradwire.types import Given, Turn
+from gradwire.types import EFInput, EncodeContext
 from lockstep import Lockstep, noise
 
 METHODS = [cls(**example) for cls in compressor_classes().values() for example in cls.examples]
 every_method = pytest.mark.parametrize("method", METHODS, ids=format_spec)
-VARYING = [method for method in METHODS if method.traits().varies]
+VARYING = [method for method in METHODS if method.traits().variable_length]
 
 
 def lanes(method: Compressor, numel: int, size: int, way: str = "auto") -> Lockstep:
@@ -56,8 +56,8 @@ def lanes(method: Compressor, numel: int, size: int, way: str = "auto") -> Locks
     return Lockstep(format_spec(method), format_spec(plan.memory), plan.exchange, numel, size)
 
 
-def said(method: Compressor, x: Tensor, turn: Turn | None = None) -> Tensor:
-    return method.decode(method.encode(x, turn))
+def said(method: Compressor, x: Tensor, ctx: EncodeContext | None = None) -> Tensor:
+    return method.decode(method.encode(x, ctx))
 
 
 def off(x: Tensor, out: Tensor) -> float:
@@ -83,7 +83,7 @@ def test_03_low_rank_factors_start_alike_on_all_ranks_and_stay_warm() -> None:
     errors = []
     for _ in range(4):
         sim.step([{"w": m}] * 3)
-        factors = [worker.lanes["w"].talk["q"] for worker in sim.workers]
+        factors = [worker.lanes["w"].aggregator_state["q"] for worker in sim.workers]
         assert all(torch.equal(factor, factors[0]) for factor in factors)
         q = factors[0] / factors[0].norm()
         errors.append(off(m, m @ q @ q.T))
@@ -113,14 +113,14 @@ def test_06_momentum_is_applied_once_a_step() -> None:
     first, second = noise(40, 30), noise(40, 30, seed=1)
     for grad in (first, second):
         sim.step([{"w": grad}])
-    kept = sim.workers[0].lanes["w"].talk["momentum"].view(40, 30)
+    kept = sim.workers[0].lanes["w"].aggregator_state["momentum"].view(40, 30)
     torch.testing.assert_close(kept, 0.5 * first + 0.5 * second)
     for method in METHODS:
-        if isinstance(method, ManyRounds):
-            turn = Turn((40, 30))
-            state = method.state(turn, torch.device("cpu"))
-            said(method, first, turn)
-            again = method.state(turn, torch.device("cpu"))
+        if isinstance(method, MultiRound):
+            ctx = EncodeContext((40, 30))
+            state = method.state(ctx, torch.device("cpu"))
+            said(method, first, ctx)
+            again = method.state(ctx, torch.device("cpu"))
             assert all(torch.equal(state[key], again[key]) for key in state)
 
 
@@ -168,11 +168,11 @@ def test_10_no_method_touches_the_global_generator_and_anagrams_draw_apart() -> 
 @pytest.mark.parametrize("numel", [1, 7, 10_000])
 def test_11_no_entry_is_chosen_twice_or_outside(cls: type[Sparsifier], numel: int) -> None:
     for method in [m for m in METHODS if isinstance(m, cls)]:
-        index = method.select(Given(noise(numel)), Turn((numel,)))
+        index = method.select(EFInput(noise(numel)), EncodeContext((numel,)))
         assert index.numel() == index.unique().numel()
         assert index.numel() == 0 or 0 <= int(index.min()) <= int(index.max()) < numel
     if any(field.name == "ratio" for field in fields(cls)) and not cls.told:
-        index = cls(ratio=1.0).select(Given(noise(numel)), Turn((numel,)))
+        index = cls(ratio=1.0).select(EFInput(noise(numel)), EncodeContext((numel,)))
         assert torch.equal(index, torch.arange(numel))
 
 
@@ -200,7 +200,7 @@ def test_13_errors_do_not_grow_with_the_tensor(method: Compressor) -> None:
 
 @pytest.mark.parametrize(
     "method",
-    [m for m in METHODS if isinstance(m, OneRound) and not m.traits().votes],
+    [m for m in METHODS if isinstance(m, OneRound) and not m.traits().is_vote],
     ids=format_spec,
 )
 def test_14_shards_of_unequal_size_are_as_good_as_equal_ones(method: Compressor) -> None:
@@ -222,8 +222,8 @@ def test_16_clipping_bounds_the_norm() -> None:
     memory = MomentumCorrection(clip=1.0)
     for size in (0.1, 1e3, 1e25):
         state = memory.state(100, torch.device("cpu"))
-        given = memory.before(size * noise(100), state, state)
-        assert float(given.x.double().norm()) <= 1 + 1e-5
+        ef = memory.before(size * noise(100), state, state)
+        assert float(ef.grad.double().norm()) <= 1 + 1e-5
 
 
 def test_17_everything_can_be_had_by_name_and_refusals_are_for_people() -> None:
@@ -231,7 +231,7 @@ def test_17_everything_can_be_had_by_name_and_refusals_are_for_people() -> None:
         assert isinstance(parse_memory(name), cls)
     for name, way in exchange_classes().items():
         assert find_exchange(name) is way
-        spec = f"{name}:node=2,between=gather" if issubclass(way, Layered) else name
+        spec = f"{name}:node=2,between=gather" if issubclass(way, TwoLevelExchange) else name
         refusals = []
         for method in METHODS:
             try:
@@ -314,7 +314,7 @@ def test_25_the_search_for_a_threshold_has_few_rounds() -> None:
     assert LOWERINGS <= 10
     x = torch.full((100_000,), 1e-20)
     x[7] = 1.0
-    index = DGC(ratio=0.01).select(Given(x), Turn((100_000,)))
+    index = DGC(ratio=0.01).select(EFInput(x), EncodeContext((100_000,)))
     assert 1 <= index.numel() <= 1000
     assert 7 in index.tolist()
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 import gradwire
 from gradwire.compressors.topk import TopK
-from gradwire.engine.engine import Lanes
+from gradwire.engine.engine import Engine
 from gradwire.errors import ConfigError
 from gradwire.simulate import Simulation
-from gradwire.types import Turn
+from gradwire.types import EncodeContext
 
 SHAPES = {"weight": (40, 30), "bias": (40,)}
 
@@ -101,7 +101,7 @@ def test_stats() -> None:
     assert stats["dense_bytes"] == pytest.approx(dense, abs=2)
     assert stats["ratio"] == stats["dense_bytes"] / stats["sent_bytes"]
     assert 0 < stats["relative_error"] < 1
-    left = [worker.lanes["weight"].kept["residual"].norm() for worker in sim.workers]
+    left = [worker.lanes["weight"].memory_state["residual"].norm() for worker in sim.workers]
     assert stats["residual_norm"] == pytest.approx(float(left[0]))
     assert stats["backend"] in ("numba", "reference")
     assert {"encode_s", "wire_s", "decode_s"} <= stats.keys()
@@ -332,11 +332,11 @@ def test_many_workers() -> None:
     torch.testing.assert_close(mean, torch.full((64, 64), 63.5))
 
 
-class _AllListen(Lanes):
+class _AllListen(Engine):
     """Lanes of which every rank makes the mean."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
-        Lanes.__init__(self, *args, **{**named, "listens": True})
+        Engine.__init__(self, *args, **{**named, "listens": True})
 
 
 @pytest.mark.parametrize(
@@ -361,17 +361,17 @@ def test_one_rank_listens_for_all(
         return means, saved.getvalue()
 
     short = run()
-    monkeypatch.setattr(sys.modules[Simulation.__module__], "Lanes", _AllListen)
+    monkeypatch.setattr(sys.modules[Simulation.__module__], "Engine", _AllListen)
     assert run() == short
 
 
 def test_what_nobody_reads_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[int] = []
-    add_to = TopK.add_to
+    decode_add = TopK.decode_add
 
-    def noted(method: TopK, out: Tensor, messages: Any, weight: float, turn: Turn) -> None:
-        heard.append(turn.rank)
-        add_to(method, out, messages, weight, turn)
+    def noted(method: TopK, out: Tensor, messages: Any, weight: float, ctx: EncodeContext) -> None:
+        heard.append(ctx.rank)
+        decode_add(method, out, messages, weight, ctx)
 
     monkeypatch.setattr(TopK, "add_to", noted)
     made = simulation(workers=3)

@@ -12,7 +12,7 @@ from gradwire.comm.cost_model import LinkModel
 from gradwire.comm.simulated import Simulated
 from gradwire.control.base import Controller, find_controller
 from gradwire.control.timing import ModelClock
-from gradwire.engine.engine import Lanes, NanPolicy
+from gradwire.engine.engine import Engine, NanPolicy
 from gradwire.engine.plan import make_plan
 from gradwire.errors import ConfigError
 
@@ -20,7 +20,7 @@ from gradwire.errors import ConfigError
 class Simulation:
     """Workers that exchange the gradients they are given, as real ranks would."""
 
-    def __init__(self, workers: Sequence[Lanes]) -> None:
+    def __init__(self, workers: Sequence[Engine]) -> None:
         self.workers = workers
         self.network = Simulated(len(workers))
         self._rooms: dict[tuple[int | str, ...], list[Tensor]] = {}
@@ -157,7 +157,7 @@ def simulate(
     plan = make_plan(compressor, memory, exchange, named.values(), workers)
     simulation = Simulation(
         [
-            Lanes(plan, named, rank, workers, seed, nan_policy, cuda_graphs, listens=rank == 0)
+            Engine(plan, named, rank, workers, seed, nan_policy, cuda_graphs, wants_mean=rank == 0)
             for rank in range(workers)
         ]
     )

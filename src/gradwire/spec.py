@@ -17,7 +17,15 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import gradwire.compressors
 import gradwire.exchange
 import gradwire.memory
-from gradwire.base import Compressor, Exchange, Layered, ManyRounds, Memory, OneRound, Talker
+from gradwire.base import (
+    Aggregator,
+    Compressor,
+    Exchange,
+    Memory,
+    MultiRound,
+    OneRound,
+    TwoLevelExchange,
+)
 from gradwire.compressors._sparsifier import Pipeline, Sparsifier
 from gradwire.errors import ConfigError
 
@@ -37,7 +45,7 @@ class Layers:
     def __post_init__(self) -> None:
         if self.node < 1:
             raise ConfigError(f"{self.exchange}: node must be at least 1, got {self.node}")
-        if self.between != "auto" and issubclass(find_exchange(self.between), Layered):
+        if self.between != "auto" and issubclass(find_exchange(self.between), TwoLevelExchange):
             raise ConfigError(f"{self.exchange}: between must have one layer, got {self.between!r}")
 
     def __str__(self) -> str:
@@ -127,20 +135,20 @@ def find_exchange(spec: str) -> type[Exchange]:
 
 def find_layers(spec: str) -> Layers | None:
     """The settings of an exchange's spec if it is one in two layers."""
-    if not issubclass(find_exchange(spec), Layered):
+    if not issubclass(find_exchange(spec), TwoLevelExchange):
         return None
     name, texts = read_settings(spec)
     return from_settings(name, Layers, texts, exchange=name)
 
 
-def wrap_in_exchange(spec: str, compressor: Compressor) -> Talker:
+def wrap_in_exchange(spec: str, compressor: Compressor) -> Aggregator:
     """A compressor in the exchange that a spec string describes, if it does not talk by itself."""
     name, texts = read_settings(spec)
     cls = find_exchange(name)
     if layers := find_layers(spec):
-        assert issubclass(cls, Layered)
+        assert issubclass(cls, TwoLevelExchange)
         return cls(wrap_in_exchange(layers.between, compressor), layers.node)
-    if isinstance(compressor, ManyRounds):
+    if isinstance(compressor, MultiRound):
         return compressor
     return from_settings(name, cls, texts, codec=compressor)
 

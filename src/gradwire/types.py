@@ -1,4 +1,4 @@
-"""The nouns that all files share: parts, payloads, what goes on the wire, and what comes back."""
+"""The types that all modules share: messages, their layouts, and the requests of one round."""
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -8,81 +8,82 @@ import torch
 from torch import Tensor
 
 State: TypeAlias = dict[str, Tensor]
-"""What a compressor, a memory or an exchange remembers: tensors only, so a checkpoint is free."""
+"""The state of a compressor, memory or exchange: tensors only, so a checkpoint needs no code."""
 
 Parts: TypeAlias = tuple[Tensor, ...]
 """The tensors of one message, flat, in the order of its layout."""
 
 
 class Field(NamedTuple):
-    """One part of a message as both sides know it beforehand."""
+    """One part of a message, as sender and receiver know it beforehand."""
 
     dtype: torch.dtype
     numel: int | None
-    """Number of elements; None when only the sender knows, so that the length travels too."""
+    """Number of elements; None if only the sender knows it, so that the length travels too."""
 
 
 class Layout(NamedTuple):
-    """The form of a message."""
+    """The parts of a message: their types and lengths."""
 
     fields: tuple[Field, ...]
     check: Callable[[Parts], None] | None = None
     """Raises WireError when received parts cannot be decoded safely."""
-    most_bytes: int | None = None
-    """No message is longer; needed where a length is the sender's secret."""
+    max_bytes: int | None = None
+    """Upper bound of the length in bytes; needed where only the sender knows the length."""
 
 
 Key: TypeAlias = int | Tensor
-"""64 bits that random numbers are a function of: themselves, or where on a GPU their halves lie."""
+"""A 64-bit key of random numbers: an int, or on a GPU the tensor that holds its two halves."""
 
 
-class KeyPlaces(Protocol):
-    """Keeps keys on a GPU, where those of the next step can take their place."""
+class KeyStore(Protocol):
+    """Keeps the RNG keys of a captured CUDA graph in GPU memory, to be renewed at every step."""
 
     def place(self, before: int, after: Sequence[int]) -> Tensor:
-        """Where the key lies that all words make: `before` the step's number and `after` it."""
+        """Returns the tensor that holds the key of `before`, the step number and `after`."""
 
 
-class Turn(NamedTuple):
-    """Which gradient is exchanged, where and when: known to every rank, so it never travels."""
+class EncodeContext(NamedTuple):
+    """Identifies a gradient: shape, rank, seed, step. All ranks know it, so it never travels."""
 
     shape: tuple[int, ...]
     rank: int = 0
-    size: int = 1
+    world_size: int = 1
     seed: int = 0
-    lane: int = 0
+    lane_id: int = 0
+    """A hash of the parameter's name, so that parameters draw different random numbers."""
     step: int = 0
-    keys: KeyPlaces | None = None
-    """Who keeps the keys, where the work on a gradient is recorded and done again with others."""
-    listens: bool = True
-    """Whether anybody reads the mean: of simulated ranks, which would have the same, one does."""
+    key_store: KeyStore | None = None
+    """Holds the keys where the step is captured as a CUDA graph and replayed."""
+    wants_mean: bool = True
+    """Whether the mean is read on this rank; of simulated ranks only one needs it."""
 
     @property
     def numel(self) -> int:
         return torch.Size(self.shape).numel()
 
     def shared_key(self) -> Key:
-        """Key of random numbers that are the same on all ranks."""
+        """Returns the key of random numbers that are the same on all ranks."""
         return self._key()
 
     def own_key(self) -> Key:
-        """Key of random numbers that are independent between ranks."""
+        """Returns the key of random numbers that are independent between ranks."""
         return self._key(self.rank + 1)
 
-    def number(self, word: int) -> int:
-        """A random number of 64 bits that is the same on all ranks, one for each word."""
-        assert self.keys is None, "a recorded step has no numbers of its own"
-        return mix(mix(self.seed, self.lane, self.step), word)
+    def shared_random(self, word: int) -> int:
+        """Returns a random 64-bit number that is the same on all ranks, one per `word`."""
+        assert self.key_store is None, "a captured step cannot draw numbers on the host"
+        return mix(mix(self.seed, self.lane_id, self.step), word)
 
     def _key(self, *more: int) -> Key:
-        before = mix(self.seed, self.lane)
-        if self.keys is not None:
-            return self.keys.place(before, more)
+        before = mix(self.seed, self.lane_id)
+        if self.key_store is not None:
+            return self.key_store.place(before, more)
         return mix(self.step, *more, start=before)
 
 
 def mix(*words: int, start: int = 0) -> int:
-    """64 bits in which every bit of every word counts (splitmix64's finaliser, chained)."""
+    """Hashes words to 64 bits (splitmix64's finaliser, chained)."""
     mask = (1 << 64) - 1
     h = start
     for word in words:
@@ -93,88 +94,89 @@ def mix(*words: int, start: int = 0) -> int:
     return h
 
 
-class Given(NamedTuple):
-    """What a lane has to say: `x + decay * residual`; `left` receives what remains unsaid.
+class EFInput(NamedTuple):
+    """The input of error feedback: `grad + decay * residual` is encoded.
 
-    `left` may be `residual` itself. It is None when nobody asks for what was lost.
+    What the message does not hold is written to `residual_out`, which may be `residual` itself. It
+    is None when the compression error is not needed.
     """
 
-    x: Tensor
+    grad: Tensor
     residual: Tensor | None = None
-    left: Tensor | None = None
+    residual_out: Tensor | None = None
     decay: float = 1.0
 
-    def slice(self, start: int, stop: int) -> "Given":
+    def slice(self, start: int, stop: int) -> "EFInput":
         residual = None if self.residual is None else self.residual[start:stop]
-        left = None if self.left is None else self.left[start:stop]
-        return self._replace(x=self.x[start:stop], residual=residual, left=left)
+        out = None if self.residual_out is None else self.residual_out[start:stop]
+        return self._replace(grad=self.grad[start:stop], residual=residual, residual_out=out)
 
     def total(self) -> Tensor:
-        """What has to be said as one tensor: inside `left` where there is one."""
-        if self.left is None:
-            return self.x
+        """Returns `grad + decay * residual`, written to `residual_out` where there is one."""
+        if self.residual_out is None:
+            return self.grad
         if self.residual is None:
-            return self.left.copy_(self.x)
-        return torch.add(self.x, self.residual, alpha=self.decay, out=self.left)
+            return self.residual_out.copy_(self.grad)
+        return torch.add(self.grad, self.residual, alpha=self.decay, out=self.residual_out)
 
-    def came(self) -> Tensor:
-        """The gradient as it came."""
-        return self.x
+    def gradient(self) -> Tensor:
+        """Returns the gradient without the residual."""
+        return self.grad
 
 
-class Mixed(Given):
-    """The same where x is nothing: a gradient is a part of the residual, and not known alone."""
+class CombinedInput(EFInput):
+    """An input whose gradient is already part of `residual`; `grad` is zero."""
 
     __slots__ = ()
 
-    def came(self) -> Tensor:
+    def gradient(self) -> Tensor:
         assert self.residual is not None
         return self.residual
 
 
 @dataclass(frozen=True)
 class Payload:
-    """An encoded tensor, and what both sides know of it without being told."""
+    """An encoded tensor, with the context that sender and receiver share."""
 
     parts: Parts
-    turn: Turn
+    ctx: EncodeContext
     nbytes: int
     """Length of the message on the wire, padding included."""
 
 
 @dataclass(frozen=True)
-class Inside:
-    """Only the ranks of one node take part: `node` consecutive ones."""
+class IntraNode:
+    """Scope of a request among the ranks of one node: `node` consecutive ranks."""
 
     node: int
 
 
 @dataclass(frozen=True)
-class Between:
-    """Nodes take part as if each were one rank: all ranks of a node ask for the same."""
+class InterNode:
+    """Scope of a request in which every node acts as one rank: its ranks make equal requests."""
 
     node: int
-    """Ranks a node."""
+    """Ranks per node."""
     nodes: int
     place: int
-    """This rank's place in its node: which share of the node's messages it carries."""
+    """This rank's index in its node, which decides the share of the message that it transfers."""
 
 
-Scope: TypeAlias = Inside | Between | None
-"""Who takes part in a request; None means all ranks. "Rank" in a request is as its scope counts."""
+Scope: TypeAlias = IntraNode | InterNode | None
+"""The ranks that take part in a request; None means all. Ranks in a request are counted in it."""
 
 
 @dataclass(frozen=True)
 class Mean:
-    """Asks for the mean over all ranks of each part; answered by one message."""
+    """Requests the mean over all ranks of each part; the answer is one message."""
 
     parts: Parts
     scope: Scope = None
 
 
 @dataclass(frozen=True)
-class Gather:
-    """Tells all ranks the parts; answered by one message a rank, laid out as `layouts[rank]`."""
+class AllGather:
+    """Sends the parts to all ranks; the answer is one message per rank, in `layouts[rank]`."""
 
     parts: Parts
     layout: Layout
@@ -183,8 +185,8 @@ class Gather:
 
 
 @dataclass(frozen=True)
-class Scatter:
-    """Tells rank i the parts `messages[i]`; answered by one message a rank, laid out as mine."""
+class AllToAll:
+    """Sends `messages[i]` to rank i; the answer is one message per rank, in `layouts[rank]`."""
 
     messages: Sequence[Parts]
     layouts: Sequence[Layout]
@@ -194,7 +196,7 @@ class Scatter:
 
 @dataclass(frozen=True)
 class Broadcast:
-    """Asks for rank `root`'s parts; answered by one message. Other ranks' only give the form."""
+    """Requests the parts of rank `root`; the parts of other ranks only give types and lengths."""
 
     parts: Parts
     layout: Layout
@@ -202,7 +204,7 @@ class Broadcast:
     scope: Scope = None
 
 
-Request: TypeAlias = Mean | Gather | Scatter | Broadcast
+Request: TypeAlias = Mean | AllGather | AllToAll | Broadcast
 Answer: TypeAlias = list[Parts]
 Rounds: TypeAlias = Generator[Request, Answer, Tensor]
-"""A conversation: yields requests, is sent answers, returns the mean over all ranks (flat)."""
+"""The rounds of one gradient: yields requests, is sent answers, returns the mean (flat)."""

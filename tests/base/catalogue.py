@@ -24,7 +24,7 @@ from gradwire.spec import (
     parse,
     parse_memory,
 )
-from gradwire.types import Turn
+from gradwire.types import EncodeContext
 
 RANKS = 3
 
@@ -42,11 +42,13 @@ class Case:
 
     def lanes(self, like: Tensor, seed: int = 0) -> list[Lane]:
         """One lane a rank, without a plan, so that edge sizes meet the method itself."""
-        turns = [Turn(tuple(like.shape), rank, self.ranks, seed) for rank in range(self.ranks)]
+        contexts = [
+            EncodeContext(tuple(like.shape), rank, self.ranks, seed) for rank in range(self.ranks)
+        ]
         memory = parse_memory(self.memory)
         return [
-            open_lane("w", self.compressor(), memory, self.exchange, turn, like.device)
-            for turn in turns
+            open_lane("w", self.compressor(), memory, self.exchange, ctx, like.device)
+            for ctx in contexts
         ]
 
     @property
@@ -118,7 +120,7 @@ def combinations() -> Iterator[Case]:
     """Every method in its usual setting with all of memory and exchange."""
     usual = [format_spec(cls(**cls.examples[0])) for cls in compressor_classes().values()]
     for spec, memory, way in product(usual, memories(), exchanges()):
-        votes = parse(spec).traits().votes and way.endswith("gather")
+        votes = parse(spec).traits().is_vote and way.endswith("gather")
         yield Case(spec, memory, f"{way}:aggregate=majority" if votes else way)
 
 
@@ -159,11 +161,15 @@ def run_step(lanes: list[Lane], grads: list[Tensor]) -> tuple[list[Tensor], Simu
 
 def what_is_left(case: Case, lanes: list[Lane]) -> Tensor:
     """The mean of what the ranks keep, plus what averaging ranks or nodes keep of their shards."""
-    left = sum((lane.kept["residual"] for lane in lanes), torch.zeros(lanes[0].turn.numel))
-    left = left / len(lanes)
+    residual_out = sum(
+        (lane.memory_state["residual"] for lane in lanes), torch.zeros(lanes[0].ctx.numel)
+    )
+    residual_out = residual_out / len(lanes)
     layers = find_layers(case.exchange)
     speakers = lanes[:: 1 if layers is None else layers.node]
-    for lane, (start, stop) in zip(speakers, bounds(left.numel(), len(speakers)), strict=True):
-        if "server" in lane.talk:
-            left[start:stop] += lane.talk["server"]
-    return left
+    for lane, (start, stop) in zip(
+        speakers, bounds(residual_out.numel(), len(speakers)), strict=True
+    ):
+        if "server" in lane.aggregator_state:
+            residual_out[start:stop] += lane.aggregator_state["server"]
+    return residual_out

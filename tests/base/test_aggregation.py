@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import gradwire
-from gradwire.base.aggregation import Aggregation, aggregate, check_aggregation, liars
+from gradwire.base.aggregation import Aggregation, aggregate, check_aggregation, tolerated_faults
 from gradwire.errors import ConfigError
 from lockstep import noise
 
@@ -59,7 +59,7 @@ def test_nothing_of_nothing(name: Aggregation) -> None:
     ("ranks", "borne"), [(1, 0), (2, 0), (3, 1), (4, 1), (7, 1), (8, 2), (16, 4)]
 )
 def test_a_quarter_may_lie(ranks: int, borne: int) -> None:
-    assert liars(ranks) == borne
+    assert tolerated_faults(ranks) == borne
 
 
 def lied(lie: float, liar: int, ranks: int = 5) -> tuple[Tensor, Tensor]:

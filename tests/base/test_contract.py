@@ -22,7 +22,7 @@ from catalogue import (
 
 from gradwire.engine.step import Lane
 from gradwire.spec import format_spec, parse
-from gradwire.types import Turn
+from gradwire.types import EncodeContext
 from gradwire.wire.layout import pack, unpack
 
 SHAPES = [(0,), (1,), (1, 1), (7,), (3, 5), (130, 9), (2, 3, 4, 5)]
@@ -38,10 +38,14 @@ def gradients(
 def resumed(lanes: list[Lane], fresh: list[Lane]) -> list[Lane]:
     """Fresh lanes with the state of others, by way of a file."""
     file = io.BytesIO()
-    torch.save([(lane.turn.step, lane.kept, lane.talk) for lane in lanes], file)
+    torch.save([(lane.ctx.step, lane.memory_state, lane.aggregator_state) for lane in lanes], file)
     file.seek(0)
     for lane, (step, kept, talk) in zip(fresh, torch.load(file, weights_only=True), strict=True):
-        lane.turn, lane.kept, lane.talk = lane.turn._replace(step=step), kept, talk
+        lane.ctx, lane.memory_state, lane.aggregator_state = (
+            lane.ctx._replace(step=step),
+            kept,
+            talk,
+        )
     return fresh
 
 
@@ -67,8 +71,8 @@ def test_sent_plus_left_is_given(case: Case) -> None:
         grads = gradients(shape, step, ranks=case.ranks)
         outs, _ = run_step(lanes, grads)
         sent, given = sent + outs[0], given + sum(grads) / case.ranks
-    left = what_is_left(case, lanes).view(shape)
-    torch.testing.assert_close(sent + left, given, rtol=1e-4, atol=1e-4)
+    residual_out = what_is_left(case, lanes).view(shape)
+    torch.testing.assert_close(sent + residual_out, given, rtol=1e-4, atol=1e-4)
 
 
 @every_legal_case()
@@ -160,7 +164,7 @@ def test_nbytes_is_what_is_sent(spec: str) -> None:
     for numel in (0, 1, 7, 130, 5000):
         x = torch.randn(numel, 1, generator=torch.Generator().manual_seed(0))
         payload = compressor.encode(x)
-        if not compressor.traits().varies:
+        if not compressor.traits().variable_length:
             assert payload.nbytes == compressor.nbytes((numel, 1)), numel
         if hasattr(compressor, "layout"):
             layout = compressor.layout(numel)
@@ -185,8 +189,8 @@ def test_packed_and_unpacked_decodes_to_the_same(spec: str) -> None:
 def test_same_turn_same_bytes(spec: str) -> None:
     compressor = parse(spec)
     x = torch.randn(50, 40, generator=torch.Generator().manual_seed(0))
-    turn = Turn((50, 40), rank=1, size=3, seed=7, lane=5, step=2)
-    one, two = compressor.encode(x, turn), compressor.encode(x, turn)
+    ctx = EncodeContext((50, 40), rank=1, world_size=3, seed=7, lane_id=5, step=2)
+    one, two = compressor.encode(x, ctx), compressor.encode(x, ctx)
     assert all(torch.equal(a, b) for a, b in zip(one.parts, two.parts, strict=True))
 
 
@@ -197,7 +201,7 @@ def test_contraction_means_closer_than_zero(spec: str) -> None:
     errors = []
     for step in range(20):
         x = torch.randn(64, 32, generator=generator)
-        said = compressor.decode(compressor.encode(x, Turn((64, 32), step=step)))
+        said = compressor.decode(compressor.encode(x, EncodeContext((64, 32), step=step)))
         errors.append(float((x - said).square().sum() / x.square().sum()))
     assert sum(errors) / len(errors) < 1
 
@@ -208,7 +212,10 @@ def test_unbiased_means_exact_on_average(spec: str) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(300, generator=generator)
     draws = torch.stack(
-        [compressor.decode(compressor.encode(x, Turn((300,), step=step))) for step in range(1000)]
+        [
+            compressor.decode(compressor.encode(x, EncodeContext((300,), step=step)))
+            for step in range(1000)
+        ]
     )
     # Sums over entries are close to normal, where one entry's rounding need not be.
     directions = torch.stack([x, torch.ones(300), *torch.randn(8, 300, generator=generator)], dim=1)

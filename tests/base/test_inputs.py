@@ -23,16 +23,16 @@ MANY = 1_000_003
 def blind(compressor: Compressor) -> bool:
     """Whether it chooses entries without looking at them."""
     first = compressor.sparsifier if isinstance(compressor, Pipeline) else compressor
-    return isinstance(first, Sparsifier) and not first.told
+    return isinstance(first, Sparsifier) and not first.sends_indices
 
 
 def normal(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-def waits(lanes: list[Lane], place: int) -> bool:
+def syncs_host(lanes: list[Lane], place: int) -> bool:
     """Whether a rank keeps what is no finite number there, to say it later."""
-    kept = [lane.memory.waiting(lane.kept) for lane in lanes]
+    kept = [lane.memory.unsent(lane.memory_state) for lane in lanes]
     return any(w is not None and not bool(w[place].isfinite()) for w in kept)
 
 
@@ -45,7 +45,7 @@ def test_a_million_entries_and_three(cls: type[Compressor]) -> None:
     assert said.shape == x.shape
     assert said.isfinite().all()
     assert said.count_nonzero() > 0
-    if not compressor.traits().varies:
+    if not compressor.traits().variable_length:
         assert payload.nbytes == compressor.nbytes((MANY,))
     if compressor.traits().contraction:
         assert (said - x).norm() < x.norm()
@@ -66,10 +66,10 @@ def test_a_message_of_another_method_is_refused(cls: type[Compressor]) -> None:
             except WireError:
                 refused += 1
             else:
-                assert compressor.traits().varies
+                assert compressor.traits().variable_length
     assert refused > len(compressor_classes()) // 2
     with pytest.raises(WireError):
-        compressor.decode(Payload((*own.parts, torch.zeros(1)), own.turn, own.nbytes))
+        compressor.decode(Payload((*own.parts, torch.zeros(1)), own.ctx, own.nbytes))
     with pytest.raises(ConfigError, match="expected what encode returns"):
         compressor.decode(x)  # type: ignore[arg-type]
 
@@ -118,11 +118,11 @@ def test_a_bad_number_shows_or_waits_or_has_no_vote(case: Case) -> None:
         grads[1].view(-1)[place] = bad
         outs, _ = run_step(lanes, grads)
         assert all(torch.equal(out.nan_to_num(7.0), outs[0].nan_to_num(7.0)) for out in outs)
-        shows = not bool(outs[0].isfinite().all())
-        if case.compressor().traits().votes:
-            assert not shows
+        propagates_nonfinite = not bool(outs[0].isfinite().all())
+        if case.compressor().traits().is_vote:
+            assert not propagates_nonfinite
             assert outs[0].count_nonzero() > 0
         elif not blind(case.compressor()):
-            assert shows
+            assert propagates_nonfinite
         elif case.memory == "residual":
-            assert shows or waits(lanes, place)
+            assert propagates_nonfinite or syncs_host(lanes, place)

@@ -1,11 +1,11 @@
-"""What `shows` promises: the first message is not finite where any entry is not, and only there."""
+"""What `propagates_nonfinite` promises: the first message is not finite where any entry is not, and only there."""
 
 import pytest
 import torch
 from catalogue import Case, legal_cases, run_step, usual_cases
 from torch import Tensor
 
-from gradwire.engine.nonfinite import Alarm
+from gradwire.engine.nonfinite import NonFiniteGuard
 from gradwire.engine.step import Lane, exchange
 
 SHAPE = (61, 40)
@@ -14,7 +14,7 @@ BAD = [float("nan"), float("inf"), float("-inf")]
 
 def showing(cases: list[Case]) -> list[Case]:
     like = torch.zeros(SHAPE)
-    return [case for case in cases if case.lanes(like)[0].talker.shows]
+    return [case for case in cases if case.lanes(like)[0].aggregator.propagates_nonfinite]
 
 
 def gradient(seed: int) -> Tensor:
@@ -30,7 +30,7 @@ def begun(case: Case) -> Lane:
 
 def is_raised(lane: Lane, grad: Tensor) -> bool:
     """Whether who looks at the first message alone sees something."""
-    alarm = Alarm([grad], [True])
+    alarm = NonFiniteGuard([grad], [True])
     alarm.asks({0: next(exchange(grad.clone(), lane))})
     lane.forget()
     return bool(alarm.raised)

@@ -19,8 +19,10 @@ def simulation(workers: int) -> gradwire.Simulation:
 def owed(run: gradwire.Simulation) -> Tensor:
     """The sum over ranks; what averaging ranks keep counts once for each of them."""
     lanes = [worker.lanes["weight"] for worker in run.workers]
-    server = torch.cat([lane.talk["server"] for lane in lanes])
-    return torch.stack([lane.kept["residual"] for lane in lanes]).sum(0) + len(lanes) * server
+    server = torch.cat([lane.aggregator_state["server"] for lane in lanes])
+    return (
+        torch.stack([lane.memory_state["residual"] for lane in lanes]).sum(0) + len(lanes) * server
+    )
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4), (3, 3)])

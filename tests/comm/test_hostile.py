@@ -7,8 +7,8 @@ import torch
 from gradwire.base import OneRound
 from gradwire.compressors._sparsifier import FORMATS
 from gradwire.spec import compressor_classes
-from gradwire.types import Field, Layout, Turn
-from gradwire.wire.layout import longest, most_bytes, pack, packed_bytes, secrets
+from gradwire.types import EncodeContext, Field, Layout
+from gradwire.wire.layout import longest, max_bytes, pack, packed_bytes, secrets
 from processes import Ranks
 
 
@@ -45,14 +45,14 @@ def test_no_honest_message_is_longer_than_the_most(numel: int) -> None:
     x = torch.randn(numel, generator=torch.Generator().manual_seed(0))
     for codec in [*codecs, *FORMATS.values()]:
         layout = codec.layout(numel)
-        buffer = pack([codec.compress(x, Turn((numel,)))], [layout])
+        buffer = pack([codec.compress(x, EncodeContext((numel,)))], [layout])
         assert buffer.numel() <= longest([layout])
         if secrets([layout]):
-            assert longest([layout]) == most_bytes(numel)
+            assert longest([layout]) == max_bytes(numel)
         else:
             assert longest([layout]) == packed_bytes(None, [layout])
         # All positions beside all values.
-        assert buffer.numel() + numel // 4 + 16 <= most_bytes(numel)
+        assert buffer.numel() + numel // 4 + 16 <= max_bytes(numel)
 
 
 def test_a_layout_with_secrets_must_say_the_most() -> None:

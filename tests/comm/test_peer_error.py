@@ -1,6 +1,6 @@
 import pytest
 
-from gradwire.comm.process_group import lost_peer
+from gradwire.comm.process_group import peer_error
 from gradwire.errors import PeerError
 
 CLOSED = (
@@ -18,6 +18,6 @@ CLOSED = (
     ],
 )
 def test_says_what_where_and_why(said: str, reason: str) -> None:
-    error = lost_peer("gather", 2, 4, 1.26, RuntimeError(said))
+    error = peer_error("gather", 2, 4, 1.26, RuntimeError(said))
     assert isinstance(error, PeerError)
     assert str(error) == f"gather among 4 ranks failed on rank 2 after 1.3 s: {reason}"

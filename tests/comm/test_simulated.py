@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.comm.base import Call, Conversation
+from gradwire.comm.base import Collective, CollectiveProgram
 from gradwire.comm.meter import Meter
 from gradwire.comm.simulated import Simulated
 from gradwire.errors import PeerError
 
 
-def talk(*calls: Call) -> Conversation[list[list[Tensor]]]:
+def talk(*calls: Collective) -> CollectiveProgram[list[list[Tensor]]]:
     """Makes the calls one after the other, and returns all answers."""
     answers = []
     for call in calls:
@@ -22,7 +22,7 @@ def letter(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.uint8)
 
 
-def one_call(calls: list[Call]) -> tuple[list[list[Tensor]], list[Meter]]:
+def one_call(calls: list[Collective]) -> tuple[list[list[Tensor]], list[Meter]]:
     """Each rank's answer to its call, and its meter."""
     network = Simulated(len(calls))
     answers = network.run([talk(call) for call in calls])
@@ -30,7 +30,9 @@ def one_call(calls: list[Call]) -> tuple[list[list[Tensor]], list[Meter]]:
 
 
 def test_mean() -> None:
-    answers, meters = one_call([Call("mean", [torch.tensor([float(r), 4.0])]) for r in range(3)])
+    answers, meters = one_call(
+        [Collective("mean", [torch.tensor([float(r), 4.0])]) for r in range(3)]
+    )
     for [mean] in answers:
         torch.testing.assert_close(mean, torch.tensor([1.0, 4.0]))
         assert torch.equal(mean, answers[0][0])
@@ -40,13 +42,13 @@ def test_mean() -> None:
 
 
 def test_mean_divides_before_it_adds() -> None:
-    calls = [Call("mean", [torch.full((2,), 60000.0, dtype=torch.float16)]) for _ in range(4)]
+    calls = [Collective("mean", [torch.full((2,), 60000.0, dtype=torch.float16)]) for _ in range(4)]
     answers, _ = one_call(calls)
     assert answers[0][0].tolist() == [60000.0, 60000.0]
 
 
 def test_gather_of_known_sizes() -> None:
-    answers, meters = one_call([Call("gather", [letter(r, r)], [2, 2, 2]) for r in range(3)])
+    answers, meters = one_call([Collective("gather", [letter(r, r)], [2, 2, 2]) for r in range(3)])
     for answer in answers:
         assert [buffer.tolist() for buffer in answer] == [[0, 0], [1, 1], [2, 2]]
     for meter in meters:
@@ -56,7 +58,7 @@ def test_gather_of_known_sizes() -> None:
 
 def test_gather_of_unknown_sizes_tells_them_first() -> None:
     """Eight bytes of size, then messages padded to the longest."""
-    calls = [Call("gather", [letter(*range(length))]) for length in (0, 3, 1)]
+    calls = [Collective("gather", [letter(*range(length))]) for length in (0, 3, 1)]
     answers, meters = one_call(calls)
     for answer in answers:
         assert [buffer.tolist() for buffer in answer] == [[], [0, 1, 2], [0]]
@@ -66,13 +68,15 @@ def test_gather_of_unknown_sizes_tells_them_first() -> None:
 
 
 def test_gather_of_different_known_sizes_is_padded() -> None:
-    _, meters = one_call([Call("gather", [letter(*range(n))], [1, 3]) for n in (1, 3)])
+    _, meters = one_call([Collective("gather", [letter(*range(n))], [1, 3]) for n in (1, 3)])
     assert [meter.sent_bytes for meter in meters] == [3, 3]
 
 
 def test_scatter_of_known_sizes() -> None:
     calls = [
-        Call("scatter", [letter(*[10 * rank + to] * (to + 1)) for to in range(3)], [rank + 1] * 3)
+        Collective(
+            "scatter", [letter(*[10 * rank + to] * (to + 1)) for to in range(3)], [rank + 1] * 3
+        )
         for rank in range(3)
     ]
     answers, meters = one_call(calls)
@@ -87,14 +91,14 @@ def test_scatter_of_known_sizes() -> None:
 
 def test_scatter_of_unknown_sizes_tells_them_first() -> None:
     """As a gather does: eight bytes to and from every other rank."""
-    calls = [Call("scatter", [letter(1), letter(1, 2), letter()]) for _ in range(3)]
+    calls = [Collective("scatter", [letter(1), letter(1, 2), letter()]) for _ in range(3)]
     _, meters = one_call(calls)
     assert [meter.sent_bytes for meter in meters] == [2 * 8 + n for n in (2, 1, 3)]
     assert [meter.received_bytes for meter in meters] == [2 * 8 + n for n in (2, 4, 0)]
 
 
 def test_broadcast() -> None:
-    answers, meters = one_call([Call("broadcast", [letter(r, r)], root=1) for r in range(3)])
+    answers, meters = one_call([Collective("broadcast", [letter(r, r)], root=1) for r in range(3)])
     assert [answer[0].tolist() for answer in answers] == [[1, 1]] * 3
     assert [meter.sent_bytes for meter in meters] == [0, 2, 0]
     assert [meter.received_bytes for meter in meters] == [2, 0, 2]
@@ -102,7 +106,7 @@ def test_broadcast() -> None:
 
 @pytest.mark.parametrize("kind", ["mean", "gather", "scatter"])
 def test_one_rank_sends_nothing(kind: str) -> None:
-    _, [meter] = one_call([Call(kind, [torch.ones(4)])])  # type: ignore[arg-type]
+    _, [meter] = one_call([Collective(kind, [torch.ones(4)])])  # type: ignore[arg-type]
     assert (meter.sent_bytes, meter.received_bytes) == (0, 0)
 
 
@@ -112,12 +116,12 @@ def test_a_conversation_without_calls() -> None:
 
 def test_different_calls_are_out_of_step() -> None:
     with pytest.raises(PeerError, match="simulated ranks are out of step"):
-        one_call([Call("mean", [torch.ones(4)]), Call("gather", [letter(1)])])
+        one_call([Collective("mean", [torch.ones(4)]), Collective("gather", [letter(1)])])
 
 
 @pytest.mark.parametrize("quiet", [0, 1])
 def test_a_rank_that_has_finished_is_out_of_step(quiet: int) -> None:
-    calls = [[Call("mean", [torch.ones(4)])] * 2 for _ in range(2)]
+    calls = [[Collective("mean", [torch.ones(4)])] * 2 for _ in range(2)]
     calls[quiet].pop()
     with pytest.raises(PeerError, match="simulated ranks are out of step"):
         Simulated(2).run([talk(*row) for row in calls])
@@ -126,19 +130,28 @@ def test_a_rank_that_has_finished_is_out_of_step(quiet: int) -> None:
 @pytest.mark.parametrize(
     "calls",
     [
-        pytest.param([Call("mean", [torch.ones(n)]) for n in (3, 2)], id="means of two lengths"),
-        pytest.param([Call("mean", [torch.ones(n)]) for n in (1, 3)], id="mean of one and three"),
         pytest.param(
-            [Call("mean", [torch.ones(2, dtype=t)]) for t in (torch.float16, torch.float32)],
+            [Collective("mean", [torch.ones(n)]) for n in (3, 2)], id="means of two lengths"
+        ),
+        pytest.param(
+            [Collective("mean", [torch.ones(n)]) for n in (1, 3)], id="mean of one and three"
+        ),
+        pytest.param(
+            [Collective("mean", [torch.ones(2, dtype=t)]) for t in (torch.float16, torch.float32)],
             id="means of two types",
         ),
-        pytest.param([Call("broadcast", [letter(1)], root=r) for r in (0, 1)], id="two roots"),
         pytest.param(
-            [Call("gather", [letter(1)], [1, 1]), Call("gather", [letter(1, 2)], [2, 2])],
+            [Collective("broadcast", [letter(1)], root=r) for r in (0, 1)], id="two roots"
+        ),
+        pytest.param(
+            [
+                Collective("gather", [letter(1)], [1, 1]),
+                Collective("gather", [letter(1, 2)], [2, 2]),
+            ],
             id="other sizes than agreed",
         ),
     ],
 )
-def test_calls_that_do_not_match_are_out_of_step(calls: list[Call]) -> None:
+def test_calls_that_do_not_match_are_out_of_step(calls: list[Collective]) -> None:
     with pytest.raises(PeerError):
         one_call(calls)

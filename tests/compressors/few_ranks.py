@@ -9,7 +9,7 @@ from torch import Tensor
 from gradwire.base import Compressor, OneRound
 from gradwire.comm.simulated import Simulated
 from gradwire.spec import parse
-from gradwire.types import Turn
+from gradwire.types import EncodeContext
 from gradwire.wire.layout import pack
 from lockstep import mean_of, open_lanes
 
@@ -30,8 +30,8 @@ class Ranks:
         seed: int = 0,
     ) -> None:
         codec = parse(method) if isinstance(method, str) else method
-        turns = [Turn(tuple(shape), rank, size, seed) for rank in range(size)]
-        self.lanes = open_lanes(codec, memory, way, turns)
+        contexts = [EncodeContext(tuple(shape), rank, size, seed) for rank in range(size)]
+        self.lanes = open_lanes(codec, memory, way, contexts)
         self.network = Simulated(size)
 
     def step(self, *grads: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ class Ranks:
         return mean_of(self.network, self.lanes, grads)
 
     def residual(self, rank: int = 0) -> Tensor:
-        return self.lanes[rank].kept["residual"].view(self.lanes[rank].turn.shape)
+        return self.lanes[rank].memory_state["residual"].view(self.lanes[rank].ctx.shape)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -54,9 +54,9 @@ def eighths(numel: int) -> Tensor:
     return (torch.arange(numel) * 37 % 129 - 64) / 8
 
 
-def said(codec: Compressor, x: Tensor, turn: Turn | None = None) -> Tensor:
+def said(codec: Compressor, x: Tensor, ctx: EncodeContext | None = None) -> Tensor:
     """What comes out of one message about `x`."""
-    return codec.decode(codec.encode(x, turn))
+    return codec.decode(codec.encode(x, ctx))
 
 
 def squared_error(x: Tensor, out: Tensor) -> float:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwire.compressors.acpsgd import ANEW, AcpSGD
 from gradwire.errors import ConfigError
-from gradwire.types import Given, Mean, Turn
+from gradwire.types import EFInput, EncodeContext, Mean
 
 
 def low_rank(rows: int, cols: int, rank: int, seed: int = 0) -> Tensor:
@@ -20,7 +20,7 @@ def test_two_steps_by_hand() -> None:
     """Two rows (3, 4) and two of zeros: with Q = (.6, .8), P is (5, 5, 0, 0)."""
     flat = torch.tensor([3.0, 4.0, 3.0, 4.0, 0.0, 0.0, 0.0, 0.0])
     state = {"p": torch.zeros(4, 1), "q": torch.tensor([[0.6], [0.8]])}
-    talk = AcpSGD().rounds(Given(flat.clone()), state, Turn((4, 2)))
+    talk = AcpSGD().rounds(EFInput(flat.clone()), state, EncodeContext((4, 2)))
     request = next(talk)
     assert isinstance(request, Mean)
     torch.testing.assert_close(request.parts[0], torch.tensor([[5.0], [5.0], [0.0], [0.0]]))
@@ -28,7 +28,7 @@ def test_two_steps_by_hand() -> None:
         talk.send([request.parts])
     torch.testing.assert_close(end.value.value, flat)
     torch.testing.assert_close(state["p"], torch.tensor([[5.0], [5.0], [0.0], [0.0]]))
-    talk = AcpSGD().rounds(Given(flat.clone()), state, Turn((4, 2), step=1))
+    talk = AcpSGD().rounds(EFInput(flat.clone()), state, EncodeContext((4, 2), step=1))
     half = 0.5**0.5
     torch.testing.assert_close(next(talk).parts[0], torch.tensor([[6 * half], [8 * half]]))
 
@@ -63,7 +63,8 @@ def test_the_first_step_loses_what_a_random_subspace_does() -> None:
     for shape in ((80, 20), (20, 80)):
         m = normal(*shape)
         errors = [
-            squared_error(m, said(AcpSGD(rank=4), m, Turn(shape, seed=seed))) for seed in range(50)
+            squared_error(m, said(AcpSGD(rank=4), m, EncodeContext(shape, seed=seed)))
+            for seed in range(50)
         ]
         assert sum(errors) / 50 == pytest.approx(1 - 4 / 20, abs=0.02)
 
@@ -71,7 +72,7 @@ def test_the_first_step_loses_what_a_random_subspace_does() -> None:
 def test_a_projection_never_adds_error() -> None:
     for step in range(20):
         m = normal(20, 30, seed=step)
-        error = squared_error(m, said(AcpSGD(rank=2), m, Turn((20, 30), step=step)))
+        error = squared_error(m, said(AcpSGD(rank=2), m, EncodeContext((20, 30), step=step)))
         assert 0 < error < 1
 
 
@@ -79,7 +80,7 @@ def test_a_gradient_at_right_angles_to_the_subspace_is_heard_of_in_the_end() -> 
     """Rank 1 on the first axis: what lies on the others waits for a column that is drawn anew."""
     m = torch.diag(torch.tensor([1.0, 2.0, 3.0, 4.0]))
     ranks = Ranks("acpsgd", "residual", "mean", (4, 4), size=1)
-    for factor in ranks.lanes[0].talk.values():
+    for factor in ranks.lanes[0].aggregator_state.values():
         factor.copy_(torch.eye(4)[:, :1])
     for _ in range(ANEW):
         assert ranks.step(m).count_nonzero() == 1
@@ -95,9 +96,9 @@ def test_a_column_that_is_drawn_anew_says_its_share_whatever_came_before(rank: i
     axes = {"p": torch.eye(30)[:, :rank], "q": torch.eye(8)[:, :rank]}
     errors = torch.empty(400)
     for seed in range(400):
-        given = Given(m.reshape(-1).clone(), torch.zeros(240), torch.empty(240))
-        next(AcpSGD(rank=rank).rounds(given, dict(axes), Turn((30, 8), seed=seed, step=ANEW)))
-        errors[seed] = squared_error(m, m - given.left.view(30, 8))
+        ef = EFInput(m.reshape(-1).clone(), torch.zeros(240), torch.empty(240))
+        next(AcpSGD(rank=rank).rounds(ef, dict(axes), EncodeContext((30, 8), seed=seed, step=ANEW)))
+        errors[seed] = squared_error(m, m - ef.residual_out.view(30, 8))
     assert errors.max() <= 1 + 1e-6
     assert errors.mean() <= 1 - 1 / 8 + 4 * errors.std() / 20
 
@@ -122,7 +123,7 @@ def test_warm_start_comes_close_to_the_best_of_that_rank(rank: int) -> None:
 def test_what_is_left_is_what_this_rank_did_not_say() -> None:
     """M - M Q Qᵀ for its own M and the common Q."""
     ranks = Ranks("acpsgd:rank=2", "residual", "mean", (6, 5))
-    q = torch.linalg.qr(ranks.lanes[0].talk["q"]).Q
+    q = torch.linalg.qr(ranks.lanes[0].aggregator_state["q"]).Q
     own = [normal(6, 5), normal(6, 5, seed=1)]
     ranks.step(*own)
     for rank, m in enumerate(own):
@@ -134,18 +135,21 @@ def test_factors_are_the_same_on_every_rank_and_others_for_every_parameter() -> 
     for step in range(3):
         ranks.step(*[normal(9, 7, seed=3 * step + rank) for rank in range(3)])
         for key in ("p", "q"):
-            assert all(torch.equal(a.talk[key], ranks.lanes[0].talk[key]) for a in ranks.lanes)
-    turn = Turn((9, 7))
-    start = AcpSGD().state(turn, CPU)
-    assert not torch.equal(start["q"], AcpSGD().state(turn._replace(lane=4), CPU)["q"])
+            assert all(
+                torch.equal(a.aggregator_state[key], ranks.lanes[0].aggregator_state[key])
+                for a in ranks.lanes
+            )
+    ctx = EncodeContext((9, 7))
+    start = AcpSGD().state(ctx, CPU)
+    assert not torch.equal(start["q"], AcpSGD().state(ctx._replace(lane_id=4), CPU)["q"])
 
 
 def test_zeros_are_said_as_zeros_and_do_not_blind_it() -> None:
     ranks = Ranks("acpsgd:rank=2", "none", "mean", (9, 7))
-    start = {key: value.clone() for key, value in ranks.lanes[0].talk.items()}
+    start = {key: value.clone() for key, value in ranks.lanes[0].aggregator_state.items()}
     for _ in range(2):
         assert torch.equal(ranks.step(*[torch.zeros(9, 7)] * 2), torch.zeros(9, 7))
-    assert all(torch.equal(ranks.lanes[0].talk[key], start[key]) for key in ("p", "q"))
+    assert all(torch.equal(ranks.lanes[0].aggregator_state[key], start[key]) for key in ("p", "q"))
     m = low_rank(9, 7, 2)
     ranks.step(m, m)
     assert squared_error(m, ranks.step(m, m)) < 1e-9
@@ -155,7 +159,7 @@ def test_less_than_the_rank_is_finite_and_more_comes_back() -> None:
     ranks = Ranks("acpsgd:rank=4", "none", "mean", (9, 7))
     for step in range(6):
         assert ranks.step(*[low_rank(9, 7, 1 + step % 2, seed=step)] * 2).isfinite().all()
-        assert all(factor.isfinite().all() for factor in ranks.lanes[0].talk.values())
+        assert all(factor.isfinite().all() for factor in ranks.lanes[0].aggregator_state.values())
     m = low_rank(9, 7, 4, seed=50)
     ranks.step(m, m)
     assert squared_error(m, ranks.step(m, m)) < 1e-6
@@ -201,7 +205,10 @@ def test_bytes_on_the_wire_are_frozen() -> None:
     """One even and one odd step about integers, from factors whose norm is a power of two."""
     m = torch.arange(64.0)
     state = {"p": torch.ones(16, 1), "q": torch.ones(4, 1)}
-    told = [next(AcpSGD().rounds(Given(m), dict(state), Turn((16, 4), step=s))) for s in (0, 1)]
+    told = [
+        next(AcpSGD().rounds(EFInput(m), dict(state), EncodeContext((16, 4), step=s)))
+        for s in (0, 1)
+    ]
     said_bytes = b"".join(r.parts[0].contiguous().numpy().tobytes() for r in told)
     assert sha256(said_bytes).hexdigest()[:8] == "6e5fb81d"
 

@@ -11,13 +11,15 @@ from gradwire.compressors.atomo import Atomo, chances
 from gradwire.engine.plan import check_memory
 from gradwire.errors import ConfigError
 from gradwire.spec import parse_memory
-from gradwire.types import Turn
+from gradwire.types import EncodeContext
 
 
 def draws(codec: Atomo, m: Tensor, count: int) -> Tensor:
     """What independent messages about `m` say, one a row."""
     shape = tuple(m.shape)
-    return torch.stack([said(codec, m, Turn(shape, step=s)).view(-1) for s in range(count)])
+    return torch.stack(
+        [said(codec, m, EncodeContext(shape, step=s)).view(-1) for s in range(count)]
+    )
 
 
 def test_by_hand() -> None:
@@ -69,7 +71,7 @@ def test_variance_is_what_the_paper_says(rank: int) -> None:
 
 def test_exactly_so_many_atoms() -> None:
     for step in range(20):
-        out = said(Atomo(rank=3), normal(12, 9), Turn((12, 9), step=step))
+        out = said(Atomo(rank=3), normal(12, 9), EncodeContext((12, 9), step=step))
         assert torch.linalg.matrix_rank(out) == 3
 
 

@@ -109,7 +109,7 @@ def test_sparsifiers(cls: type[Sparsifier], ratio: float, values: str) -> None:
     count = round(payload.parts[-1].numel())
     assert ratio * NUMEL / 2 < count < 2.5 * ratio * NUMEL
     width = 8 * FORMATS[values].layout(1).fields[0].dtype.itemsize
-    ideal = (choices(NUMEL, count) if cls.told else 0) + width * count
+    ideal = (choices(NUMEL, count) if cls.sends_indices else 0) + width * count
     assert 8 * payload.nbytes <= 1.4 * ideal
 
 

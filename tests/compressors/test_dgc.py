@@ -7,11 +7,11 @@ from torch import Tensor
 
 from gradwire.compressors.dgc import DGC
 from gradwire.errors import ConfigError
-from gradwire.types import Given, Turn
+from gradwire.types import EFInput, EncodeContext
 
 
 def chosen(x: Tensor, codec: DGC, step: int = 0) -> Tensor:
-    return codec.select(Given(x), Turn((x.numel(),), step=step))
+    return codec.select(EFInput(x), EncodeContext((x.numel(),), step=step))
 
 
 def test_with_all_entries_in_the_sample_it_is_top_k() -> None:
@@ -61,7 +61,8 @@ def test_of_equal_magnitudes_the_first_are_kept() -> None:
 def test_ranks_draw_samples_of_their_own() -> None:
     x = normal(20_000)
     sizes = [
-        DGC(ratio=0.01).select(Given(x), Turn((20_000,), rank=rank)).numel() for rank in range(8)
+        DGC(ratio=0.01).select(EFInput(x), EncodeContext((20_000,), rank=rank)).numel()
+        for rank in range(8)
     ]
     assert len(set(sizes)) > 1
 

@@ -19,14 +19,14 @@ from torch import Tensor
 
 from gradwire.compressors.eden import POSITIVE, Eden, flips, hadamard, pieces, rotate
 from gradwire.errors import ConfigError
-from gradwire.types import Turn
+from gradwire.types import EncodeContext
 
 every_bits = pytest.mark.parametrize("bits", [1, 2, 3, 4])
 ERRORS = {1: math.pi / 2 - 1, 2: 0.1331, 3: 0.0358, 4: 0.0096}
 
 
 def draws(codec: Eden, x: Tensor, count: int) -> Tensor:
-    return torch.stack([said(codec, x, Turn((x.numel(),), step=s)) for s in range(count)])
+    return torch.stack([said(codec, x, EncodeContext((x.numel(),), step=s)) for s in range(count)])
 
 
 def test_hadamard_by_hand() -> None:
@@ -36,7 +36,7 @@ def test_hadamard_by_hand() -> None:
 
 
 def test_rotation_keeps_norms_and_goes_back() -> None:
-    x, coins = normal(4, 64), flips(256, Turn((256,)), torch.device("cpu")).view(4, 64)
+    x, coins = normal(4, 64), flips(256, EncodeContext((256,)), torch.device("cpu")).view(4, 64)
     z = rotate(x, coins)
     torch.testing.assert_close(z.norm(dim=1), x.norm(dim=1))
     torch.testing.assert_close(rotate(z, coins), x, rtol=1e-5, atol=1e-6)
@@ -117,10 +117,10 @@ def test_one_element_is_nearly_exact() -> None:
 
 
 def test_ranks_turn_alike_steps_and_shards_do_not() -> None:
-    x, turn = normal(500), Turn((500,), size=2)
-    first = said(Eden(), x, turn)
-    assert torch.equal(said(Eden(), x, turn._replace(rank=1)), first)
-    for other in (turn._replace(step=1), turn._replace(seed=1), turn._replace(rank=2)):
+    x, ctx = normal(500), EncodeContext((500,), world_size=2)
+    first = said(Eden(), x, ctx)
+    assert torch.equal(said(Eden(), x, ctx._replace(rank=1)), first)
+    for other in (ctx._replace(step=1), ctx._replace(seed=1), ctx._replace(rank=2)):
         assert not torch.allclose(said(Eden(), x, other), first)
 
 

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from gradwire.compressors.gaussiank import GaussianK
 from gradwire.errors import ConfigError
-from gradwire.types import Given, Turn
+from gradwire.types import EFInput, EncodeContext
 
 
 def chosen(x: Tensor, codec: GaussianK) -> Tensor:
-    return codec.select(Given(x), Turn((x.numel(),)))
+    return codec.select(EFInput(x), EncodeContext((x.numel(),)))
 
 
 def test_threshold_by_hand() -> None:

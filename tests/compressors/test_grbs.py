@@ -8,11 +8,11 @@ from few_ranks import Ranks, eighths, normal, said, squared_error, wire_hash, wi
 
 from gradwire.compressors.grbs import GRBS
 from gradwire.errors import ConfigError
-from gradwire.types import Given, Turn
+from gradwire.types import EFInput, EncodeContext
 
 
-def chosen(codec: GRBS, turn: Turn) -> list[int]:
-    positions: list[int] = codec.select(Given(torch.zeros(turn.numel)), turn).tolist()
+def chosen(codec: GRBS, ctx: EncodeContext) -> list[int]:
+    positions: list[int] = codec.select(EFInput(torch.zeros(ctx.numel)), ctx).tolist()
     return positions
 
 
@@ -25,8 +25,8 @@ def test_one_block_of_neighbours_is_sent() -> None:
     x = torch.arange(1.0, 7.0)
     seen = set()
     for step in range(60):
-        turn = Turn((6,), step=step)
-        out = said(GRBS(ratio=0.5), x, turn).tolist()
+        ctx = EncodeContext((6,), step=step)
+        out = said(GRBS(ratio=0.5), x, ctx).tolist()
         places = [i for i, v in enumerate(out) if v]
         assert [out[i] for i in places] == [i + 1.0 for i in places]
         seen.add(tuple(places))
@@ -42,7 +42,7 @@ def test_blocks_are_few_and_no_longer_than_asked(numel: int, ratio: float, block
     count = codec.count(numel)
     assert count == min(numel, max(1, round(ratio * numel)))
     for step in range(6):
-        positions = chosen(codec, Turn((numel,), step=step))
+        positions = chosen(codec, EncodeContext((numel,), step=step))
         assert positions == sorted(set(positions))
         assert len(positions) == count
         assert 0 <= positions[0] <= positions[-1] < numel
@@ -54,7 +54,7 @@ def test_every_entry_has_the_same_chance(numel: int, ratio: float, block: int) -
     codec, draws = GRBS(ratio=ratio, block=block), 1500
     hits = torch.zeros(numel)
     for step in range(draws):
-        hits[chosen(codec, Turn((numel,), step=step))] += 1
+        hits[chosen(codec, EncodeContext((numel,), step=step))] += 1
     chance = codec.count(numel) / numel
     assert (hits / draws - chance).abs().max() < 4.5 * sqrt(chance * (1 - chance) / draws)
 
@@ -62,7 +62,7 @@ def test_every_entry_has_the_same_chance(numel: int, ratio: float, block: int) -
 def test_expected_error_is_what_was_not_drawn() -> None:
     codec, x = GRBS(ratio=0.1, block=8), normal(300, seed=5) ** 3
     errors = torch.tensor(
-        [squared_error(x, said(codec, x, Turn((300,), step=step))) for step in range(800)]
+        [squared_error(x, said(codec, x, EncodeContext((300,), step=step))) for step in range(800)]
     )
     assert abs(errors.mean() - 0.9) < 4 * errors.std() / sqrt(800)
 
@@ -75,11 +75,11 @@ def test_only_values_travel() -> None:
 
 
 def test_all_ranks_choose_alike_and_every_step_anew() -> None:
-    turn = Turn((1000,), size=4, seed=3, lane=5, step=7)
-    first, *others = [chosen(GRBS(ratio=0.1), turn._replace(rank=rank)) for rank in range(4)]
+    ctx = EncodeContext((1000,), world_size=4, seed=3, lane_id=5, step=7)
+    first, *others = [chosen(GRBS(ratio=0.1), ctx._replace(rank=rank)) for rank in range(4)]
     assert all(other == first for other in others)
-    for change in ({"step": 8}, {"lane": 6}, {"seed": 4}):
-        assert chosen(GRBS(ratio=0.1), turn._replace(**change)) != first
+    for change in ({"step": 8}, {"lane_id": 6}, {"seed": 4}):
+        assert chosen(GRBS(ratio=0.1), ctx._replace(**change)) != first
 
 
 def test_mean_exchange_equals_gather_exchange() -> None:
@@ -102,8 +102,8 @@ def test_everything_is_sent_in_the_end() -> None:
 
 def test_ratio_one_sends_every_entry_once() -> None:
     codec, x = GRBS(ratio=1.0, block=3), normal(1000)
-    assert chosen(codec, Turn((1000,), step=3)) == list(range(1000))
-    assert torch.equal(said(codec, x, Turn((1000,), step=3)), x)
+    assert chosen(codec, EncodeContext((1000,), step=3)) == list(range(1000))
+    assert torch.equal(said(codec, x, EncodeContext((1000,), step=3)), x)
 
 
 def test_an_empty_tensor_is_sent_too() -> None:

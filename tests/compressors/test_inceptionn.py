@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gradwire.compressors.inceptionn import Inceptionn
 from gradwire.errors import ConfigError, WireError
-from gradwire.types import Parts, Turn
+from gradwire.types import EncodeContext, Parts
 from gradwire.wire.layout import pack, unpack
 
 BOUNDS = [2.0**-k for k in range(1, 15)] + [0.3, 0.01, 1e-3, 1e-4]
@@ -137,7 +137,7 @@ def test_hostile_tags_are_refused_or_harmless(noise: bytes, counts: tuple[int, i
     except WireError:
         return
     out = torch.zeros(10)
-    codec.add_to(out, [heard], 1.0, Turn((out.numel(),)))
+    codec.decode_add(out, [heard], 1.0, EncodeContext((out.numel(),)))
     assert out.count_nonzero() == sum(counts)
 
 

@@ -17,14 +17,16 @@ from torch import Tensor
 from gradwire.compressors.natural import Natural
 from gradwire.errors import ConfigError
 from gradwire.spec import parse
-from gradwire.types import Turn
+from gradwire.types import EncodeContext
 
 SMALLEST, LARGEST = 2.0**-149, torch.finfo(torch.float32).max
 
 
 def draws(x: Tensor, count: int) -> Tensor:
     """What independent messages about `x` say, one a row."""
-    return torch.stack([said(Natural(), x, Turn((x.numel(),), step=s)) for s in range(count)])
+    return torch.stack(
+        [said(Natural(), x, EncodeContext((x.numel(),), step=s)) for s in range(count)]
+    )
 
 
 def powers(low: int, high: int) -> Tensor:
@@ -124,9 +126,9 @@ def test_infinity_keeps_its_sign_and_all_may_be_bad() -> None:
 
 
 def test_ranks_round_independently_and_steps_too() -> None:
-    x, turn = normal(1000), Turn((1000,), size=2)
-    first = said(Natural(), x, turn)
-    for other in (turn._replace(rank=1), turn._replace(step=1), turn._replace(seed=1)):
+    x, ctx = normal(1000), EncodeContext((1000,), world_size=2)
+    first = said(Natural(), x, ctx)
+    for other in (ctx._replace(rank=1), ctx._replace(step=1), ctx._replace(seed=1)):
         assert (said(Natural(), x, other) != first).float().mean() > 0.1
 
 

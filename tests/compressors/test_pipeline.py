@@ -15,7 +15,7 @@ from gradwire.compressors.topk import TopK
 from gradwire.engine.plan import make_plan, wants_residual
 from gradwire.errors import ConfigError
 from gradwire.spec import compressor_classes, format_spec, parse
-from gradwire.types import Given, Turn
+from gradwire.types import EFInput, EncodeContext
 from gradwire.wire.indices import unpack_index
 
 ALL = [
@@ -59,7 +59,7 @@ def test_only_chosen_entries_are_said(backend: str, spec: str) -> None:
     x = normal(1000)
     codec = pipeline(spec)
     out = said(codec, x)
-    chosen = codec.sparsifier.select(Given(x), Turn((1000,)))
+    chosen = codec.sparsifier.select(EFInput(x), EncodeContext((1000,)))
     rest = torch.ones(1000, dtype=torch.bool)
     rest[chosen] = False
     assert torch.equal(out[rest], torch.zeros(900))
@@ -70,7 +70,7 @@ def test_entries_are_unbiased_where_the_quantiser_is() -> None:
     x = normal(500)
     codec = pipeline("topk:ratio=0.1 | qsgd:bits=2")
     kept = said(pipeline("topk:ratio=0.1 | none"), x)
-    heard = torch.stack([said(codec, x, Turn((500,), step=s)) for s in range(500)])
+    heard = torch.stack([said(codec, x, EncodeContext((500,), step=s)) for s in range(500)])
     total = (heard @ kept).double()
     assert abs(total.mean() - kept.double() @ kept.double()) < 4 * total.std() / 500**0.5
 
@@ -145,7 +145,7 @@ def shapes() -> list[Tensor]:
 def mean_error(codec: Compressor, x: Tensor) -> tuple[float, float]:
     """The mean squared error over 200 draws, and four of its standard errors."""
     errors = torch.tensor(
-        [squared_error(x, said(codec, x, Turn((D,), step=s))) for s in range(200)]
+        [squared_error(x, said(codec, x, EncodeContext((D,), step=s))) for s in range(200)]
     )
     return float(errors.mean()), float(4 * errors.std() / 200**0.5)
 
@@ -190,7 +190,7 @@ def test_scaled_leaves_what_it_has_not_said(way: str) -> None:
     ranks = Ranks("qsgd:bits=2,scaled=true", "residual", way, (300,), size=1)
     x = normal(300)
     out = ranks.step(x)
-    server = ranks.lanes[0].talk.get("server", torch.zeros(300))
+    server = ranks.lanes[0].aggregator_state.get("server", torch.zeros(300))
     torch.testing.assert_close(out + ranks.residual() + server, x)
 
 
@@ -209,8 +209,8 @@ def test_any_sparsifier_goes_before_any_quantiser(first: Sparsifier) -> None:
         one, two, both = first.traits(), second.traits(), built.traits()
         assert both.contraction == (one.contraction and two.contraction)
         assert both.unbiased == (one.unbiased and two.unbiased)
-        assert both.varies == (one.varies or two.varies)
-        assert both.votes == two.votes
+        assert both.variable_length == (one.variable_length or two.variable_length)
+        assert both.is_vote == two.is_vote
         plan = make_plan(built, None, "auto", [torch.zeros(64, 64)], 4)
         assert (format_spec(plan.memory) == "residual") == wants_residual(built)
         if not both.contraction:

@@ -16,7 +16,7 @@ from gradwire.engine.step import exchange, together
 from gradwire.errors import ConfigError
 from gradwire.kernels.reference import orthonormal
 from gradwire.memory.residual import Residual
-from gradwire.types import Given, Mean, Turn
+from gradwire.types import EFInput, EncodeContext, Mean
 
 
 def low_rank(rows: int, cols: int, rank: int, seed: int = 0) -> Tensor:
@@ -32,7 +32,9 @@ def best_error(m: Tensor, rank: int) -> float:
 def test_one_round_by_hand() -> None:
     """Equal row sums and Q of ones: P is (½, ½, ½, ½) and Q half the column sums."""
     m = torch.tensor([[1.0, 2.0], [2.0, 1.0], [0.0, 3.0], [3.0, 0.0]])
-    talk = PowerSGD().rounds(Given(m.view(-1).clone()), {"q": torch.ones(2, 1)}, Turn((4, 2)))
+    talk = PowerSGD().rounds(
+        EFInput(m.view(-1).clone()), {"q": torch.ones(2, 1)}, EncodeContext((4, 2))
+    )
     request = next(talk)
     assert isinstance(request, Mean)
     assert request.parts[0].tolist() == [[3.0], [3.0], [3.0], [3.0]]
@@ -61,8 +63,8 @@ def test_exact_where_only_the_mean_has_that_rank() -> None:
 
 def test_several_matrices_of_one_shape_are_each_exact() -> None:
     matrices = [low_rank(12, 10, 1, seed=seed) for seed in range(3)]
-    turns = [Turn((12, 10), lane=lane) for lane in range(3)]
-    lanes = [open_lane(str(t.lane), PowerSGD(), Residual(), "mean", t, CPU) for t in turns]
+    contexts = [EncodeContext((12, 10), lane_id=lane) for lane in range(3)]
+    lanes = [open_lane(str(t.lane_id), PowerSGD(), Residual(), "mean", t, CPU) for t in contexts]
     outs = [m.clone() for m in matrices]
     network = Simulated(1)
     network.run([together([exchange(g, lane) for g, lane in zip(outs, lanes, strict=True)])])
@@ -88,11 +90,11 @@ def test_the_rank_asked_for_is_the_rank_sent() -> None:
 
 
 def test_the_start_is_the_same_on_every_rank_and_another_for_every_parameter() -> None:
-    turn = Turn((30, 20), size=4, lane=3)
-    starts = [PowerSGD(rank=2).state(turn._replace(rank=r), CPU)["q"] for r in range(4)]
+    ctx = EncodeContext((30, 20), world_size=4, lane_id=3)
+    starts = [PowerSGD(rank=2).state(ctx._replace(rank=r), CPU)["q"] for r in range(4)]
     assert all(torch.equal(start, starts[0]) for start in starts)
-    assert not torch.equal(starts[0], PowerSGD(rank=2).state(turn._replace(lane=4), CPU)["q"])
-    assert not torch.equal(starts[0], PowerSGD(rank=2).state(turn._replace(seed=1), CPU)["q"])
+    assert not torch.equal(starts[0], PowerSGD(rank=2).state(ctx._replace(lane_id=4), CPU)["q"])
+    assert not torch.equal(starts[0], PowerSGD(rank=2).state(ctx._replace(seed=1), CPU)["q"])
 
 
 @pytest.mark.parametrize("rank", [1, 3])
@@ -109,7 +111,7 @@ def test_all_ranks_keep_the_same_start() -> None:
     ranks = Ranks("powersgd:rank=2", "residual", "mean", (9, 7), size=3)
     for step in range(3):
         ranks.step(*[normal(9, 7, seed=3 * step + rank) for rank in range(3)])
-        starts = [lane.talk["q"] for lane in ranks.lanes]
+        starts = [lane.aggregator_state["q"] for lane in ranks.lanes]
         assert all(torch.equal(start, starts[0]) for start in starts)
 
 
@@ -117,15 +119,22 @@ def test_all_ranks_keep_the_same_start() -> None:
 def test_what_is_left_is_what_this_rank_did_not_say(others: int) -> None:
     """M - P Pᵀ M for its own M, however many lanes share the message."""
     shape, size = (6, 5), 2
-    given = [[normal(*shape, seed=10 * r + i) for i in range(1 + others)] for r in range(size)]
+    ef = [[normal(*shape, seed=10 * r + i) for i in range(1 + others)] for r in range(size)]
     lanes = [
         [
-            open_lane(str(i), PowerSGD(), Residual(), "mean", Turn(shape, r, size, lane=i), CPU)
+            open_lane(
+                str(i),
+                PowerSGD(),
+                Residual(),
+                "mean",
+                EncodeContext(shape, r, size, lane_id=i),
+                CPU,
+            )
             for i in range(1 + others)
         ]
         for r in range(size)
     ]
-    outs = [[g.clone() for g in row] for row in given]
+    outs = [[g.clone() for g in row] for row in ef]
     talks = [
         together([exchange(g, lane) for g, lane in zip(gs, ls, strict=True)])
         for gs, ls in zip(outs, lanes, strict=True)
@@ -134,16 +143,16 @@ def test_what_is_left_is_what_this_rank_did_not_say(others: int) -> None:
     for row in lanes:
         row[0].keep()
     p = torch.linalg.svd(outs[0][0]).U[:, :1]
-    for row, own in zip(lanes, given, strict=True):
-        left = row[0].kept["residual"].view(shape)
-        torch.testing.assert_close(left, own[0] - p @ (p.T @ own[0]), rtol=1e-4, atol=1e-5)
+    for row, own in zip(lanes, ef, strict=True):
+        residual_out = row[0].memory_state["residual"].view(shape)
+        torch.testing.assert_close(residual_out, own[0] - p @ (p.T @ own[0]), rtol=1e-4, atol=1e-5)
 
 
 def test_zeros_are_said_as_zeros_and_do_not_blind_it() -> None:
     ranks = Ranks("powersgd:rank=2", "none", "mean", (9, 7))
-    start = ranks.lanes[0].talk["q"].clone()
+    start = ranks.lanes[0].aggregator_state["q"].clone()
     assert torch.equal(ranks.step(*[torch.zeros(9, 7)] * 2), torch.zeros(9, 7))
-    assert torch.equal(ranks.lanes[0].talk["q"], start)
+    assert torch.equal(ranks.lanes[0].aggregator_state["q"], start)
     m = low_rank(9, 7, 2)
     assert squared_error(m, ranks.step(m, m)) < 1e-9
 
@@ -156,7 +165,7 @@ def test_less_than_the_rank_is_finite_and_exact(memory: str) -> None:
         out = ranks.step(m, m)
         assert out.isfinite().all()
         assert squared_error(m, out) < 1e-6
-        assert ranks.lanes[0].talk["q"].isfinite().all()
+        assert ranks.lanes[0].aggregator_state["q"].isfinite().all()
     m = low_rank(9, 7, 4, seed=50)
     assert squared_error(m, ranks.step(m, m)) < 1e-6
 
@@ -234,7 +243,7 @@ def test_bytes_on_the_wire_are_frozen(backend: str) -> None:
     """Both rounds about small integers with equal row sums, from a Q of ones."""
     m = torch.arange(32.0).view(4, 8)
     m[:, 7] += 28 * 10 - m.sum(1)
-    talk = PowerSGD().rounds(Given(m.view(-1)), {"q": torch.ones(8, 1)}, Turn((4, 8)))
+    talk = PowerSGD().rounds(EFInput(m.view(-1)), {"q": torch.ones(8, 1)}, EncodeContext((4, 8)))
     first = next(talk)
     second = talk.send([first.parts])
     said_bytes = b"".join(r.parts[0].contiguous().numpy().tobytes() for r in (first, second))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gradwire.compressors.qsgd import QSGD
 from gradwire.errors import ConfigError
-from gradwire.types import Turn
+from gradwire.types import EncodeContext
 
 every_bits = pytest.mark.parametrize("bits", range(2, 9))
 both_norms = pytest.mark.parametrize("norm", ["max", "l2"])
@@ -28,7 +28,7 @@ Norm = Literal["max", "l2"]
 
 def draws(codec: QSGD, x: Tensor, count: int) -> Tensor:
     """What independent messages about `x` say, one a row."""
-    return torch.stack([said(codec, x, Turn((x.numel(),), step=s)) for s in range(count)])
+    return torch.stack([said(codec, x, EncodeContext((x.numel(),), step=s)) for s in range(count)])
 
 
 def spiked(numel: int) -> Tensor:
@@ -121,9 +121,9 @@ def test_bits_on_the_wire(bits: int) -> None:
 
 def test_ranks_round_independently_and_steps_too() -> None:
     codec, x = QSGD(bits=2), normal(1000)
-    turn = Turn((1000,), size=2)
-    first = said(codec, x, turn)
-    for other in (turn._replace(rank=1), turn._replace(step=1), turn._replace(seed=1)):
+    ctx = EncodeContext((1000,), world_size=2)
+    first = said(codec, x, ctx)
+    for other in (ctx._replace(rank=1), ctx._replace(step=1), ctx._replace(seed=1)):
         assert (said(codec, x, other) != first).float().mean() > 0.1
 
 

@@ -10,22 +10,22 @@ from torch import Tensor
 from gradwire.compressors.randomk import RandomK
 from gradwire.engine.plan import make_plan
 from gradwire.errors import ConfigError
-from gradwire.types import Given, Turn
+from gradwire.types import EFInput, EncodeContext
 
 
-def chosen(codec: RandomK, turn: Turn) -> list[int]:
-    positions: list[int] = codec.select(Given(torch.zeros(turn.numel)), turn).tolist()
+def chosen(codec: RandomK, ctx: EncodeContext) -> list[int]:
+    positions: list[int] = codec.select(EFInput(torch.zeros(ctx.numel)), ctx).tolist()
     return positions
 
 
 def test_one_entry_of_each_stratum_is_sent() -> None:
     x = torch.arange(1.0, 5.0)
     for step in range(20):
-        codec, turn = RandomK(ratio=0.5), Turn((4,), step=step)
-        first, second = chosen(codec, turn)
+        codec, ctx = RandomK(ratio=0.5), EncodeContext((4,), step=step)
+        first, second = chosen(codec, ctx)
         assert (first, second) in {(a, b) for a in (0, 1) for b in (2, 3)}
         expected = [v if i in (first, second) else 0.0 for i, v in enumerate(x.tolist())]
-        assert said(codec, x, turn).tolist() == expected
+        assert said(codec, x, ctx).tolist() == expected
 
 
 def test_only_values_travel() -> None:
@@ -36,15 +36,15 @@ def test_only_values_travel() -> None:
 
 
 def test_all_ranks_choose_alike() -> None:
-    turn = Turn((1000,), size=4, seed=3, lane=5, step=7)
-    first, *others = [chosen(RandomK(ratio=0.1), turn._replace(rank=rank)) for rank in range(4)]
+    ctx = EncodeContext((1000,), world_size=4, seed=3, lane_id=5, step=7)
+    first, *others = [chosen(RandomK(ratio=0.1), ctx._replace(rank=rank)) for rank in range(4)]
     assert all(other == first for other in others)
 
 
-@pytest.mark.parametrize("change", [{"step": 8}, {"lane": 6}, {"seed": 4}])
+@pytest.mark.parametrize("change", [{"step": 8}, {"lane_id": 6}, {"seed": 4}])
 def test_another_step_lane_or_seed_is_another_choice(change: dict[str, int]) -> None:
-    turn = Turn((1000,), seed=3, lane=5, step=7)
-    one, two = (set(chosen(RandomK(ratio=0.1), t)) for t in (turn, turn._replace(**change)))
+    ctx = EncodeContext((1000,), seed=3, lane_id=5, step=7)
+    one, two = (set(chosen(RandomK(ratio=0.1), t)) for t in (ctx, ctx._replace(**change)))
     # By chance a tenth of the hundred are in both.
     assert len(one & two) < 30
 
@@ -53,7 +53,10 @@ def test_another_step_lane_or_seed_is_another_choice(change: dict[str, int]) -> 
 def test_expected_error_is_that_of_a_uniform_choice(numel: int, ratio: float) -> None:
     codec, x = RandomK(ratio=ratio), normal(numel, seed=5)
     errors = torch.tensor(
-        [squared_error(x, said(codec, x, Turn((numel,), step=step))) for step in range(2000)]
+        [
+            squared_error(x, said(codec, x, EncodeContext((numel,), step=step)))
+            for step in range(2000)
+        ]
     )
     expected = 1 - codec.count(numel) / numel
     assert abs(errors.mean() - expected) < 4 * errors.std() / sqrt(2000)
@@ -79,14 +82,14 @@ def test_everything_is_sent_in_the_end() -> None:
 
 def test_ratio_one_sends_every_entry_once(backend: str) -> None:
     codec, x = RandomK(ratio=1.0), normal(10_000)
-    assert chosen(codec, Turn((10_000,), step=3)) == list(range(10_000))
-    assert torch.equal(said(codec, x, Turn((10_000,), step=3)), x)
+    assert chosen(codec, EncodeContext((10_000,), step=3)) == list(range(10_000))
+    assert torch.equal(said(codec, x, EncodeContext((10_000,), step=3)), x)
 
 
 @pytest.mark.parametrize("numel", [1, 7, 1000, 1003])
 def test_no_entry_is_chosen_twice_or_outside(backend: str, numel: int) -> None:
     for step in range(50):
-        positions = chosen(RandomK(ratio=0.3), Turn((numel,), step=step))
+        positions = chosen(RandomK(ratio=0.3), EncodeContext((numel,), step=step))
         assert len(set(positions)) == len(positions) == RandomK(ratio=0.3).count(numel)
         assert positions == sorted(positions)
         assert 0 <= positions[0] <= positions[-1] < numel
@@ -109,18 +112,18 @@ def test_the_global_generator_is_neither_read_nor_set() -> None:
 def test_parameters_with_anagrams_for_names_choose_differently() -> None:
     plan = make_plan("randomk:ratio=0.1", None, "auto", [], 1)
     tensor = torch.zeros(100, 100)
-    turns = [plan.lane(name, tensor, 0, 1, seed=0).turn for name in ("layer12", "layer21")]
-    one, two = (set(chosen(RandomK(ratio=0.1), turn)) for turn in turns)
+    contexts = [plan.lane(name, tensor, 0, 1, seed=0).ctx for name in ("layer12", "layer21")]
+    one, two = (set(chosen(RandomK(ratio=0.1), ctx)) for ctx in contexts)
     assert len(one & two) < 200
 
 
 def test_the_choice_does_not_depend_on_what_was_sent_before() -> None:
-    turn = Turn((1000,), step=5)
-    fresh = chosen(RandomK(ratio=0.1), turn)
+    ctx = EncodeContext((1000,), step=5)
+    fresh = chosen(RandomK(ratio=0.1), ctx)
     codec = RandomK(ratio=0.1)
     for step in range(3):
-        said(codec, normal(50), Turn((50,), lane=9, step=step))
-    assert chosen(codec, turn) == fresh
+        said(codec, normal(50), EncodeContext((50,), lane_id=9, step=step))
+    assert chosen(codec, ctx) == fresh
 
 
 @pytest.mark.parametrize("way", ["mean", "gather", "sharded"])

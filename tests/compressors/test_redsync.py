@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gradwire.compressors.redsync import RedSync
 from gradwire.errors import ConfigError
-from gradwire.types import Given, Turn
+from gradwire.types import EFInput, EncodeContext
 
 SHAPES = {
     "normal": normal(20_000),
@@ -19,7 +19,7 @@ SHAPES = {
 
 
 def chosen(x: Tensor, ratio: float) -> Tensor:
-    return RedSync(ratio=ratio).select(Given(x), Turn((x.numel(),)))
+    return RedSync(ratio=ratio).select(EFInput(x), EncodeContext((x.numel(),)))
 
 
 def test_bisects_between_mean_and_largest() -> None:

@@ -10,11 +10,11 @@ from torch import Tensor
 from gradwire.compressors.sidco import SIDCo
 from gradwire.errors import ConfigError
 from gradwire.kernels.reference import excess_border
-from gradwire.types import Given, Turn
+from gradwire.types import EFInput, EncodeContext
 
 
 def chosen(x: Tensor, codec: SIDCo) -> Tensor:
-    return codec.select(Given(x), Turn((x.numel(),)))
+    return codec.select(EFInput(x), EncodeContext((x.numel(),)))
 
 
 def exponential(numel: int) -> Tensor:
@@ -27,7 +27,7 @@ def exponential(numel: int) -> Tensor:
 def test_threshold_of_one_stage_by_hand() -> None:
     """Mean 2, so a quarter should exceed 2 ln 4 = 2.77."""
     x = torch.tensor([1.0, -1.0, 4.0, -2.0])
-    assert float(excess_border(Given(x), [0.25])) == pytest.approx(2 * log(4))
+    assert float(excess_border(EFInput(x), [0.25])) == pytest.approx(2 * log(4))
     assert said(SIDCo(ratio=0.25, stages=1), x).tolist() == [0.0, 0.0, 4.0, 0.0]
 
 
@@ -36,7 +36,7 @@ def test_threshold_of_two_stages_by_hand() -> None:
     x = torch.tensor([1.0, 0.5, 3.0, 0.5, 1.0, 6.0])
     first = 2 * log(4)
     second = first + (4.5 - first) * log(2)
-    assert float(excess_border(Given(x), [0.25, 0.5])) == pytest.approx(second)
+    assert float(excess_border(EFInput(x), [0.25, 0.5])) == pytest.approx(second)
 
 
 def test_shares_multiply_to_the_ratio() -> None:

@@ -9,7 +9,7 @@ from gradwire.engine.plan import check_memory, make_plan
 from gradwire.errors import ConfigError
 from gradwire.memory.residual import Residual
 from gradwire.spec import parse
-from gradwire.types import Turn
+from gradwire.types import EncodeContext
 
 MAJORITY = "gather:aggregate=majority"
 
@@ -64,7 +64,11 @@ def test_single_zeros_do_not_drift(backend: str) -> None:
     """A thousand of them over a hundred steps: their signs are coins, another for each rank."""
     x = with_entry(torch.zeros(1001), 1000, -3.0)
     coins = torch.stack(
-        [said(SignSGD(), x, Turn((1001,), r, 2, step=s)) for s in range(50) for r in range(2)]
+        [
+            said(SignSGD(), x, EncodeContext((1001,), r, 2, step=s))
+            for s in range(50)
+            for r in range(2)
+        ]
     )
     assert torch.equal(coins[:, 1000], -torch.ones(100))
     tosses = coins[:, :1000]
@@ -79,8 +83,8 @@ def test_single_zeros_do_not_drift(backend: str) -> None:
 
 def test_the_key_moves_no_sign_but_those_of_zeros() -> None:
     x = normal(100)
-    turns = [Turn((100,), rank=rank, size=3, step=rank) for rank in range(3)]
-    assert all(torch.equal(said(SignSGD(), x, turn), x.sign()) for turn in turns)
+    contexts = [EncodeContext((100,), rank=rank, world_size=3, step=rank) for rank in range(3)]
+    assert all(torch.equal(said(SignSGD(), x, ctx), x.sign()) for ctx in contexts)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])

@@ -11,21 +11,21 @@ from gradwire.compressors.signum import Signum
 from gradwire.engine.plan import check_memory, make_plan
 from gradwire.errors import ConfigError
 from gradwire.memory.residual import Residual
-from gradwire.types import Gather, Given, Turn
+from gradwire.types import AllGather, EFInput, EncodeContext
 from gradwire.wire.layout import pack
 from gradwire.wire.sign_votes import votes_layout
 
 
 def momentum(ranks: Ranks, rank: int = 0) -> Tensor:
-    return ranks.lanes[rank].talk["momentum"]
+    return ranks.lanes[rank].aggregator_state["momentum"]
 
 
 def test_momentum_by_hand() -> None:
     """beta = 1/2: 4, then (4 - 2)/2 = 1, then (1 - 2)/2 = -1/2; the sign follows late."""
     ranks = Ranks("signum:beta=0.5", "none", "gather", (1,), size=1)
     steps = [(4.0, 1.0, 4.0), (-2.0, 1.0, 1.0), (-2.0, -1.0, -0.5)]
-    for given, sign, kept in steps:
-        assert ranks.step(torch.tensor([given])).tolist() == [sign]
+    for ef, sign, kept in steps:
+        assert ranks.step(torch.tensor([ef])).tolist() == [sign]
         assert momentum(ranks).tolist() == [kept]
 
 
@@ -70,11 +70,11 @@ def test_ties_and_zeros_do_not_move() -> None:
 
 
 def test_momentum_changes_when_the_answer_has_come() -> None:
-    codec, turn = Signum(), Turn((4,))
-    state = codec.state(turn, CPU)
-    talk = codec.rounds(Given(torch.ones(4)), state, turn)
+    codec, ctx = Signum(), EncodeContext((4,))
+    state = codec.state(ctx, CPU)
+    talk = codec.rounds(EFInput(torch.ones(4)), state, ctx)
     request = next(talk)
-    assert isinstance(request, Gather)
+    assert isinstance(request, AllGather)
     assert state["momentum"].tolist() == [0.0] * 4
     with pytest.raises(StopIteration):
         talk.send([request.parts])
@@ -82,13 +82,13 @@ def test_momentum_changes_when_the_answer_has_come() -> None:
 
 
 def test_what_is_left_is_what_was_not_said() -> None:
-    codec, turn = Signum(), Turn((3,))
-    left = torch.empty(3)
+    codec, ctx = Signum(), EncodeContext((3,))
+    residual_out = torch.empty(3)
     talk = codec.rounds(
-        Given(torch.tensor([3.0, -0.5, 1.0]), None, left), codec.state(turn, CPU), turn
+        EFInput(torch.tensor([3.0, -0.5, 1.0]), None, residual_out), codec.state(ctx, CPU), ctx
     )
     next(talk)
-    assert left.tolist() == [2.0, 0.5, 0.0]
+    assert residual_out.tolist() == [2.0, 0.5, 0.0]
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwire.compressors.sketchedsgd import SketchedSGD, median
 from gradwire.errors import ConfigError
-from gradwire.types import Turn
+from gradwire.types import EncodeContext
 
 
 def heavy(numel: int, count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -69,7 +69,9 @@ def test_error_is_at_most_what_a_random_choice_would_lose() -> None:
     """On average over hashes, also where the sketch cannot tell the entries apart."""
     codec = SketchedSGD(ratio=0.05, rows=3, width=2)
     for x in (normal(1000), torch.ones(1000), normal(1000) ** 5, eighths(1000)):
-        errors = [squared_error(x, said(codec, x, Turn((1000,), step=s))) for s in range(50)]
+        errors = [
+            squared_error(x, said(codec, x, EncodeContext((1000,), step=s))) for s in range(50)
+        ]
         assert max(errors) < 1
         assert sum(errors) / 50 <= 1 - 0.05 + 0.005
 
@@ -79,13 +81,13 @@ def test_one_entry_is_drawn_blindly_so_its_bound_holds_for_every_input() -> None
     codec, x = SketchedSGD(ratio=0.001, rows=1, width=1), torch.zeros(1000)
     x[:20], x[777] = 0.1, 1.0
     errors = torch.tensor(
-        [squared_error(x, said(codec, x, Turn((1000,), step=s))) for s in range(2000)]
+        [squared_error(x, said(codec, x, EncodeContext((1000,), step=s))) for s in range(2000)]
     )
     assert errors.max() <= 1
     assert errors.mean() <= 1 - 1 / 1000 + 4 * errors.std() / 2000**0.5
     drawn = {
         int(codec._found(torch.zeros(1, 1), codec._hashes(t, x.device), t)[-1])
-        for t in (Turn((1000,), step=s) for s in range(200))
+        for t in (EncodeContext((1000,), step=s) for s in range(200))
     }
     assert len(drawn) > 150
 
@@ -106,16 +108,16 @@ def test_two_means_a_step() -> None:
 
 
 def test_every_step_and_parameter_has_its_own_hashes() -> None:
-    codec, x, turn = SketchedSGD(ratio=0.05), normal(1000), Turn((1000,))
-    first = codec.encode(x, turn).parts[0]
-    assert torch.equal(codec.encode(x, turn._replace(rank=1)).parts[0], first)
-    for other in (turn._replace(step=1), turn._replace(lane=1), turn._replace(seed=1)):
+    codec, x, ctx = SketchedSGD(ratio=0.05), normal(1000), EncodeContext((1000,))
+    first = codec.encode(x, ctx).parts[0]
+    assert torch.equal(codec.encode(x, ctx._replace(rank=1)).parts[0], first)
+    for other in (ctx._replace(step=1), ctx._replace(lane_id=1), ctx._replace(seed=1)):
         assert not torch.equal(codec.encode(x, other).parts[0], first)
     assert not torch.equal(first[0], first[1])
 
 
 def test_columns_and_signs_are_spread_evenly() -> None:
-    hashes = SketchedSGD(ratio=0.0004)._hashes(Turn((100_000,)), torch.device("cpu"))
+    hashes = SketchedSGD(ratio=0.0004)._hashes(EncodeContext((100_000,)), torch.device("cpu"))
     for column, sign in hashes:
         counts = torch.bincount(column, minlength=160)
         assert counts.numel() == 160

@@ -15,7 +15,7 @@ from few_ranks import (
 
 from gradwire.compressors.sketchml import SketchML
 from gradwire.errors import ConfigError
-from gradwire.types import Turn
+from gradwire.types import EncodeContext
 from gradwire.wire.bits import unpack_bits
 
 every_bits = pytest.mark.parametrize("bits", range(1, 9))
@@ -117,9 +117,13 @@ def test_all_bad() -> None:
 
 
 def test_ranks_and_steps_sample_independently() -> None:
-    codec, x, turn = SketchML(bits=4, sample=100), normal(10_000), Turn((10_000,), size=2)
-    first = said(codec, x, turn)
-    for other in (turn._replace(rank=1), turn._replace(step=1), turn._replace(seed=1)):
+    codec, x, ctx = (
+        SketchML(bits=4, sample=100),
+        normal(10_000),
+        EncodeContext((10_000,), world_size=2),
+    )
+    first = said(codec, x, ctx)
+    for other in (ctx._replace(rank=1), ctx._replace(step=1), ctx._replace(seed=1)):
         assert not torch.equal(said(codec, x, other), first)
 
 

@@ -9,14 +9,16 @@ from torch import Tensor
 
 from gradwire.compressors.terngrad import TernGrad
 from gradwire.errors import ConfigError, WireError
-from gradwire.types import Turn
+from gradwire.types import EncodeContext
 from gradwire.wire.layout import pack, unpack
 
 both = pytest.mark.parametrize("clip", [0, 2.5])
 
 
 def draws(codec: TernGrad, x: Tensor, count: int) -> Tensor:
-    return torch.stack([said(codec, x, Turn((x.numel(),), step=s)) for s in range(count)]).double()
+    return torch.stack(
+        [said(codec, x, EncodeContext((x.numel(),), step=s)) for s in range(count)]
+    ).double()
 
 
 def worst(numel: int) -> Tensor:
@@ -93,9 +95,9 @@ def test_bits_on_the_wire() -> None:
 
 
 def test_ranks_and_steps_draw_for_themselves() -> None:
-    x, turn = normal(1000), Turn((1000,), size=2)
-    first = said(TernGrad(), x, turn)
-    for other in (turn._replace(rank=1), turn._replace(step=1), turn._replace(seed=1)):
+    x, ctx = normal(1000), EncodeContext((1000,), world_size=2)
+    first = said(TernGrad(), x, ctx)
+    for other in (ctx._replace(rank=1), ctx._replace(step=1), ctx._replace(seed=1)):
         assert (said(TernGrad(), x, other) != first).float().mean() > 0.1
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from gradwire.compressors.threelc import ThreeLC, lengthen, shorten
 from gradwire.errors import ConfigError, WireError
-from gradwire.types import Turn
+from gradwire.types import EncodeContext
 from gradwire.wire.layout import pack, unpack
 
 every_sparsity = pytest.mark.parametrize("sparsity", [1.0, 1.5, 1.75, 1.99])
@@ -131,7 +131,7 @@ def test_hostile_bytes_are_refused_or_harmless(noise: bytes, numel: int) -> None
     except WireError:
         return
     out = torch.zeros(numel)
-    codec.add_to(out, [heard], 1.0, Turn((out.numel(),)))
+    codec.decode_add(out, [heard], 1.0, EncodeContext((out.numel(),)))
     assert (out.abs() <= 1).all()
 
 

@@ -6,7 +6,7 @@ from few_ranks import Ranks, eighths, normal, said, squared_error, wire_hash, wi
 
 from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError
-from gradwire.types import Turn
+from gradwire.types import EncodeContext
 from gradwire.wire.indices import unpack_index
 
 
@@ -82,8 +82,10 @@ def test_bits_on_the_wire() -> None:
 
 def test_the_turn_does_not_matter() -> None:
     x = normal(100)
-    turns = [Turn((100,), rank=rank, size=3, seed=rank, step=rank) for rank in range(3)]
-    outs = [said(TopK(ratio=0.1), x, turn) for turn in turns]
+    contexts = [
+        EncodeContext((100,), rank=rank, world_size=3, seed=rank, step=rank) for rank in range(3)
+    ]
+    outs = [said(TopK(ratio=0.1), x, ctx) for ctx in contexts]
     assert torch.equal(outs[0], outs[1])
     assert torch.equal(outs[0], outs[2])
 

@@ -8,7 +8,7 @@ from gradwire.compressors.variance import USUAL, Variance
 from gradwire.engine.plan import check_memory, wants_residual
 from gradwire.errors import ConfigError, WireError
 from gradwire.spec import parse_memory
-from gradwire.types import Turn
+from gradwire.types import EncodeContext
 
 PLAIN = "variance:alpha={},zeta=0.999999,shrink=0"
 
@@ -74,8 +74,8 @@ def test_sent_plus_left_is_given() -> None:
     for step in range(20):
         grads = [normal(500, seed=3 * step + rank) for rank in range(3)]
         sent, given = sent + ranks.step(*grads), given + sum(grads) / 3
-    left = sum(ranks.residual(rank) for rank in range(3)) / 3
-    torch.testing.assert_close(sent + left, given, rtol=1e-4, atol=1e-4)
+    residual_out = sum(ranks.residual(rank) for rank in range(3)) / 3
+    torch.testing.assert_close(sent + residual_out, given, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("memory", ["none", "momentum", "ef21", "ef21-sgdm"])
@@ -110,7 +110,7 @@ def test_bad_numbers_show_and_do_not_stay_in_the_variance(bad: float) -> None:
     out = ranks.step(normal(100), with_entry(normal(100), 7, bad))
     assert not out[7].isfinite()
     assert out.isfinite().sum() == 99
-    assert all(lane.talk["spread"].isfinite().all() for lane in ranks.lanes)
+    assert all(lane.aggregator_state["spread"].isfinite().all() for lane in ranks.lanes)
 
 
 def test_bits_on_the_wire() -> None:
@@ -156,12 +156,12 @@ def test_settings_out_of_range(settings: dict[str, float], rule: str) -> None:
 
 def test_every_step_starts_from_what_the_last_has_left() -> None:
     """The variance is what it is said to be: decayed squares since the entry was last said."""
-    codec, turn = Variance(alpha=100.0, zeta=0.5, shrink=0.5), Turn((4,))
+    codec, ctx = Variance(alpha=100.0, zeta=0.5, shrink=0.5), EncodeContext((4,))
     ranks = Ranks(codec, "residual", "gather", (4,), size=1)
     v = torch.zeros(4)
     for step in range(5):
         g = normal(4, seed=step)
         ranks.step(g)
         v = (v + 0.5 * g.square() + 0.5 * g.square().mean()) * 0.5
-    torch.testing.assert_close(ranks.lanes[0].talk["spread"].square(), v)
-    assert codec.state(turn, CPU)["spread"].count_nonzero() == 0
+    torch.testing.assert_close(ranks.lanes[0].aggregator_state["spread"].square(), v)
+    assert codec.state(ctx, CPU)["spread"].count_nonzero() == 0

@@ -11,13 +11,13 @@ from torch import Tensor
 from gradwire.compressors.wangni import Wangni, scale_for
 from gradwire.engine.plan import make_plan
 from gradwire.errors import ConfigError, WireError
-from gradwire.types import Turn
+from gradwire.types import EncodeContext
 from gradwire.wire.layout import pack, unpack
 
 
 def draws(codec: Wangni, x: Tensor, count: int) -> Tensor:
     """What independent messages about `x` say, one a row."""
-    return torch.stack([said(codec, x, Turn((x.numel(),), step=s)) for s in range(count)])
+    return torch.stack([said(codec, x, EncodeContext((x.numel(),), step=s)) for s in range(count)])
 
 
 def variance(x: Tensor, scale: Tensor) -> float:
@@ -86,8 +86,8 @@ def test_ranks_draw_for_themselves_and_the_mean_is_over_all() -> None:
     ranks = Ranks("wangni:ratio=0.25", "none", "gather", (4,))
     one, two = with_entry(torch.zeros(4), 1, 4.0), with_entry(torch.zeros(4), 2, -2.0)
     assert ranks.step(one, two).tolist() == [0.0, 2.0, -1.0, 0.0]
-    turns = [Turn((1000,), rank=rank) for rank in range(2)]
-    first, second = (said(Wangni(ratio=0.1), normal(1000), turn) for turn in turns)
+    contexts = [EncodeContext((1000,), rank=rank) for rank in range(2)]
+    first, second = (said(Wangni(ratio=0.1), normal(1000), ctx) for ctx in contexts)
     assert not torch.equal(first, second)
 
 

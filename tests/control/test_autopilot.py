@@ -8,8 +8,8 @@ from gradwire.control._autopilot.budget import FEW, Rest
 from gradwire.control._autopilot.candidates import is_whole
 from gradwire.control._autopilot.error_model import progress
 from gradwire.control.autopilot import BETTER, WORTH, Autopilot, Navigator
-from gradwire.control.base import Heard
-from gradwire.control.timing import Lap
+from gradwire.control.base import StepReport
+from gradwire.control.timing import StepTiming
 from gradwire.errors import ConfigError
 
 FAST, SLOW = 1e9, 5e7
@@ -29,7 +29,7 @@ class Fake:
         assert isinstance(made, Navigator)
         self.led, self.work_s, self.step = made, work_s, 0
         self.led.listen("w", torch.zeros(SHAPE), 1.0)
-        self.last: tuple[Lap, float] | None = None
+        self.last: tuple[StepTiming, float] | None = None
         # What a look takes, twice that for a decision, and nothing in steps at rest.
         self.own_s, self.spent_s, self.untold_s = own_s, 0.0, 0.0
         self.passed_s, self.looks = 0.0, 0
@@ -47,7 +47,7 @@ class Fake:
         sent = factor * rung.compressor.nbytes(SHAPE)
         wire_s = slow * (IDLE_S + 8 * sent / rate_bits)
         work_s = 0.0 if whole else self.work_s
-        lap = Lap(COMPUTE_S + work_s + wire_s, work_s, wire_s, sent, work_s + wire_s)
+        lap = StepTiming(COMPUTE_S + work_s + wire_s, work_s, wire_s, sent, work_s + wire_s)
         self.hear()
         self.last = lap, 0.0 if whole else 1 - KEPT.get(rung.value, 0.01)
         self.passed_s += lap.step_s
@@ -58,7 +58,7 @@ class Fake:
             self.unsampled = [self.last[1], 1.0]
         self.step += 1
         if not self.led.asks:
-            self.led.step(Heard(self.step, [], None))
+            self.led.step(StepReport(self.step, [], None))
             return
         before, told = None if self.last is None else self.last[0], self.unsampled
         if before is not None:
@@ -66,7 +66,9 @@ class Fake:
         decided = len(self.led.log.decisions)
         # That it was sampled is what lanes tell; how much was lost, only the mean over ranks.
         lost = {"w": torch.zeros(2)} if self.step % 16 == 1 else {}
-        self.led.step(Heard(self.step, [(["w"], told)], before and before.step_s, before, lost))
+        self.led.step(
+            StepReport(self.step, [(["w"], told)], before and before.step_s, before, lost)
+        )
         self.unsampled, self.looks = [], self.looks + 1
         took_s = self.own_s * (1 + 2 * (len(self.led.log.decisions) > decided or bool(told)))
         self.spent_s, self.untold_s = self.spent_s + took_s, self.untold_s + took_s
@@ -170,7 +172,7 @@ def test_it_never_takes_more_than_its_share_of_the_time(own_s: float, all_looks:
 
 
 def test_what_is_replayed_does_not_rest_but_is_counted() -> None:
-    rest, lap = Rest(), Lap(0.1, 0.0, 0.0, 1.0, 0.0, own_s=0.05)
+    rest, lap = Rest(), StepTiming(0.1, 0.0, 0.0, 1.0, 0.0, own_s=0.05)
     rest.hear(lap, may_rest=False)
     assert rest.left == 0
     rest.hear(lap, may_rest=True)
@@ -244,5 +246,5 @@ def test_a_lower_learning_rate_is_followed_by_as_many_steps() -> None:
     second = Fake()
     second.led.load(fake.led.save())
     assert second.led.chart.ahead == 401
-    second.led.step(Heard(1500, [], None))
+    second.led.step(StepReport(1500, [], None))
     assert second.led.chart.ahead == 401

@@ -131,7 +131,8 @@ def test_a_run_that_has_left_its_method_is_saved_too(spec: str) -> None:
         first.step(gradients(step))
     assert explained(first)["setting"] in ("bf16", "dense")
     assert (
-        first.workers[0].lanes["w"].talk["q"].shape != second.workers[0].lanes["w"].talk["q"].shape
+        first.workers[0].lanes["w"].aggregator_state["q"].shape
+        != second.workers[0].lanes["w"].aggregator_state["q"].shape
     )
     second.load_state_dict(first.state_dict())  # type: ignore[arg-type]
     one, other = first.step(gradients(20)), second.step(gradients(20))
@@ -232,7 +233,9 @@ def test_residuals_are_said_when_all_is() -> None:
         found = gradients(step)
         given += torch.stack([one["w"] for one in found]).mean(0)
         sent += led.step(found)["w"]
-    left = torch.stack([worker.lanes["w"].kept["residual"] for worker in led.workers]).mean(0)
+    left = torch.stack([worker.lanes["w"].memory_state["residual"] for worker in led.workers]).mean(
+        0
+    )
     # bf16 sums round, and that is in nobody's residual.
     torch.testing.assert_close(sent + left.view(64, 256), given, rtol=0.02, atol=0.1)
 
@@ -248,13 +251,13 @@ def two_layers(step: int) -> list[dict[str, Tensor]]:
     return [one(rank) for rank in range(4)]
 
 
-def by(how: str) -> Simulation:
+def by(rounds_like: str) -> Simulation:
     tensors = {"peaks": torch.zeros(64, 256), "flat": torch.zeros(64, 256)}
     return gradwire.simulate(
         tensors,
         "topk:ratio=0.2",
         workers=4,
-        controller=f"autopilot:by={how}",
+        controller=f"autopilot:by={rounds_like}",
         link=LinkModel(1e-4, 1e6),
         compute_s=0.02,
     )

@@ -7,7 +7,7 @@ from torch import Tensor
 import gradwire
 from gradwire.control.two_level import Gauge, levels
 from gradwire.engine.cuda_graphs import is_sampled
-from gradwire.engine.engine import Lanes
+from gradwire.engine.engine import Engine
 from gradwire.simulate import Simulation
 
 
@@ -21,7 +21,7 @@ def gradients(step: int) -> list[dict[str, Tensor]]:
     return [{"w": torch.randn(64, 64, generator=d), "b": torch.ones(8)} for d in dice]
 
 
-def steady(lanes: Lanes) -> bool:
+def graph_safe(lanes: Engine) -> bool:
     """Whether the next step could be replayed, as far as its pilot goes."""
     assert lanes.helm is not None
     lanes.settle()
@@ -31,7 +31,7 @@ def steady(lanes: Lanes) -> bool:
 def told_apart(controller: str, steps: int) -> list[bool]:
     led, found = opened(controller), []
     for step in range(steps):
-        found.append(steady(led.workers[0]))
+        found.append(graph_safe(led.workers[0]))
         led.step(gradients(step))
     return found
 
@@ -55,9 +55,9 @@ def test_gravac_measures_in_every_step_alike() -> None:
 @pytest.mark.parametrize(
     ("spec", "waits"), [("topk:ratio=0.1", False), ("redsync:ratio=0.1", True)]
 )
-def test_a_dense_step_waits_if_what_it_measures_does(spec: str, waits: bool) -> None:
+def test_a_dense_step_waits_if_what_it_measures_does(spec: str, syncs_host: bool) -> None:
     beside = levels(gradwire.parse(spec), 10, 20, "dense", False, Gauge(raw=False))
-    assert beside.traits().waits == waits
+    assert beside.traits().syncs_host == syncs_host
 
 
 @pytest.mark.parametrize("change", [True, False])

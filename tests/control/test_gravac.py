@@ -5,7 +5,7 @@ import math
 import pytest
 
 import gradwire
-from gradwire.control.base import Heard
+from gradwire.control.base import StepReport
 from gradwire.control.gravac import Explorer, GraVAC, Policy, gain, noted, saturated
 from gradwire.control.two_level import Levels
 
@@ -22,7 +22,7 @@ def feed(
     led: Explorer, floor: float, candidate: float, last_s: float | None = None, ref: float = 1.0
 ) -> str:
     """A step in which the levels keep so much; what is sent next."""
-    led.step(Heard(led.known.seen + 1, [(["w"], [ref, floor, candidate, ref])], last_s))
+    led.step(StepReport(led.known.seen + 1, [(["w"], [ref, floor, candidate, ref])], last_s))
     return led.explain()["setting"]  # type: ignore[return-value]
 
 
@@ -193,9 +193,9 @@ def test_one_outlier_does_not_decide_with_a_median() -> None:
 
 
 @pytest.mark.parametrize(("how", "left"), [("ewma", 0.95 * 32 + 0.05 * 3.6), ("median", 32)])
-def test_one_odd_step_does_not_settle_the_search(how: str, left: float) -> None:
+def test_one_odd_step_does_not_settle_the_search(rounds_like: str, left: float) -> None:
     """Had its throughput alone counted, 20x would seem as good as 10x when the window ends."""
-    led = pilot(window=30, alpha=0.05, throughput=how, low=10, high=40, policy="geometric")
+    led = pilot(window=30, alpha=0.05, throughput=rounds_like, low=10, high=40, policy="geometric")
     led.known.throughput[10.0] = [3.6]
     for _ in range(29):
         feed(led, 0.9, 0.8, last_s=0.1)

@@ -14,7 +14,7 @@ from gradwire.compressors.topk import TopK
 from gradwire.control.gravac import Explorer, GraVAC
 from gradwire.control.two_level import DenseBeside, Gauge, Levels, at_factor, levels
 from gradwire.errors import ConfigError
-from gradwire.types import Given, Turn
+from gradwire.types import EFInput, EncodeContext
 
 SPARSIFIERS = ["topk", "dgc", "redsync", "randomk", "sidco"]
 
@@ -57,16 +57,16 @@ def selections(alone: bool, sends: str) -> list[int]:
 
     @dataclass(frozen=True)
     class Counting(TopK):
-        def select(self, given: Given, turn: Turn) -> Tensor:
-            chosen_from.append(turn.numel)
-            return TopK.select(self, given, turn)
+        def select(self, ef: EFInput, ctx: EncodeContext) -> Tensor:
+            chosen_from.append(ctx.numel)
+            return TopK.select(self, ef, ctx)
 
     gauge = Gauge(raw=False)
     gauge.start()
     made = levels(Counting(ratio=0.1), 10, 100, sends, alone, gauge)  # type: ignore[arg-type]
     x = torch.randn(5000, generator=torch.Generator().manual_seed(0))
     assert isinstance(made, Levels)
-    made.select(Given(x), Turn((5000,), 0, 1, 0, 0))
+    made.select(EFInput(x), EncodeContext((5000,), 0, 1, 0, 0))
     return chosen_from
 
 
@@ -85,9 +85,9 @@ def test_random_k_of_random_k_is_random_k_in_law() -> None:
         gauge = Gauge(raw=False)
         made = levels(base, 4, 16, "candidate", False, gauge)
         assert isinstance(made, Levels)
-        turn = Turn((64,), 0, 1, draw, 7)
-        index = made.select(Given(torch.randn(64)), turn)
-        first = at_factor(base, 4).select(Given(torch.zeros(64)), turn)
+        ctx = EncodeContext((64,), 0, 1, draw, 7)
+        index = made.select(EFInput(torch.randn(64)), ctx)
+        first = at_factor(base, 4).select(EFInput(torch.zeros(64)), ctx)
         assert set(index.tolist()) <= set(first.tolist())
         assert index.unique().numel() == 4
         counts[index] += 1
@@ -103,21 +103,21 @@ def test_what_is_sent_and_what_is_left_is_what_was_given(spec: str, exchange: st
     epsilon = 0.5 if spec.startswith("randomk") else 0.6
     rule = f"gravac:low=3,high=100,epsilon={epsilon},window=2,policy=geometric"
     run = run_of(spec, rule, exchange=exchange)
-    given = torch.zeros(64 * 80)
+    ef = torch.zeros(64 * 80)
     got = torch.zeros(64 * 80)
     sent = set()
     for step in range(10):
         sent.add(pilots(run)[0].factor())
         grads = gradients(step)
-        given += torch.stack([g["w"].view(-1) for g in grads]).mean(0)
+        ef += torch.stack([g["w"].view(-1) for g in grads]).mean(0)
         got += run.step(grads)["w"].view(-1)
         states = [led.save() for led in pilots(run)]
         assert all(state == states[0] for state in states)
     assert len(sent) > 1
-    left = torch.stack([w.lanes["w"].kept["residual"] for w in run.workers]).mean(0)
+    left = torch.stack([w.lanes["w"].memory_state["residual"] for w in run.workers]).mean(0)
     if exchange == "sharded":
-        left += torch.cat([w.lanes["w"].talk["server"] for w in run.workers])
-    torch.testing.assert_close(got + left, given, rtol=1e-3, atol=1e-2)
+        left += torch.cat([w.lanes["w"].aggregator_state["server"] for w in run.workers])
+    torch.testing.assert_close(got + left, ef, rtol=1e-3, atol=1e-2)
 
 
 @pytest.mark.parametrize("memory", ["momentum", "none", "ef21", "lowbit"])
@@ -144,7 +144,7 @@ def test_gains_are_those_of_all_ranks_and_layers(norm: str, ref: str) -> None:
     run = run_of("topk:ratio=0.5,values=fp32", rule)
     for step in range(2):
         run.step(gradients(step))
-    left = [{n: w.lanes[n].kept["residual"] for n in "wv"} for w in run.workers]
+    left = [{n: w.lanes[n].memory_state["residual"] for n in "wv"} for w in run.workers]
     kept, reference = [], []
     grads = gradients(2)
     for rank, residuals in enumerate(left):
@@ -195,7 +195,7 @@ def test_gradients_of_zeros_move_nothing_though_residuals_wait(ref: str) -> None
     for step in range(3):
         run.step(gradients(step))
     before = pilots(run)[0].save()
-    assert run.workers[0].lanes["w"].kept["residual"].any()
+    assert run.workers[0].lanes["w"].memory_state["residual"].any()
     run.step([{n: torch.zeros_like(g) for n, g in one.items()} for one in gradients(3)])
     assert pilots(run)[0].save() == {**before, "last_factor": None}
 
@@ -258,11 +258,11 @@ def test_switch_starts_to_explore_anew_and_says_so() -> None:
     run = run_of("topk:ratio=0.1", "gravac:low=3,high=100,epsilon=0.2,window=50")
     for step in range(3):
         run.step(gradients(step))
-    residual = run.workers[1].lanes["w"].kept["residual"].clone()
+    residual = run.workers[1].lanes["w"].memory_state["residual"].clone()
     run.switch("redsync:ratio=0.1")
     assert pilots(run)[0].log.decisions[-1] == (3, "dense", "nothing is known yet")
     assert pilots(run)[0].known.seen == 0
-    assert torch.equal(run.workers[1].lanes["w"].kept["residual"], residual)
+    assert torch.equal(run.workers[1].lanes["w"].memory_state["residual"], residual)
     run.step(gradients(3))
     assert pilots(run)[0].known.seen == 1
 

@@ -66,12 +66,12 @@ def test_dense_first_then_compressed_with_the_same_memory() -> None:
         assert run.stats()["residual_norm"] == 0
     run.step(gradients(2))
     assert run.workers[0].lanes["w"].compressor == gradwire.parse("topk:ratio=0.05,values=fp32")
-    before = [w.lanes["w"].kept["residual"].clone() for w in run.workers]
+    before = [w.lanes["w"].memory_state["residual"].clone() for w in run.workers]
     given = gradients(3)
     got = run.step(given)["w"]
-    left = [w.lanes["w"].kept["residual"] for w in run.workers]
-    owed = torch.stack([g["w"].view(-1) + r for g, r in zip(given, before, strict=True)])
-    torch.testing.assert_close(got.view(-1), (owed - torch.stack(left)).mean(0))
+    left = [w.lanes["w"].memory_state["residual"] for w in run.workers]
+    unsent_keys = torch.stack([g["w"].view(-1) + r for g, r in zip(given, before, strict=True)])
+    torch.testing.assert_close(got.view(-1), (unsent_keys - torch.stack(left)).mean(0))
 
 
 def test_stats_say_which_setting_when_and_why() -> None:
@@ -123,13 +123,13 @@ def test_a_low_rank_method_keeps_the_columns_that_fit() -> None:
     run = make("powersgd:rank=4", "schedule:setting=rank,first=4,last=1,stages=2,length=6")
     run.step(gradients(0))
     lane = run.workers[0].lanes["w"]
-    before = lane.talk["q"].clone()
+    before = lane.aggregator_state["q"].clone()
     assert before.shape == (40, 4)
     for rank in (2, 3):
         method = PowerSGD(rank)
         lane.redirect(method, method)
-        assert lane.talk["q"].shape == (40, rank)
-        assert torch.equal(lane.talk["q"][:, :2], before[:, :2])
+        assert lane.aggregator_state["q"].shape == (40, rank)
+        assert torch.equal(lane.aggregator_state["q"][:, :2], before[:, :2])
 
 
 def test_a_low_rank_method_follows_a_schedule() -> None:
@@ -137,7 +137,7 @@ def test_a_low_rank_method_follows_a_schedule() -> None:
     for step in range(3):
         run.step(gradients(step))
     assert run.workers[0].lanes["w"].compressor == PowerSGD(1)
-    assert run.workers[0].lanes["w"].talk["q"].shape == (40, 1)
+    assert run.workers[0].lanes["w"].aggregator_state["q"].shape == (40, 1)
 
 
 def test_switch_keeps_the_schedule() -> None:

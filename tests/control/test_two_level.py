@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.compressors._sparsifier import Passing
+from gradwire.compressors._sparsifier import ThresholdSparsifier
 from gradwire.control.two_level import Gauge, Levels, Sends, at_factor, levels, sparsifier_of
 from gradwire.spec import parse
-from gradwire.types import Given, Turn
+from gradwire.types import EFInput, EncodeContext
 
 NUMEL = 20_011
-TURN = Turn((NUMEL,), seed=3)
+TURN = EncodeContext((NUMEL,), seed=3)
 
 each = pytest.mark.parametrize("name", ["dgc", "redsync"])
 
@@ -19,13 +19,13 @@ def heavy() -> Tensor:
     return torch.randn(NUMEL, generator=torch.Generator().manual_seed(1)) ** 3
 
 
-def made(name: str, low: float, high: float, sends: Sends) -> tuple[Levels, Passing]:
+def made(name: str, low: float, high: float, sends: Sends) -> tuple[Levels, ThresholdSparsifier]:
     gauge = Gauge(raw=True)
     gauge.start()
     both = sparsifier_of(levels(parse(f"{name}:ratio=0.1"), low, high, sends, False, gauge))
     first = at_factor(parse(f"{name}:ratio=0.1"), low)  # type: ignore[arg-type]
     assert isinstance(both, Levels)
-    assert isinstance(first, Passing)
+    assert isinstance(first, ThresholdSparsifier)
     return both, first
 
 
@@ -34,8 +34,8 @@ def made(name: str, low: float, high: float, sends: Sends) -> tuple[Levels, Pass
 def test_the_choice_is_the_top_of_the_first_level(name: str, sends: Sends) -> None:
     x = heavy()
     both, first = made(name, 10, 500, sends)
-    index = both.select_in_room(first, Given(x), TURN)
-    outer = first.select(Given(x), TURN)
+    index = both.select_in_room(first, EFInput(x), TURN)
+    outer = first.select(EFInput(x), TURN)
     assert torch.equal(index, index.unique())
     if sends == "floor":
         assert torch.equal(index, outer)
@@ -58,7 +58,7 @@ def test_numbers_that_are_none_do_not_spread_into_the_room(name: str) -> None:
     x = heavy()
     x[0], x[5] = torch.nan, torch.inf
     both, first = made(name, 10, 500, "candidate")
-    index = both.select_in_room(first, Given(x), TURN)
+    index = both.select_in_room(first, EFInput(x), TURN)
     assert torch.equal(index, index.unique())
     assert {0, 5} <= set(index.tolist())
     assert index.numel() <= 2 * round(NUMEL / 500)
@@ -68,11 +68,11 @@ def test_numbers_that_are_none_do_not_spread_into_the_room(name: str) -> None:
 def test_a_candidate_that_may_say_all_there_is_room_for(name: str) -> None:
     x = heavy()
     both, first = made(name, 10, 10 / 3, "candidate")
-    outer = first.select(Given(x), TURN)
-    assert torch.equal(both.select_in_room(first, Given(x), TURN), outer)
+    outer = first.select(EFInput(x), TURN)
+    assert torch.equal(both.select_in_room(first, EFInput(x), TURN), outer)
 
 
 @each
 def test_nothing_but_zeros(name: str) -> None:
     both, first = made(name, 10, 500, "candidate")
-    assert both.select_in_room(first, Given(torch.zeros(NUMEL)), TURN).numel() == 0
+    assert both.select_in_room(first, EFInput(torch.zeros(NUMEL)), TURN).numel() == 0

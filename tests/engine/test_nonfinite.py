@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import gradwire
-from gradwire.engine.nonfinite import LARGE, Alarm, _unasked
+from gradwire.engine.nonfinite import LARGE, NonFiniteGuard, _unasked
 from gradwire.errors import ConfigError, NonFiniteError
 from gradwire.simulate import Simulation, simulate
 from gradwire.spec import compressor_classes, format_spec
@@ -136,10 +136,10 @@ def test_every_bad_step_raises_if_that_is_asked_for() -> None:
 def test_ignore_looks_at_nothing_and_needs_no_second_room() -> None:
     sim = simulation("topk:ratio=0.1", nan_policy="ignore")
     lane = sim.workers[0].lanes["a"]
-    room = lane.kept["residual"].data_ptr()
+    room = lane.memory_state["residual"].data_ptr()
     sim.step(spoilt(0, float("nan"), 1, "a"))
     assert sim.stats()["skipped"] == 0
-    assert lane.kept["residual"].data_ptr() == room
+    assert lane.memory_state["residual"].data_ptr() == room
 
 
 def test_policies_are_equal_while_all_is_finite() -> None:
@@ -179,10 +179,10 @@ def test_the_word_makes_no_number_wider(spec: str) -> None:
 def test_it_sees_any_entry_of_any_gradient(dtype: torch.dtype, bad: float) -> None:
     for place in range(7):
         grads = [torch.full((3,), 3e4, dtype=dtype), torch.full((2, 2), -3e4, dtype=dtype)]
-        assert not Alarm(grads).raised
+        assert not NonFiniteGuard(grads).raised
         grads[place // 3 if place < 3 else 1].view(-1)[place % 3 if place < 3 else place - 3] = bad
-        assert Alarm(grads).raised
-    assert not Alarm([torch.zeros(0)]).raised
+        assert NonFiniteGuard(grads).raised
+    assert not NonFiniteGuard([torch.zeros(0)]).raised
 
 
 @pytest.mark.parametrize("bad", [0.0, float("nan"), float("inf"), float("-inf")])
@@ -193,10 +193,12 @@ def test_a_gpu_would_find_the_same_unasked(bad: float) -> None:
     for tensors in ([room[:5], room[5:]], apart):
         for tensor in tensors:
             tensor.view(-1)[-1] += bad
-            assert _unasked(tensors).tolist() == Alarm(tensors).raised.tolist() == [bad != 0]
+            assert (
+                _unasked(tensors).tolist() == NonFiniteGuard(tensors).raised.tolist() == [bad != 0]
+            )
             tensor.view(-1)[-1] = 0
 
 
 def test_the_largest_numbers_are_finite() -> None:
     largest = torch.finfo(torch.float32).max
-    assert not Alarm([torch.tensor([largest, -largest])]).raised
+    assert not NonFiniteGuard([torch.tensor([largest, -largest])]).raised

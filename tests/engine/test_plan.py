@@ -40,7 +40,7 @@ def test_a_matrix_is_compressed() -> None:
     lane = lane_of(MATRIX, "topk:ratio=0.01")
     assert lane.compressor == TopK(ratio=0.01)
     assert lane.memory == Residual()
-    assert lane.kept["residual"].shape == (64 * 64,)
+    assert lane.memory_state["residual"].shape == (64 * 64,)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_small_and_flat_tensors_go_dense(tensor: Tensor, spec: str) -> None:
     lane = lane_of(tensor, spec)
     assert lane.compressor == NoCompression()
     assert lane.memory == NoMemory()
-    assert lane.kept == {}
+    assert lane.memory_state == {}
 
 
 def test_the_border_is_at_1024_entries() -> None:
@@ -164,9 +164,9 @@ def test_costs_of_a_link_by_hand() -> None:
 
 
 def test_the_exchange_asked_for_is_the_one_used() -> None:
-    assert isinstance(lane_of(MATRIX, "randomk:ratio=0.1").talker, MeanExchange)
-    assert isinstance(lane_of(MATRIX, "randomk:ratio=0.1", way="gather").talker, GatherExchange)
-    assert lane_of(MATRIX, "powersgd").talker == PowerSGD()
+    assert isinstance(lane_of(MATRIX, "randomk:ratio=0.1").aggregator, MeanExchange)
+    assert isinstance(lane_of(MATRIX, "randomk:ratio=0.1", way="gather").aggregator, GatherExchange)
+    assert lane_of(MATRIX, "powersgd").aggregator == PowerSGD()
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_every_lane_of_a_plan_is_legal_itself(spec: str, memory: str, dtype: tor
 
 def test_lanes_of_different_names_draw_different_numbers() -> None:
     keys = {
-        plan_of("efsign").lane(name, MATRIX, 0, 4, seed).turn.shared_key()
+        plan_of("efsign").lane(name, MATRIX, 0, 4, seed).ctx.shared_key()
         for name in ("a.b", "b.a", "ab")
         for seed in (0, 1)
     }

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.base import OneRound, Traits
-from gradwire.comm.base import Call, Conversation
+from gradwire.comm.base import Collective, CollectiveProgram
 from gradwire.comm.simulated import Simulated
 from gradwire.engine.plan import open_lane
 from gradwire.engine.step import Lane, exchange, together
@@ -18,18 +18,18 @@ from gradwire.exchange.sharded import bounds
 from gradwire.memory.residual import Residual
 from gradwire.spec import memory_classes, parse, parse_memory
 from gradwire.types import (
+    AllGather,
+    AllToAll,
     Broadcast,
+    EncodeContext,
     Field,
-    Gather,
     Layout,
     Mean,
     Parts,
     Request,
     Rounds,
-    Scatter,
-    Turn,
 )
-from gradwire.wire.layout import most_bytes
+from gradwire.wire.layout import max_bytes
 
 CPU = torch.device("cpu")
 TWO = Layout((Field(torch.float32, 2),))
@@ -55,13 +55,15 @@ class Loud(OneRound):
                 raise WireError("positions outside the tensor")
 
         fields = (Field(torch.int32, None), Field(torch.float32, None))
-        return Layout(fields, check, most_bytes(numel))
+        return Layout(fields, check, max_bytes(numel))
 
-    def compress(self, x: Tensor, turn: Turn) -> Parts:
+    def compress(self, x: Tensor, ctx: EncodeContext) -> Parts:
         index = (x.abs() >= self.limit).nonzero().view(-1)
         return index.to(torch.int32), x[index]
 
-    def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
+    def decode_add(
+        self, out: Tensor, messages: Sequence[Parts], weight: float, ctx: EncodeContext
+    ) -> None:
         for index, values in messages:
             out.index_add_(0, index.long(), values, alpha=weight)
 
@@ -79,9 +81,9 @@ def say(*requests: Request) -> Rounds:
     return torch.cat(heard)
 
 
-def calls_of(talks: list[Rounds]) -> tuple[list[Call], list[Tensor]]:
+def calls_of(talks: list[Rounds]) -> tuple[list[Collective], list[Tensor]]:
     """The calls of a lone rank, each answered by what it said, and the results."""
-    calls: list[Call] = []
+    calls: list[Collective] = []
     conversation = together(talks)
     answer: list[Tensor] | None = None
     while True:
@@ -101,12 +103,12 @@ def mean(*values: float) -> Mean:
     return Mean((floats(values),))
 
 
-def gather(*values: float) -> Gather:
-    return Gather((floats(values),), TWO, [TWO])
+def gather(*values: float) -> AllGather:
+    return AllGather((floats(values),), TWO, [TWO])
 
 
-def scatter(*values: float) -> Scatter:
-    return Scatter([(floats(values),)], [TWO], 0)
+def scatter(*values: float) -> AllToAll:
+    return AllToAll([(floats(values),)], [TWO], 0)
 
 
 def broadcast(*values: float) -> Broadcast:
@@ -152,12 +154,12 @@ def test_no_lanes_no_calls() -> None:
 def test_nothing_to_say_is_no_call() -> None:
     none = Layout((Field(torch.float32, 0),))
     empty = torch.zeros(0)
-    calls, _ = calls_of([say(Mean((empty,))), say(Gather((empty,), none, [none]))])
+    calls, _ = calls_of([say(Mean((empty,))), say(AllGather((empty,), none, [none]))])
     assert calls == []
 
 
 def test_broadcasts_of_different_roots_reach_everyone() -> None:
-    def talks(rank: int) -> Conversation[list[Tensor]]:
+    def talks(rank: int) -> CollectiveProgram[list[Tensor]]:
         own = torch.full((2,), float(rank))
         return together([say(Broadcast((own,), TWO, root)) for root in (0, 1)])
 
@@ -169,8 +171,8 @@ def lanes_for(
     codec: OneRound | str, way: str, size: int, numel: int, memory: str = "residual"
 ) -> list[Lane]:
     built = parse(codec) if isinstance(codec, str) else codec
-    turns = [Turn((numel,), rank, size) for rank in range(size)]
-    return [open_lane("w", built, parse_memory(memory), way, turn, CPU) for turn in turns]
+    contexts = [EncodeContext((numel,), rank, size) for rank in range(size)]
+    return [open_lane("w", built, parse_memory(memory), way, ctx, CPU) for ctx in contexts]
 
 
 def run(lanes: list[Lane], grads: list[Tensor]) -> tuple[list[Tensor], Simulated]:
@@ -199,7 +201,7 @@ def test_ranks_may_say_messages_of_different_lengths(way: str) -> None:
         assert torch.equal(out, outs[0])
     torch.testing.assert_close(outs[0], torch.tensor([2.0, 5, -10, 0, 0, 0, 0, 0, 0, 1]))
     for lane, grad in zip(lanes, loud_gradients(), strict=True):
-        assert torch.equal(lane.kept["residual"], torch.where(grad.abs() < 1, grad, 0.0))
+        assert torch.equal(lane.memory_state["residual"], torch.where(grad.abs() < 1, grad, 0.0))
 
 
 @pytest.mark.parametrize("way", ["gather", "sharded"])
@@ -207,7 +209,7 @@ def test_nobody_has_anything_to_say(way: str) -> None:
     lanes = lanes_for(Loud(limit=100.0), way, 3, 10)
     outs, _ = run(lanes, loud_gradients())
     assert torch.equal(outs[0], torch.zeros(10))
-    assert torch.equal(lanes[2].kept["residual"], loud_gradients()[2])
+    assert torch.equal(lanes[2].memory_state["residual"], loud_gradients()[2])
 
 
 @pytest.mark.parametrize("way", ["gather", "sharded"])
@@ -219,7 +221,7 @@ def test_what_was_quiet_becomes_loud(way: str) -> None:
         sent += outs[0]
     for lane, (start, stop) in zip(lanes, bounds(10, 3), strict=True):
         # What the averaging rank of a shard still keeps is on its way too.
-        sent[start:stop] += lane.talk.get("server", torch.zeros(stop - start))
+        sent[start:stop] += lane.aggregator_state.get("server", torch.zeros(stop - start))
     torch.testing.assert_close(sent, sum(loud_gradients()) * 8 / 3)
 
 
@@ -256,7 +258,7 @@ def two_ranks(spec: OneRound | str, way: str, memory: str) -> tuple[list[Tensor]
 
 
 def lead(
-    talks: list[Conversation[list[Tensor]]], spoil: Callable[[Tensor], Tensor], bad_round: int
+    talks: list[CollectiveProgram[list[Tensor]]], spoil: Callable[[Tensor], Tensor], bad_round: int
 ) -> None:
     """Leads two ranks by hand; what rank 1 says in one round arrives spoilt at rank 0."""
     calls = [next(talk) for talk in talks]
@@ -272,7 +274,7 @@ def lead(
 
 def remembered(lane: Lane) -> list[Tensor]:
     """Copies of all that a lane keeps for later steps."""
-    return [t.clone() for t in (*lane.kept.values(), *lane.talk.values())]
+    return [t.clone() for t in (*lane.memory_state.values(), *lane.aggregator_state.values())]
 
 
 def assert_same(one: list[Tensor], other: list[Tensor]) -> None:
@@ -325,7 +327,7 @@ def test_a_bad_message_is_refused_and_the_gradient_stays(
     with pytest.raises(WireError):
         lead(talks, spoil, bad_round)
     assert torch.equal(outs[0].view(torch.int32), grads[0].view(torch.int32))
-    assert lanes[0].turn.step == 1
+    assert lanes[0].ctx.step == 1
     assert_same(remembered(lanes[0]), before)
 
 
@@ -378,7 +380,7 @@ def test_measuring_changes_nothing(spec: str) -> None:
     lanes = lanes_for(spec, way, 2, 100, "none")
     for lane in lanes:
         lane.sample_every = 1 << 40
-        lane.turn = lane.turn._replace(step=1)
+        lane.ctx = lane.ctx._replace(step=1)
     plain, _ = run(lanes, grads)
     assert torch.equal(measured[0], plain[0])
     assert lanes[0].relative_error is None
@@ -388,7 +390,7 @@ def test_gradients_side_by_side_are_averaged_where_they_lie() -> None:
     """A bucket without compression is one call on its own memory."""
     buckets = [torch.arange(10.0) + rank for rank in range(2)]
     lanes = [
-        [open_lane(n, parse("none"), parse_memory("none"), "mean", Turn((5,), r, 2, step=1), CPU)
+        [open_lane(n, parse("none"), parse_memory("none"), "mean", EncodeContext((5,), r, 2, step=1), CPU)
          for n in ("a", "b")]
         for r in range(2)
     ]  # fmt: skip
@@ -405,4 +407,4 @@ def test_a_residual_is_not_shared_between_lanes() -> None:
     lanes = lanes_for("topk:ratio=0.1", "gather", 2, 100)
     run(lanes, [normal(100, seed=rank) for rank in range(2)])
     assert isinstance(lanes[0].memory, Residual)
-    assert not torch.equal(lanes[0].kept["residual"], lanes[1].kept["residual"])
+    assert not torch.equal(lanes[0].memory_state["residual"], lanes[1].memory_state["residual"])

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import gradwire
 from gradwire.base.aggregation import borne
-from gradwire.engine.nonfinite import Alarm
+from gradwire.engine.nonfinite import NonFiniteGuard
 from gradwire.engine.plan import make_plan
 from lockstep import noise
 
@@ -116,8 +116,8 @@ def test_a_lone_alarm_stops_nobody_and_leaves_no_trace(value: float, memory: str
     assert (sim.stats()["steps"], sim.stats()["skipped"]) == (3, 0)
     for worker in sim.workers:
         for lane in worker.lanes.values():
-            assert all(t.isfinite().all() for t in lane.kept.values())
-            assert lane.turn.step == 3
+            assert all(t.isfinite().all() for t in lane.memory_state.values())
+            assert lane.ctx.step == 3
 
 
 def test_the_others_remember_what_they_would_have() -> None:
@@ -125,8 +125,8 @@ def test_the_others_remember_what_they_would_have() -> None:
     sim, twin = steps_of({LIAR: NAN}), steps_of({})
     for rank in range(WORKERS):
         same = torch.equal(
-            sim.workers[rank].lanes["w"].kept["residual"],
-            twin.workers[rank].lanes["w"].kept["residual"],
+            sim.workers[rank].lanes["w"].memory_state["residual"],
+            twin.workers[rank].lanes["w"].memory_state["residual"],
         )
         assert same == (rank != LIAR)
 
@@ -155,7 +155,7 @@ def test_how_many_of_five_are_borne(name: str, expected: int) -> None:
 
 
 def test_a_mean_of_alarms_bears_none() -> None:
-    alarm = Alarm([torch.zeros(2)], borne=1)
+    alarm = NonFiniteGuard([torch.zeros(2)], borne=1)
     alarm.hears([(torch.tensor([1 / 3]),)])
     assert alarm.raised
 

@@ -98,12 +98,12 @@ def test_sent_plus_left_is_given(between: str, nodes: int, node: int, numel: int
     for step in range(12):
         grads = noise(nodes * node, numel, seed=step)
         sent, given = sent + workers.step(*grads), given + grads.mean(dim=0)
-    left = workers.kept("residual").mean(dim=0)
+    residual_out = workers.kept("residual").mean(dim=0)
     for place, lane in enumerate(workers.lanes[::node]):
-        if "server" in lane.talk:
+        if "server" in lane.aggregator_state:
             start, stop = numel * place // nodes, numel * (place + 1) // nodes
-            left[start:stop] += lane.talk["server"]
-    torch.testing.assert_close(sent + left, given, rtol=1e-5, atol=1e-5)
+            residual_out[start:stop] += lane.aggregator_state["server"]
+    torch.testing.assert_close(sent + residual_out, given, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("memory", ["residual", "ef21"])
@@ -206,11 +206,11 @@ def test_more_or_fewer_nodes_take_up_a_run(spec: str, key: str) -> None:
     sim = gradwire.simulate(like, spec, workers=6, exchange=way)
     sim.step([{"w": noise(40, 33, seed=rank)} for rank in range(6)])
     states = [save(worker) for worker in sim.workers]
-    told = [worker.lanes["w"].talk[key] for worker in sim.workers]
+    told = [worker.lanes["w"].aggregator_state[key] for worker in sim.workers]
     fewer = gradwire.simulate(like, spec, workers=4, exchange=way)
     for worker in fewer.workers:
         load_resized(worker, states, "redistribute")
-    taken = [worker.lanes["w"].talk[key] for worker in fewer.workers]
+    taken = [worker.lanes["w"].aggregator_state[key] for worker in fewer.workers]
     assert torch.equal(taken[0], taken[1])
     assert torch.equal(taken[2], taken[3])
     if key == "server":

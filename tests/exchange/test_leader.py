@@ -12,7 +12,7 @@ from gradwire.engine.step import exchange, together
 from gradwire.errors import ConfigError, WireError
 from gradwire.exchange.leader import LeaderExchange
 from gradwire.spec import parse, parse_memory
-from gradwire.types import Broadcast, Given, Mean, Turn
+from gradwire.types import Broadcast, EFInput, EncodeContext, Mean
 from gradwire.wire.indices import index_field
 from gradwire.wire.layout import padded
 from lockstep import Lockstep, distance_after, noise
@@ -42,14 +42,14 @@ def test_ranks_lead_in_turn() -> None:
 @pytest.mark.parametrize("numel", [1, 7, 1000])
 def test_sent_plus_left_is_given(size: int, numel: int) -> None:
     workers = Lockstep("topk:ratio=0.1,values=bf16", "residual", "leader", numel, size=size)
-    sent, given = torch.zeros(numel), torch.zeros(numel)
+    sent, ef = torch.zeros(numel), torch.zeros(numel)
     for step in range(12):
         grads = noise(size, numel, seed=step)
         out = workers.step(*grads)
         assert out.count_nonzero() <= max(1, round(0.1 * numel))
-        sent, given = sent + out, given + grads.mean(dim=0)
-    left = workers.kept("residual").mean(dim=0)
-    torch.testing.assert_close(sent + left, given, rtol=1e-5, atol=1e-5)
+        sent, ef = sent + out, ef + grads.mean(dim=0)
+    residual_out = workers.kept("residual").mean(dim=0)
+    torch.testing.assert_close(sent + residual_out, ef, rtol=1e-5, atol=1e-5)
 
 
 def test_values_are_exact_whatever_the_format_of_the_method() -> None:
@@ -78,8 +78,8 @@ def test_bytes_stay_flat_with_ranks(size: int) -> None:
 
 def test_others_only_give_the_form_of_the_first_round() -> None:
     codec = parse(HALF)
-    given = Given(torch.tensor([1.0, 2.0, 3.0, 4.0]))
-    talk = LeaderExchange(codec).rounds(given, {}, Turn((4,), rank=1, size=2))
+    ef = EFInput(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    talk = LeaderExchange(codec).rounds(ef, {}, EncodeContext((4,), rank=1, world_size=2))
     request = next(talk)
     assert isinstance(request, Broadcast)
     assert request.root == 0
@@ -88,7 +88,7 @@ def test_others_only_give_the_form_of_the_first_round() -> None:
 
 def test_positions_that_are_none_are_refused() -> None:
     codec = parse(HALF)
-    talk = LeaderExchange(codec).rounds(Given(torch.ones(4)), {}, Turn((4,)))
+    talk = LeaderExchange(codec).rounds(EFInput(torch.ones(4)), {}, EncodeContext((4,)))
     request = next(talk)
     assert isinstance(request, Broadcast)
     assert request.layout.check is not None
@@ -124,7 +124,7 @@ def test_several_tensors_share_their_calls() -> None:
                 parse(HALF),
                 parse_memory("residual"),
                 "leader",
-                Turn((6,), rank, 2, lane=lane),
+                EncodeContext((6,), rank, 2, lane_id=lane),
                 torch.device("cpu"),
             )
             for lane in range(3)
@@ -137,7 +137,7 @@ def test_several_tensors_share_their_calls() -> None:
 
 
 def test_dense_formats_wait_for_the_second_round() -> None:
-    talk = LeaderExchange(parse("none")).rounds(Given(torch.ones(3)), {}, Turn((3,)))
+    talk = LeaderExchange(parse("none")).rounds(EFInput(torch.ones(3)), {}, EncodeContext((3,)))
     assert next(talk) == Mean(())
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import gradwire
 import gradwire.engine.engine
-from gradwire.comm.base import Call
+from gradwire.comm.base import Collective
 from gradwire.engine.step import Lane
 from gradwire.types import Rounds
 
@@ -115,7 +115,7 @@ class Death:
         """In the middle of a collective, from another thread."""
         answer = link._comm.answer
 
-        def doomed(call: Call) -> list[Tensor]:
+        def doomed(call: Collective) -> list[Tensor]:
             if not self._due(doom):
                 return answer(call)
             threading.Timer(doom.delay_s, die, [doom]).start()

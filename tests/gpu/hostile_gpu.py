@@ -24,7 +24,7 @@ from gradwire.bench.fuzz.targets import DECODE, NUMELS, Decoder, all_specs, case
 from gradwire.errors import WireError
 from gradwire.kernels import cpu
 from gradwire.spec import parse
-from gradwire.types import Turn
+from gradwire.types import EncodeContext
 from gradwire.wire.layout import unpack
 
 
@@ -61,7 +61,9 @@ def agrees(codec: OneRound, target: Decoder, positions: Positions, dice: random.
             return refused(buffer, codec, numel)
         return "kept from the card"
     out = target._starts[place.call].cuda()
-    codec.add_to(out, unpack(buffer.cuda(), [layout]), 0.5, Turn((numel,), 1, 2, step=1))
+    codec.decode_add(
+        out, unpack(buffer.cuda(), [layout]), 0.5, EncodeContext((numel,), 1, 2, step=1)
+    )
     if positions.repeat:
         return "told twice"
     good = expected.isfinite() & (expected.abs() < 1e30)

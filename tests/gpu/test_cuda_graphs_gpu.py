@@ -6,7 +6,7 @@ from torch import Tensor
 
 import gradwire
 from gradwire.engine.cuda_graphs import is_steady
-from gradwire.engine.engine import Lanes
+from gradwire.engine.engine import Engine
 from gradwire.simulate import Simulation
 from gradwire.spec import compressor_classes, format_spec
 
@@ -34,7 +34,7 @@ def gradients(step: int) -> list[dict[str, Tensor]]:
     return found
 
 
-def is_recorded(lanes: Lanes) -> bool:
+def is_recorded(lanes: Engine) -> bool:
     return all(is_steady(lane) for lane in lanes.lanes.values())
 
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from gradwire.base import ManyRounds, OneRound, take
+from gradwire.base import MultiRound, OneRound, encode_with_feedback
 from gradwire.spec import parse
-from gradwire.types import Given, Turn
+from gradwire.types import EFInput, EncodeContext
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine"),
@@ -43,41 +43,41 @@ def peaks(numel: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("spec", KEPT)
 def test_what_is_said_and_what_is_left_is_what_there_was(spec: str) -> None:
-    codec, turn = parse(spec), Turn((NUMEL,), step=1)
+    codec, ctx = parse(spec), EncodeContext((NUMEL,), step=1)
     assert isinstance(codec, OneRound)
     x = peaks(NUMEL)
-    left = torch.zeros_like(x)
-    message = take(codec, Given(x, left, left), turn)
+    residual_out = torch.zeros_like(x)
+    message = encode_with_feedback(codec, EFInput(x, residual_out, residual_out), ctx)
     said = torch.zeros_like(x)
-    codec.add_to(said, [message], 1.0, turn)
+    codec.decode_add(said, [message], 1.0, ctx)
     assert said[:FAR].any()
     assert said[FAR:].any()
     # In place: each of these takes ten gigabytes.
-    assert float(said.add_(left).sub_(x).abs_().max()) < 1e-5
+    assert float(said.add_(residual_out).sub_(x).abs_().max()) < 1e-5
 
 
 @pytest.mark.parametrize("spec", ["signsgd", "terngrad"])
 def test_signs_and_trits_are_those_of_their_places(spec: str) -> None:
-    codec, turn = parse(spec), Turn((NUMEL,), step=1)
+    codec, ctx = parse(spec), EncodeContext((NUMEL,), step=1)
     assert isinstance(codec, OneRound)
     # Without the small ones, which are drawn by chance.
     x = peaks(NUMEL).sub_(2.0**-10).sign_()
     if spec == "signsgd":
         x.mul_(2).sub_(1)
     said = torch.zeros_like(x)
-    codec.add_to(said, [take(codec, Given(x), turn)], 1.0, turn)
+    codec.decode_add(said, [encode_with_feedback(codec, EFInput(x), ctx)], 1.0, ctx)
     assert torch.equal(said, x)
 
 
 def test_thin_factors_of_a_huge_matrix() -> None:
     """A matrix of rank one is told exactly, up to rounding."""
     rows = 1 << 16
-    turn = Turn((rows, NUMEL // rows))
+    ctx = EncodeContext((rows, NUMEL // rows))
     codec = parse("powersgd:rank=1")
-    assert isinstance(codec, ManyRounds)
-    x = torch.ones(turn.numel, device=DEVICE)
-    left = torch.zeros_like(x)
-    talk = codec.rounds(Given(x, left, left), codec.state(turn, x.device), turn)
+    assert isinstance(codec, MultiRound)
+    x = torch.ones(ctx.numel, device=DEVICE)
+    residual_out = torch.zeros_like(x)
+    talk = codec.rounds(EFInput(x, residual_out, residual_out), codec.state(ctx, x.device), ctx)
     request = next(talk)
     mean = None
     while mean is None:
@@ -85,5 +85,5 @@ def test_thin_factors_of_a_huge_matrix() -> None:
             request = talk.send([request.parts])
         except StopIteration as end:
             mean = end.value
-    assert float(left.abs_().max()) < 1e-2
+    assert float(residual_out.abs_().max()) < 1e-2
     assert float(mean.sub_(1).abs_().max()) < 1e-2

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from drift_checks import check_drift
-from gradwire.comm.base import Call, Comm, Conversation
+from gradwire.comm.base import Collective, CollectiveProgram, Comm
 from gradwire.comm.meter import Meter
 from gradwire.local.workers import Beside
 from processes import Ranks
@@ -47,7 +47,7 @@ class Echo(Comm):
     def __init__(self) -> None:
         self.rank, self.size, self.meter = 0, 1, Meter()
 
-    def answer(self, call: Call) -> list[Tensor]:
+    def answer(self, call: Collective) -> list[Tensor]:
         return call.buffers
 
 
@@ -58,9 +58,9 @@ def test_streams_wait_for_each_other_and_for_nobody_else(number: int) -> None:
     told, heard = torch.zeros(1000, device=device), torch.zeros(1000, device=device)
     seen: list[object] = []
 
-    def copied(cycles: int) -> Conversation[None]:
+    def copied(cycles: int) -> CollectiveProgram[None]:
         seen.extend([torch.cuda.current_device(), torch.cuda.current_stream(device)])
-        [answer] = yield Call("mean", [told.clone()])
+        [answer] = yield Collective("mean", [told.clone()])
         torch.cuda._sleep(cycles)
         heard.copy_(answer)
 

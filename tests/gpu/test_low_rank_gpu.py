@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.base import ManyRounds
+from gradwire.base import MultiRound
 from gradwire.bench.microbench.ef_step import ef_step, replay_of
 from gradwire.spec import parse
-from gradwire.types import Given, Turn
+from gradwire.types import EFInput, EncodeContext
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine"),
@@ -32,9 +32,9 @@ def close(card: Tensor, exact: Tensor) -> None:
 def test_products(shape: tuple[int, int], rank: int, turned: bool) -> None:
     from gradwire.kernels import cuda
 
-    x, residual, left = normal(*shape), normal(*shape, seed=1), torch.full(shape, torch.nan)
+    x, residual, residual_out = normal(*shape), normal(*shape, seed=1), torch.full(shape, torch.nan)
     base = normal(shape[0] if turned else shape[1], rank, seed=2)
-    there = [t.cuda() for t in (x, residual, left, base)]
+    there = [t.cuda() for t in (x, residual, residual_out, base)]
     said = cuda.factor_sum(there[0], there[1], 0.5, there[2], there[3], turned)
     total = x.double() + 0.5 * residual.double()
     exact = (total.T if turned else total) @ base.double()
@@ -75,15 +75,15 @@ def test_columns_that_say_nothing_new_become_zero() -> None:
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_step_has_the_same_bits_always_and_never_waits(spec: str) -> None:
-    turn = Turn((700, 900))
+    ctx = EncodeContext((700, 900))
     x, residual = normal(700 * 900).cuda(), normal(700 * 900, seed=1).cuda()
     codec = parse(spec)
-    assert isinstance(codec, ManyRounds)
-    states = [codec.state(turn, x.device) for _ in range(3)]
+    assert isinstance(codec, MultiRound)
+    states = [codec.state(ctx, x.device) for _ in range(3)]
     outcomes = []
     for state in states:
-        given = Given(x.clone(), residual, torch.empty_like(x))
-        talk = codec.rounds(given, state, turn)
+        ef = EFInput(x.clone(), residual, torch.empty_like(x))
+        talk = codec.rounds(ef, state, ctx)
         # The first time compiles.
         torch.cuda.set_sync_debug_mode("error" if outcomes else "default")
         request = next(talk)
@@ -91,7 +91,7 @@ def test_a_step_has_the_same_bits_always_and_never_waits(spec: str) -> None:
             while True:
                 request = talk.send([request.parts])
         except StopIteration as end:
-            outcomes.append((end.value, given.left, *state.values()))
+            outcomes.append((end.value, ef.residual_out, *state.values()))
         torch.cuda.set_sync_debug_mode("default")
     assert len(outcomes) == 3
     for outcome in outcomes[1:]:
@@ -101,5 +101,5 @@ def test_a_step_has_the_same_bits_always_and_never_waits(spec: str) -> None:
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_step_can_be_captured(spec: str) -> None:
     x = normal(700, 900).cuda()
-    replay_of(ef_step(parse(spec), x, Turn((700, 900))))()
+    replay_of(ef_step(parse(spec), x, EncodeContext((700, 900))))()
     torch.cuda.synchronize()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.engine.cuda_graphs import BEFORE_REPLAYS
-from gradwire.engine.engine import Lanes
+from gradwire.engine.engine import Engine
 from gradwire.engine.plan import make_plan
 from gradwire.perfmodel.compute import Bucket
 from gradwire.perfmodel.exchange_cost import SOME, Rehearsed, World, rehearse
@@ -49,7 +49,11 @@ def remembered(world: World, spec: str) -> list[Tensor]:
     """All of it, but what a talk that was left may have had yet to write."""
     names = ["even"] if spec.endswith("sharded") else [*SHAPES]
     lanes = [own.lanes[name] for own in world._lanes for name in names]
-    return [tensor for lane in lanes for tensor in (*lane.kept.values(), *lane.talk.values())]
+    return [
+        tensor
+        for lane in lanes
+        for tensor in (*lane.memory_state.values(), *lane.aggregator_state.values())
+    ]
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -89,7 +93,7 @@ def test_what_is_timed_are_replays(spec: str, monkeypatch: pytest.MonkeyPatch) -
     plan = make_plan(spec, None, "auto", tensors.values(), 4)
     steps = one_bucket(steps_of(MANY, 3))
     replayed = rehearse(plan, tensors, steps, 4)
-    monkeypatch.setattr(Lanes, "_recording", lambda *_: None)
+    monkeypatch.setattr(Engine, "_recording", lambda *_: None)
     launched = rehearse(plan, tensors, steps, 4)
     assert [talk.calls for talk in replayed.talks] == [talk.calls for talk in launched.talks]
     assert 0 < work_s(replayed) < work_s(launched) / 2

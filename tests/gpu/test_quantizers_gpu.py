@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from gradwire.base import Fused, OneRound, take
-from gradwire.kernels.specs import Rule
+from gradwire.base import Fused, OneRound, encode_with_feedback
+from gradwire.kernels.specs import RoundingSpec
 from gradwire.spec import compressor_classes, format_spec, parse
-from gradwire.types import Given, Turn
+from gradwire.types import EFInput, EncodeContext
 from quantiser_checks import (
     KEY,
     RULES,
@@ -28,12 +28,12 @@ SIZES = [1, 7, 8, 33, 4097, 1_000_003]
 
 each_size = pytest.mark.parametrize("numel", SIZES)
 each_kind = pytest.mark.parametrize("kind", odd_numbers(0))
-each_rule = pytest.mark.parametrize("rule", [*RULES, Rule("nearest", 20_000, 4)], ids=str)
+each_rule = pytest.mark.parametrize("rule", [*RULES, RoundingSpec("nearest", 20_000, 4)], ids=str)
 
 
 @each_size
 @each_rule
-def test_rounding(numel: int, rule: Rule) -> None:
+def test_rounding(numel: int, rule: RoundingSpec) -> None:
     from gradwire.kernels import cuda
 
     check_rounding(cuda, normal(numel), rule, device="cuda")
@@ -41,7 +41,7 @@ def test_rounding(numel: int, rule: Rule) -> None:
 
 @each_kind
 @each_rule
-def test_rounding_of_odd_numbers(kind: str, rule: Rule) -> None:
+def test_rounding_of_odd_numbers(kind: str, rule: RoundingSpec) -> None:
     from gradwire.kernels import cuda
 
     check_rounding(cuda, odd_numbers(2500)[kind], rule, device="cuda")
@@ -89,17 +89,17 @@ SPECS = [
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_encoding_is_captured_in_a_graph(spec: str) -> None:
-    method, turn = parse(spec), Turn((100, 333), size=2)
+    method, ctx = parse(spec), EncodeContext((100, 333), world_size=2)
     assert isinstance(method, OneRound)
     x, residual = normal(33_300).cuda(), normal(33_300, 1).cuda()
     kept = residual.clone() if isinstance(method, Fused) else None
-    given = Given(x, kept, kept)
+    ef = EFInput(x, kept, kept)
     # Compilation, and tables that stay on the card.
-    expected = take(method, given, turn)
-    left = None if kept is None else kept.clone()
+    expected = encode_with_feedback(method, ef, ctx)
+    residual_out = None if kept is None else kept.clone()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        parts = take(method, given, turn)
+        parts = encode_with_feedback(method, ef, ctx)
     for _ in range(2):
         if kept is not None:
             kept.copy_(residual)
@@ -108,13 +108,15 @@ def test_encoding_is_captured_in_a_graph(spec: str) -> None:
         graph.replay()
         for ours, other in zip(parts, expected, strict=True):
             assert torch.equal(ours.view(torch.uint8), other.view(torch.uint8))
-        if kept is not None and left is not None:
-            assert torch.equal(kept, left)
+        if kept is not None and residual_out is not None:
+            assert torch.equal(kept, residual_out)
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("rule", [Rule("chance", 128, 4), Rule("tree", 1024)], ids=str)
-def test_more_entries_than_32_bits_can_count(rule: Rule) -> None:
+@pytest.mark.parametrize(
+    "rule", [RoundingSpec("chance", 128, 4), RoundingSpec("tree", 1024)], ids=str
+)
+def test_more_entries_than_32_bits_can_count(rule: RoundingSpec) -> None:
     """The last entries of 2^31 and some, beside those of a tensor that ends with the same."""
     from gradwire.kernels import cuda
 

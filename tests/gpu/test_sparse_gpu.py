@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 
-from gradwire.base import take
-from gradwire.compressors._sparsifier import Passing, trimmed
+from gradwire.base import encode_with_feedback
+from gradwire.compressors._sparsifier import ThresholdSparsifier, trimmed
 from gradwire.control.two_level import Gauge, Levels, at_factor, levels, sparsifier_of
 from gradwire.kernels import reference
-from gradwire.kernels.specs import Aim
+from gradwire.kernels.specs import ThresholdSpec
 from gradwire.spec import parse
-from gradwire.types import Given, Turn
+from gradwire.types import EFInput, EncodeContext
 from gradwire.wire.indices import bitmap_bits, low_bits
 from odd import apart, crowd_at_four_fifths, odd_numbers, same_bits, same_numbers
 
@@ -42,10 +42,12 @@ def test_the_largest(kind: str, numel: int) -> None:
 
     x = odd_numbers(numel)[kind]
     for count in sorted({1, numel // 100 or 1, numel // 2 or 1, numel}):
-        left = torch.full_like(x, torch.nan).cuda()
-        found = cuda.largest(Given(x.cuda(), torch.zeros_like(left), left, 0.5), count)
-        assert same_bits(found.cpu(), reference.largest(Given(x), count))
-        assert same_numbers(left.cpu(), x)
+        residual_out = torch.full_like(x, torch.nan).cuda()
+        found = cuda.largest(
+            EFInput(x.cuda(), torch.zeros_like(residual_out), residual_out, 0.5), count
+        )
+        assert same_bits(found.cpu(), reference.largest(EFInput(x), count))
+        assert same_numbers(residual_out.cpu(), x)
 
 
 @each_size
@@ -62,13 +64,15 @@ def test_borders_and_what_reaches_them(kind: str, numel: int) -> None:
         "normal_border": (2.57, count, 5),
     }
     for name, rest in settings.items():
-        left = torch.full_like(x, torch.nan).cuda()
-        found = getattr(cuda, name)(Given(x.cuda(), torch.zeros_like(left), left), *rest)
-        expected = getattr(reference, name)(Given(x), *rest)
+        residual_out = torch.full_like(x, torch.nan).cuda()
+        found = getattr(cuda, name)(
+            EFInput(x.cuda(), torch.zeros_like(residual_out), residual_out), *rest
+        )
+        expected = getattr(reference, name)(EFInput(x), *rest)
         assert apart(found.cpu(), expected) <= 1, name
-        assert same_numbers(left.cpu(), x)
-        index = cuda.reaching(Given(x.cuda()), expected.cuda())
-        assert same_bits(index.cpu(), reference.reaching(Given(x), expected))
+        assert same_numbers(residual_out.cpu(), x)
+        index = cuda.reaching(EFInput(x.cuda()), expected.cuda())
+        assert same_bits(index.cpu(), reference.reaching(EFInput(x), expected))
 
 
 @each_size
@@ -80,22 +84,24 @@ def test_messages_of_what_passes(kind: str, numel: int) -> None:
     x, count = odd_numbers(numel)[kind].cuda(), max(1, numel // 100)
     tried, top = max(1, numel // 30), max(1, count // 30)
     aims = [
-        Aim("fixed", border=1.0),
-        Aim("sampled", count, math.ceil(0.8 * count), key=7, tried=tried, top=top),
-        Aim("bisected", 2 * count, count),
-        Aim("excess", 2 * count, shares=(0.25, 0.25, 0.16)),
-        Aim("normal", 2 * count, count, spread=2.57, rounds=5),
+        ThresholdSpec("fixed", border=1.0),
+        ThresholdSpec("sampled", count, math.ceil(0.8 * count), key=7, tried=tried, top=top),
+        ThresholdSpec("bisected", 2 * count, count),
+        ThresholdSpec("excess", 2 * count, shares=(0.25, 0.25, 0.16)),
+        ThresholdSpec("normal", 2 * count, count, spread=2.57, rounds=5),
     ]
     for aim in aims:
-        left, other = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan)
-        said = trimmed(cuda.tell(Given(x, torch.zeros_like(x), left), aim, torch.bfloat16), numel)
-        told = reference.tell(Given(x, torch.zeros_like(x), other), aim, torch.bfloat16)
+        residual_out, other = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan)
+        said = trimmed(
+            cuda.tell(EFInput(x, torch.zeros_like(x), residual_out), aim, torch.bfloat16), numel
+        )
+        told = reference.tell(EFInput(x, torch.zeros_like(x), other), aim, torch.bfloat16)
         assert all(same_bits(a, b) for a, b in zip(said, told, strict=True)), aim
-        assert same_numbers(left, other), aim
-        left.fill_(torch.nan)
-        index = cuda.passing(Given(x, torch.zeros_like(x), left), aim)
-        assert same_bits(index, reference.passing(Given(x), aim)), aim
-        assert same_numbers(left, x), aim
+        assert same_numbers(residual_out, other), aim
+        residual_out.fill_(torch.nan)
+        index = cuda.passing(EFInput(x, torch.zeros_like(x), residual_out), aim)
+        assert same_bits(index, reference.passing(EFInput(x), aim)), aim
+        assert same_numbers(residual_out, x), aim
 
 
 def test_messages_of_large_tensors() -> None:
@@ -104,22 +110,24 @@ def test_messages_of_large_tensors() -> None:
 
     numel, count = 9_000_001, 90_000
     aims = [
-        Aim("sampled", count, math.ceil(0.8 * count), key=7, tried=count, top=count // 100),
-        Aim("bisected", 2 * count, count),
-        Aim("excess", 2 * count, shares=(0.25, 0.25, 0.16)),
-        Aim("normal", 2 * count, count, spread=2.57, rounds=5),
+        ThresholdSpec(
+            "sampled", count, math.ceil(0.8 * count), key=7, tried=count, top=count // 100
+        ),
+        ThresholdSpec("bisected", 2 * count, count),
+        ThresholdSpec("excess", 2 * count, shares=(0.25, 0.25, 0.16)),
+        ThresholdSpec("normal", 2 * count, count, spread=2.57, rounds=5),
     ]
     plain = odd_numbers(numel)["normal"].cuda()
     for x in (plain, plain**3, plain * (plain.roll(1) > 0.5)):
         for aim in aims:
-            left, other = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan)
-            draft = cuda.tell(Given(x, torch.zeros_like(x), left), aim, torch.bfloat16)
-            told = reference.tell(Given(x, torch.zeros_like(x), other), aim, torch.bfloat16)
+            residual_out, other = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan)
+            draft = cuda.tell(EFInput(x, torch.zeros_like(x), residual_out), aim, torch.bfloat16)
+            told = reference.tell(EFInput(x, torch.zeros_like(x), other), aim, torch.bfloat16)
             said = trimmed(draft, numel)
             assert all(same_bits(a, b) for a, b in zip(said, told, strict=True)), aim
-            assert same_numbers(left, other), aim
-            index = cuda.passing(Given(x), aim)
-            assert same_bits(index, reference.passing(Given(x), aim)), aim
+            assert same_numbers(residual_out, other), aim
+            index = cuda.passing(EFInput(x), aim)
+            assert same_bits(index, reference.passing(EFInput(x), aim)), aim
 
 
 def test_borders_that_a_sample_foresees_or_not() -> None:
@@ -132,12 +140,12 @@ def test_borders_that_a_sample_foresees_or_not() -> None:
     unseen = plain.clone()
     unseen[:: (numel // (sampled_bounds.BLOCK * sampled_bounds.BLOCKS) - 1) | 1] = 0
     shares = (0.25, 0.25, 0.16)
-    search = thresholds.search_of(Aim("excess", numel // 50, shares=shares))
+    search = thresholds.search_of(ThresholdSpec("excess", numel // 50, shares=shares))
     nothing = torch.empty(0, dtype=torch.int32, device="cuda")
     for x, again in ((plain, 0), (plain**3, 0), (unseen, 2 * spread(numel)[0])):
-        state = thresholds.found(Given(x), search, nothing).state
+        state = thresholds.found(EFInput(x), search, nothing).state
         border = state[BORDER.value].to(torch.int32).view(1).view(torch.float32)
-        assert apart(border.cpu(), reference.excess_border(Given(x), shares).cpu()) <= 1
+        assert apart(border.cpu(), reference.excess_border(EFInput(x), shares).cpu()) <= 1
         assert int(state[AGAIN.value]) == again
 
 
@@ -148,10 +156,10 @@ def test_casts(numel: int, dtype: torch.dtype) -> None:
 
     for kind, x in odd_numbers(numel).items():
         card, residual = x.cuda(), odd_numbers(numel)["normal"].cuda()
-        left, other = torch.full_like(card, torch.nan), torch.full_like(card, torch.nan)
-        said = cuda.cast_pack_sum(card, residual, 0.5, left, dtype)
+        residual_out, other = torch.full_like(card, torch.nan), torch.full_like(card, torch.nan)
+        said = cuda.cast_pack_sum(card, residual, 0.5, residual_out, dtype)
         assert same_numbers(said, reference.cast_pack_sum(card, residual, 0.5, other, dtype)), kind
-        assert same_numbers(left, other), kind
+        assert same_numbers(residual_out, other), kind
         assert same_numbers(cuda.cast_pack(card, dtype), reference.cast_pack(card, dtype)), kind
     rows = [odd_numbers(numel)["normal"].cuda().to(dtype) / (i + 1) for i in range(10)]
     out, other = torch.ones(2, numel, device="cuda")
@@ -192,24 +200,24 @@ def test_positions_and_entries(numel: int, dtype: torch.dtype) -> None:
     assert same_bits(cuda.unpack_index(packed[1], low, bits, count).cpu(), indices[1])
     assert cuda.index_fits(packed[1], low, bits, count, numel)
     x = odd_numbers(numel)["normal"] * 1e5
-    left, other = x.cuda(), x.clone()
-    rows = torch.stack([cuda.lift(left, index, dtype) for index in drawn])
+    residual_out, other = x.cuda(), x.clone()
+    rows = torch.stack([cuda.lift(residual_out, index, dtype) for index in drawn])
     others = torch.stack([reference.lift(other, index, dtype) for index in indices])
     assert same_bits(rows.cpu(), others)
-    cuda.add_packed(left, packed, low, bits, rows, 0.3)
+    cuda.add_packed(residual_out, packed, low, bits, rows, 0.3)
     reference.add_packed(other, expected, low, bits, others, 0.3)
-    cuda.add_at(left, drawn[0], rows, 0.3)
+    cuda.add_at(residual_out, drawn[0], rows, 0.3)
     reference.add_at(other, indices[0], others, 0.3)
-    assert same_bits(left.cpu(), other)
+    assert same_bits(residual_out.cpu(), other)
 
 
 @pytest.mark.parametrize("spec", [*FIXED, *VARYING])
 def test_card_and_host_say_the_same(spec: str) -> None:
-    codec, turn = parse(spec), Turn((100_003,), step=3)
+    codec, ctx = parse(spec), EncodeContext((100_003,), step=3)
     x, residual = odd_numbers(100_003)["normal"], odd_numbers(100_003)["ties"] / 8
     mine, theirs = residual.cuda(), residual.clone()
-    said = take(codec, Given(x.cuda(), mine, mine), turn)  # type: ignore[arg-type]
-    expected = take(codec, Given(x, theirs, theirs), turn)  # type: ignore[arg-type]
+    said = encode_with_feedback(codec, EFInput(x.cuda(), mine, mine), ctx)  # type: ignore[arg-type]
+    expected = encode_with_feedback(codec, EFInput(x, theirs, theirs), ctx)  # type: ignore[arg-type]
     assert all(same_bits(a.cpu(), b) for a, b in zip(said, expected, strict=True))
     assert same_bits(mine.cpu(), theirs)
 
@@ -217,18 +225,18 @@ def test_card_and_host_say_the_same(spec: str) -> None:
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("spec", FIXED)
 def test_fixed_sizes_never_wait_and_can_be_captured(spec: str) -> None:
-    codec, turn = parse(spec), Turn((300_000,), size=4)
+    codec, ctx = parse(spec), EncodeContext((300_000,), world_size=4)
     x, residual = torch.randn(2, 300_000, device="cuda")
     start, out = residual.clone(), torch.zeros(300_000, device="cuda")
-    given = Given(x, residual, residual)
+    ef = EFInput(x, residual, residual)
 
     def step() -> tuple[torch.Tensor, ...]:
-        parts = take(codec, given, turn)  # type: ignore[arg-type]
-        codec.add_to(out, [parts] * 4, 0.25, turn)  # type: ignore[attr-defined]
+        parts = encode_with_feedback(codec, ef, ctx)  # type: ignore[arg-type]
+        codec.decode_add(out, [parts] * 4, 0.25, ctx)  # type: ignore[attr-defined]
         return parts
 
     expected = [part.clone() for part in step()]
-    left, mean = residual.clone(), out.clone()
+    residual_out, mean = residual.clone(), out.clone()
     torch.cuda.set_sync_debug_mode("error")
     try:
         step()
@@ -242,36 +250,36 @@ def test_fixed_sizes_never_wait_and_can_be_captured(spec: str) -> None:
         out.zero_()
         graph.replay()
         assert all(same_bits(a, b) for a, b in zip(captured, expected, strict=True))
-        assert same_bits(residual, left)
+        assert same_bits(residual, residual_out)
         assert same_bits(out, mean)
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("spec", VARYING)
 def test_drafts_never_wait_and_can_be_captured(spec: str) -> None:
-    codec, turn, numel = parse(spec), Turn((300_000,), size=4), 300_000
-    assert isinstance(codec, Passing)
+    codec, ctx, numel = parse(spec), EncodeContext((300_000,), world_size=4), 300_000
+    assert isinstance(codec, ThresholdSparsifier)
     x, residual = torch.randn(2, numel, device="cuda")
     start, out = residual.clone(), torch.zeros(numel, device="cuda")
-    given = Given(x, residual, residual)
-    expected = trimmed(codec.draft(given, turn), numel)
-    left = residual.clone()
+    ef = EFInput(x, residual, residual)
+    expected = trimmed(codec.draft(ef, ctx), numel)
+    residual_out = residual.clone()
     residual.copy_(start)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        codec.draft(given, turn)
-        codec.add_to(out, [expected] * 4, 0.25, turn)
+        codec.draft(ef, ctx)
+        codec.decode_add(out, [expected] * 4, 0.25, ctx)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        draft = codec.draft(given, turn)
+        draft = codec.draft(ef, ctx)
     for _ in range(2):
         residual.copy_(start)
         graph.replay()
         said = trimmed(draft, numel)
         assert all(same_bits(a, b) for a, b in zip(said, expected, strict=True))
-        assert same_bits(residual, left)
+        assert same_bits(residual, residual_out)
 
 
 def test_more_than_two_to_the_31_entries() -> None:
@@ -281,10 +289,10 @@ def test_more_than_two_to_the_31_entries() -> None:
     spots = torch.tensor([0, 5, (1 << 31) - 1, 1 << 31, numel - 1], device="cuda")
     x = torch.zeros(numel, device="cuda")
     x[spots] = torch.tensor([1.0, -2.0, 3.0, -4.0, 5.0], device="cuda")
-    assert torch.equal(cuda.reaching(Given(x), torch.tensor([0.5], device="cuda")), spots)
-    assert torch.equal(cuda.largest(Given(x), 5), spots)
+    assert torch.equal(cuda.reaching(EFInput(x), torch.tensor([0.5], device="cuda")), spots)
+    assert torch.equal(cuda.largest(EFInput(x), 5), spots)
     # Ties are zeros here: the first of them come first.
-    assert cuda.largest(Given(x), 7).tolist() == [0, 1, 2, 5, *spots[2:].tolist()]
+    assert cuda.largest(EFInput(x), 7).tolist() == [0, 1, 2, 5, *spots[2:].tolist()]
     low, bits = low_bits(numel, 5), bitmap_bits(numel, 5)
     packed = cuda.pack_index(spots, low, bits)
     assert torch.equal(cuda.unpack_index(packed, low, bits, 5), spots)
@@ -296,13 +304,13 @@ def test_more_than_two_to_the_31_entries() -> None:
 def test_two_levels_are_those_of_the_cpu(name: str) -> None:
     """Where positions are in room for more of them, zeros behind them are never chosen."""
     x = odd_numbers(1_000_003)["normal"]
-    turn = Turn((x.numel(),), seed=3)
+    ctx = EncodeContext((x.numel(),), seed=3)
     made = levels(parse(f"{name}:ratio=0.1"), 10, 1000, "candidate", False, Gauge(raw=True))
     both, first = sparsifier_of(made), at_factor(sparsifier_of(parse(f"{name}:ratio=0.1")), 10)
     assert isinstance(both, Levels)
-    assert isinstance(first, Passing)
-    found = both.select(Given(x.cuda()), turn)
-    assert same_bits(found.cpu(), both.select_in_room(first, Given(x), turn))
+    assert isinstance(first, ThresholdSparsifier)
+    found = both.select(EFInput(x.cuda()), ctx)
+    assert same_bits(found.cpu(), both.select_in_room(first, EFInput(x), ctx))
 
 
 def test_a_border_that_is_lowered_into_a_crowd() -> None:
@@ -310,7 +318,7 @@ def test_a_border_that_is_lowered_into_a_crowd() -> None:
     from gradwire.kernels import cuda
 
     x = crowd_at_four_fifths()
-    aim = Aim("sampled", most=300, wanted=205, key=7, tried=1365, top=20)
-    told = trimmed(cuda.tell(Given(x.cuda()), aim, torch.bfloat16), x.numel())
-    expected = reference.tell(Given(x), aim, torch.bfloat16)
+    aim = ThresholdSpec("sampled", most=300, wanted=205, key=7, tried=1365, top=20)
+    told = trimmed(cuda.tell(EFInput(x.cuda()), aim, torch.bfloat16), x.numel())
+    expected = reference.tell(EFInput(x), aim, torch.bfloat16)
     assert all(same_bits(a.cpu(), b) for a, b in zip(told, expected, strict=True))

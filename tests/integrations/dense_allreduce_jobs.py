@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import gradwire
-from gradwire.engine.engine import Lanes
+from gradwire.engine.engine import Engine
 from gradwire.integrations.handle import Handle
 
 
@@ -89,9 +89,9 @@ def counts_job(mount: str, by_conversation: bool) -> tuple[list[object], bool]:
     """What is counted in three steps, and whether time on the wire was."""
     with pytest.MonkeyPatch.context() as patch:
         if by_conversation:
-            patch.setattr(Lanes, "is_straight", lambda _: False)
+            patch.setattr(Engine, "is_straight", lambda _: False)
         else:
-            patch.setattr(Lanes, "talk", None)
+            patch.setattr(Engine, "talk", None)
         handle = _run(mount)
     stats: Any = handle.stats()
     handle.detach()

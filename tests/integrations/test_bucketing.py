@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch.futures import Future
 
-from gradwire.integrations.bucketing import Buckets, Load
+from gradwire.integrations.bucketing import Buckets, PendingBucket
 from processes import Jobs, Ranks
 
 jobs, ddp_jobs = Jobs("bucketing_jobs"), Jobs("ddp_jobs")
 
 
-def load(name: str) -> Load:
-    return Load([name], [torch.zeros(1)], torch.zeros(1), Future())
+def load(name: str) -> PendingBucket:
+    return PendingBucket([name], [torch.zeros(1)], torch.zeros(1), Future())
 
 
 def test_buckets_wait_until_there_is_enough_to_say() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradwire.comm.simulated import Simulated
-from gradwire.engine.engine import Lanes
+from gradwire.engine.engine import Engine
 from gradwire.errors import ConfigError
 from gradwire.integrations.reduce_scatter import scatter_plan
 
@@ -12,12 +12,12 @@ RANKS, SHAPE = 3, (6, 300)
 FORM = torch.zeros(SHAPE)
 
 
-def lanes_of(spec: str, memory: str | None = None) -> list[Lanes]:
+def lanes_of(spec: str, memory: str | None = None) -> list[Engine]:
     plan = scatter_plan(spec, memory, "auto", [FORM], RANKS)
-    return [Lanes(plan, {"w": FORM}, rank, RANKS, seed=0) for rank in range(RANKS)]
+    return [Engine(plan, {"w": FORM}, rank, RANKS, seed=0) for rank in range(RANKS)]
 
 
-def scattered(lanes: list[Lanes], grads: list[torch.Tensor], comm: Simulated) -> torch.Tensor:
+def scattered(lanes: list[Engine], grads: list[torch.Tensor], comm: Simulated) -> torch.Tensor:
     """The mean, put together from the shard that each rank has of it."""
     given = [grad.clone() for grad in grads]
     comm.run([lane.talk(["w"], [grad]) for lane, grad in zip(lanes, given, strict=True)])
@@ -37,7 +37,7 @@ def test_what_is_sent_and_what_waits_is_what_was_given(spec: str, memory: str) -
         grads = [torch.randn(SHAPE, generator=generator) for _ in range(RANKS)]
         sent += scattered(lanes, grads, comm)
         given += sum(grads) / RANKS
-    waiting = [lane.lanes["w"].memory.waiting(lane.lanes["w"].kept) for lane in lanes]
+    waiting = [lane.lanes["w"].memory.unsent(lane.lanes["w"].memory_state) for lane in lanes]
     left = sum(tensor for tensor in waiting if tensor is not None) / RANKS
     assert isinstance(left, torch.Tensor)
     # Rounding to 8 bits is a loss that lowbit does not feed back: half a step, four times.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire.bench.fuzz.guard_pages import Guarded
 from gradwire.kernels import cpu
-from gradwire.kernels.specs import RoundingKind, Rule
+from gradwire.kernels.specs import RoundingKind, RoundingSpec
 from gradwire.wire.bits import packed_numel
 from gradwire.wire.indices import bitmap_bits, index_field, low_bits
 
@@ -57,9 +57,11 @@ def signs(numel: int, at_end: bool) -> int:
 
 
 def levels(numel: int, at_end: bool) -> int:
-    rules = [Rule("chance", bucket, width) for width in range(2, 9) for bucket in (1, 5, 8, 128)]
+    rules = [
+        RoundingSpec("chance", bucket, width) for width in range(2, 9) for bucket in (1, 5, 8, 128)
+    ]
     kinds: tuple[RoundingKind, ...] = ("e4m3", "e5m2", "tree", "power")
-    rules += [Rule(kind, bucket) for kind in kinds for bucket in (5, 128)]
+    rules += [RoundingSpec(kind, bucket) for kind in kinds for bucket in (5, 128)]
     for rule in rules:
         buckets = -(-numel // rule.bucket)
         codes = A.hold(noise(2 * packed_numel(numel, rule.width)), at_end=at_end).view(2, -1)

@@ -12,7 +12,7 @@ import torch
 from drift_checks import check_drift
 from gradwire.kernels import cuda
 from gradwire.kernels.cuda import drift
-from gradwire.kernels.specs import Rule
+from gradwire.kernels.specs import RoundingSpec
 from quantiser_checks import (
     RULES,
     check_rounding,
@@ -42,7 +42,7 @@ def compare() -> dict[str, int]:
     # Normal numbers are there in three sizes.
     del inputs["normal"]
     for name, x in inputs.items():
-        rules = (*RULES, Rule("nearest", 30, 4)) if name.isdigit() else FIRST
+        rules = (*RULES, RoundingSpec("nearest", 30, 4)) if name.isdigit() else FIRST
         for rule in rules:
             check_rounding(cuda, x, rule, DECAY)
             done["roundings"] += 1

@@ -15,8 +15,8 @@ from gradwire.kernels import cuda, reference
 from gradwire.kernels.cuda.threshold import passes, sampled_bounds
 from gradwire.kernels.cuda.threshold import thresholds as borders_of
 from gradwire.kernels.cuda.threshold.histogram import AGAIN, BORDER
-from gradwire.kernels.specs import Aim
-from gradwire.types import Given
+from gradwire.kernels.specs import ThresholdSpec
+from gradwire.types import EFInput
 from gradwire.wire.indices import bitmap_bits, low_bits
 from odd import apart, crowd_at_four_fifths, normal, odd_numbers, same_bits, same_numbers
 
@@ -59,25 +59,25 @@ def compare_index(numel: int, count: int) -> None:
 
 def compare_entries(numel: int, count: int, dtype: torch.dtype) -> None:
     indices = [reference.strata(key, numel, count, CPU) for key in (1, KEY)]
-    left, expected = normal(numel) * 1e5, normal(numel) * 1e5
-    rows = torch.stack([cuda.lift(left, index, dtype) for index in indices])
+    residual_out, expected = normal(numel) * 1e5, normal(numel) * 1e5
+    rows = torch.stack([cuda.lift(residual_out, index, dtype) for index in indices])
     others = torch.stack([reference.lift(expected, index, dtype) for index in indices])
     assert same_bits(rows, others)
-    assert same_bits(left, expected)
-    cuda.add_at(left, indices[0], rows, 0.3)
+    assert same_bits(residual_out, expected)
+    cuda.add_at(residual_out, indices[0], rows, 0.3)
     reference.add_at(expected, indices[0], rows, 0.3)
-    assert same_bits(left, expected)
+    assert same_bits(residual_out, expected)
     low, bits = low_bits(numel, count), bitmap_bits(numel, count)
     packed = torch.stack([reference.pack_index(index, low, bits) for index in indices])
-    cuda.add_packed(left, packed, low, bits, rows, 0.3)
+    cuda.add_packed(residual_out, packed, low, bits, rows, 0.3)
     reference.add_packed(expected, packed, low, bits, rows, 0.3)
     # Of two lengths, one of which may be none, and more than are added at once.
     few = indices[0][: count // 2]
     short = reference.pack_index(few, low_bits(numel, len(few)), bitmap_bits(numel, len(few)))
     told = [short, packed[1]] * 5, [rows[0][: len(few)], rows[1]] * 5
-    cuda.add_told(left, *told, 0.3)
+    cuda.add_told(residual_out, *told, 0.3)
     reference.add_told(expected, *told, 0.3)
-    assert same_bits(left, expected)
+    assert same_bits(residual_out, expected)
     done["entries"] += 1
 
 
@@ -94,12 +94,12 @@ def compare_blocks(numel: int, count: int, block: int) -> None:
 
 def compare_choice(x: torch.Tensor, count: int) -> None:
     """The largest, and all that reach the border of the largest."""
-    left = torch.full_like(x, torch.nan)
-    found = cuda.largest(Given(x, torch.zeros_like(x), left, 0.5), count)
-    assert same_bits(found, reference.largest(Given(x), count))
-    assert same_numbers(left, x)
+    residual_out = torch.full_like(x, torch.nan)
+    found = cuda.largest(EFInput(x, torch.zeros_like(x), residual_out, 0.5), count)
+    assert same_bits(found, reference.largest(EFInput(x), count))
+    assert same_numbers(residual_out, x)
     border = x[found].abs().nan_to_num(0.0, 1.0).min().view(1)
-    assert same_bits(cuda.reaching(Given(x), border), reference.reaching(Given(x), border))
+    assert same_bits(cuda.reaching(EFInput(x), border), reference.reaching(EFInput(x), border))
     done["selections"] += 1
 
 
@@ -112,10 +112,10 @@ def compare_borders(x: torch.Tensor) -> None:
         "normal_border": (1.96, count, 4),
     }
     for name, rest in settings.items():
-        left = torch.full_like(x, torch.nan)
-        found = getattr(cuda, name)(Given(x, torch.zeros_like(x), left), *rest)
-        assert apart(found, getattr(reference, name)(Given(x), *rest)) <= 1, name
-        assert same_numbers(left, x)
+        residual_out = torch.full_like(x, torch.nan)
+        found = getattr(cuda, name)(EFInput(x, torch.zeros_like(x), residual_out), *rest)
+        assert apart(found, getattr(reference, name)(EFInput(x), *rest)) <= 1, name
+        assert same_numbers(residual_out, x)
         done["borders"] += 1
 
 
@@ -124,11 +124,11 @@ def compare_told(x: torch.Tensor, most: int, kinds: str = "") -> None:
     numel, count = x.numel(), max(1, x.numel() // 20)
     tried, top = max(1, numel // 3), max(1, count // 3)
     aims = [
-        Aim("fixed", border=1.0),
-        Aim("sampled", most, count, key=7, tried=tried, top=top),
-        Aim("bisected", most, count),
-        Aim("excess", most, shares=(0.25, 0.25, 0.16)),
-        Aim("normal", most, count, spread=1.96, rounds=4),
+        ThresholdSpec("fixed", border=1.0),
+        ThresholdSpec("sampled", most, count, key=7, tried=tried, top=top),
+        ThresholdSpec("bisected", most, count),
+        ThresholdSpec("excess", most, shares=(0.25, 0.25, 0.16)),
+        ThresholdSpec("normal", most, count, spread=1.96, rounds=4),
     ]
     for aim in aims:
         if kinds and aim.kind not in kinds.split():
@@ -136,32 +136,32 @@ def compare_told(x: torch.Tensor, most: int, kinds: str = "") -> None:
         compare_message(x, aim)
 
 
-def compare_message(x: torch.Tensor, aim: Aim) -> None:
-    left, expected = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan)
-    draft = cuda.tell(Given(x, torch.zeros_like(x), left), aim, torch.float16)
-    told = reference.tell(Given(x, torch.zeros_like(x), expected), aim, torch.float16)
+def compare_message(x: torch.Tensor, aim: ThresholdSpec) -> None:
+    residual_out, expected = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan)
+    draft = cuda.tell(EFInput(x, torch.zeros_like(x), residual_out), aim, torch.float16)
+    told = reference.tell(EFInput(x, torch.zeros_like(x), expected), aim, torch.float16)
     mine = trimmed(draft, x.numel())
     assert all(same_bits(a, b) for a, b in zip(mine, told, strict=True)), (aim, mine, told)
-    assert same_numbers(left, expected), aim
+    assert same_numbers(residual_out, expected), aim
     # The positions alone, and all that there is stays.
-    left.fill_(torch.nan)
-    index = cuda.passing(Given(x, torch.zeros_like(x), left), aim)
-    assert same_bits(index, reference.passing(Given(x), aim)), aim
-    assert same_numbers(left, x), aim
+    residual_out.fill_(torch.nan)
+    index = cuda.passing(EFInput(x, torch.zeros_like(x), residual_out), aim)
+    assert same_bits(index, reference.passing(EFInput(x), aim)), aim
+    assert same_numbers(residual_out, x), aim
     if aim.kind in ("sampled", "bisected"):
         compare_in_room(x, aim)
     done["messages"] += 1
 
 
-def compare_in_room(x: torch.Tensor, aim: Aim) -> None:
+def compare_in_room(x: torch.Tensor, aim: ThresholdSpec) -> None:
     """Of the kinds that are asked for in levels."""
-    left = torch.full_like(x, torch.nan)
-    many, index, values = cuda.passing_in_room(Given(x, torch.zeros_like(x), left), aim)
-    same, expected, told = reference.passing_in_room(Given(x), aim)
+    residual_out = torch.full_like(x, torch.nan)
+    many, index, values = cuda.passing_in_room(EFInput(x, torch.zeros_like(x), residual_out), aim)
+    same, expected, told = reference.passing_in_room(EFInput(x), aim)
     assert same_bits(many, same), aim
     assert same_bits(index[: int(many)], expected[: int(many)]), aim
     assert same_numbers(values, told), aim
-    assert same_numbers(left, x), aim
+    assert same_numbers(residual_out, x), aim
 
 
 def positions() -> None:
@@ -186,8 +186,8 @@ def borders() -> None:
     for kind in ("normal", "ties", "zeros", "nan"):
         compare_borders(odd_numbers(4097)[kind])
     x, shares = odd_numbers(4097)["normal"], [0.7] * 12
-    found = cuda.excess_border(Given(x), shares)
-    assert apart(found, reference.excess_border(Given(x), shares)) <= 1
+    found = cuda.excess_border(EFInput(x), shares)
+    assert apart(found, reference.excess_border(EFInput(x), shares)) <= 1
     done["stages"] += len(shares)
 
 
@@ -204,7 +204,7 @@ def lowered_into_a_crowd() -> None:
     The sample's border is 1, which too few reach, and next to 0.8 there are more than may be told.
     """
     x = crowd_at_four_fifths()
-    compare_message(x, Aim("sampled", most=300, wanted=205, key=7, tried=1365, top=20))
+    compare_message(x, ThresholdSpec("sampled", most=300, wanted=205, key=7, tried=1365, top=20))
 
 
 def large() -> None:
@@ -227,10 +227,10 @@ def large() -> None:
 def climbed(x: torch.Tensor, stages: int) -> int:
     """How often a program had to pass over all again; the border is the reference's."""
     shares = [0.25] * stages
-    search = borders_of.search_of(Aim("excess", x.numel() // 50, shares=tuple(shares)))
-    state = borders_of.found(Given(x), search, torch.empty(0, dtype=torch.int32)).state
+    search = borders_of.search_of(ThresholdSpec("excess", x.numel() // 50, shares=tuple(shares)))
+    state = borders_of.found(EFInput(x), search, torch.empty(0, dtype=torch.int32)).state
     border = state[BORDER.value].to(torch.int32).view(1).view(torch.float32)
-    assert apart(border, reference.excess_border(Given(x), shares)) <= 1, stages
+    assert apart(border, reference.excess_border(EFInput(x), shares)) <= 1, stages
     done["climbs"] += 1
     return int(state[AGAIN.value])
 
@@ -243,7 +243,7 @@ def ahead() -> None:
             x[7], x[-7] = torch.nan, -torch.inf
             assert [climbed(x, stages) for stages in (1, 2, 3, 5)] == [0, 0, 0, 0]
         # One thread has more entries near the first border than there is room for.
-        x.view(-1)[: 5 * 4096].view(20, 1024)[:, :4] = reference.excess_border(Given(x), [0.25])
+        x.view(-1)[: 5 * 4096].view(20, 1024)[:, :4] = reference.excess_border(EFInput(x), [0.25])
         assert climbed(x, 3) == 2
         # Of what the sample sees nothing is foreseen; without anything else it is right.
         x[:: (40_001 // 8192 - 1) | 1] = 0
@@ -258,12 +258,12 @@ def ahead() -> None:
 def casts() -> None:
     for dtype in (torch.float32, torch.float16):
         for kind, x in odd_numbers(2051).items():
-            left, expected = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan)
+            residual_out, expected = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan)
             # Exact products: the interpreter rounds a fused multiply-add twice.
-            said = cuda.cast_pack_sum(x, normal(2051), 1.0, left, dtype)
+            said = cuda.cast_pack_sum(x, normal(2051), 1.0, residual_out, dtype)
             told = reference.cast_pack_sum(x, normal(2051), 1.0, expected, dtype)
             assert same_numbers(said, told), (kind, dtype)
-            assert same_numbers(left, expected), (kind, dtype)
+            assert same_numbers(residual_out, expected), (kind, dtype)
             assert same_numbers(cuda.cast_pack(x, dtype), reference.cast_pack(x, dtype))
             done["casts"] += 1
         rows = [normal(2051, seed).to(dtype) for seed in range(10)]

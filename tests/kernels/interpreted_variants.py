@@ -14,11 +14,11 @@ from triton.backends.compiler import BaseBackend
 from triton.runtime.interpreter import InterpretedFunction
 
 from gradwire import kernels
-from gradwire.base import OneRound, take
+from gradwire.base import OneRound, encode_with_feedback
 from gradwire.bench.microbench.ef_step import ef_step
 from gradwire.kernels import cuda, reference
 from gradwire.spec import parse
-from gradwire.types import Given, Parts, Turn
+from gradwire.types import EFInput, EncodeContext, Parts
 from gradwire.wire.layout import pack, unpack
 
 SIZES = [27, 100, 1000, 4095, 5000, 36864, 65537, 147456, 262144, 1000003]
@@ -34,17 +34,17 @@ def noted() -> Iterator[set[tuple[object, ...]]]:
     launches: set[tuple[object, ...]] = set()
 
     def note(kernel: InterpretedFunction, *args: object, grid: object, **named: object) -> None:
-        given = dict(zip(kernel.arg_names, args, strict=False)) | named
+        ef = dict(zip(kernel.arg_names, args, strict=False)) | named
         plain = set(kernel.kwargs["do_not_specialize"] or ())
         kinds = kernel.fn.__annotations__
 
         def seen(name: str) -> object:
             if name in kinds or name not in kernel.arg_names:
-                return given[name]
+                return ef[name]
             special = name not in plain
-            return native_specialize_impl(BaseBackend, given[name], False, special, True)
+            return native_specialize_impl(BaseBackend, ef[name], False, special, True)
 
-        what = tuple((name, seen(name)) for name in sorted(given) if name != "warmup")
+        what = tuple((name, seen(name)) for name in sorted(ef) if name != "warmup")
         launches.add((kernel.fn.__module__, kernel.fn.__name__, *what))
 
     with patch.object(InterpretedFunction, "run", note):
@@ -58,8 +58,8 @@ def variants(spec: str) -> list[int]:
     with patch.object(kernels, "at", lambda _: cuda), noted() as launches:
         for step in range(STEPS):
             for lane, shape in enumerate(shapes):
-                turn = Turn(shape, size=RANKS, lane=lane, step=step)
-                ef_step(compressor, torch.zeros(turn.numel), turn)()
+                ctx = EncodeContext(shape, world_size=RANKS, lane_id=lane, step=step)
+                ef_step(compressor, torch.zeros(ctx.numel), ctx)()
             counts.append(len(launches))
     return counts
 
@@ -70,26 +70,29 @@ def decoded(spec: str) -> list[int]:
     assert isinstance(codec, OneRound)
     with patch.object(cuda, "index_fits", _fits), noted() as launches:
         for step in range(STEPS // 2):
-            turns = [Turn((s,), size=RANKS, lane=i, step=step) for i, s in enumerate(SIZES[:6])]
+            contexts = [
+                EncodeContext((s,), world_size=RANKS, lane_id=i, step=step)
+                for i, s in enumerate(SIZES[:6])
+            ]
             with patch.object(kernels, "at", lambda _: reference):
-                buffers = [_buffer(codec, turns, rank) for rank in range(RANKS)]
+                buffers = [_buffer(codec, contexts, rank) for rank in range(RANKS)]
             with patch.object(kernels, "at", lambda _: cuda):
-                heard = [unpack(b, [codec.layout(turn.numel) for turn in turns]) for b in buffers]
-                for turn, messages in zip(turns, zip(*heard, strict=True), strict=True):
-                    codec.add_to(torch.zeros(turn.numel), messages, 1 / RANKS, turn)
+                heard = [unpack(b, [codec.layout(ctx.numel) for ctx in contexts]) for b in buffers]
+                for ctx, messages in zip(contexts, zip(*heard, strict=True), strict=True):
+                    codec.decode_add(torch.zeros(ctx.numel), messages, 1 / RANKS, ctx)
             counts.append(len(launches))
     return counts
 
 
-def _buffer(codec: OneRound, turns: list[Turn], rank: int) -> Tensor:
+def _buffer(codec: OneRound, contexts: list[EncodeContext], rank: int) -> Tensor:
     """What a rank sends for a bucket of lanes: its parts begin anywhere."""
 
-    def said(turn: Turn) -> Parts:
-        dice = torch.Generator().manual_seed(1000 * turn.step + 10 * turn.lane + rank)
-        x = torch.randn(turn.numel, generator=dice)
-        return take(codec, Given(x), turn._replace(rank=rank))
+    def said(ctx: EncodeContext) -> Parts:
+        dice = torch.Generator().manual_seed(1000 * ctx.step + 10 * ctx.lane_id + rank)
+        x = torch.randn(ctx.numel, generator=dice)
+        return encode_with_feedback(codec, EFInput(x), ctx._replace(rank=rank))
 
-    return pack([said(turn) for turn in turns], [codec.layout(turn.numel) for turn in turns])
+    return pack([said(ctx) for ctx in contexts], [codec.layout(ctx.numel) for ctx in contexts])
 
 
 _index_fits = cuda.index_fits

@@ -44,9 +44,9 @@ def test_half_precision_saturates(backend: ModuleType) -> None:
     said = backend.cast_pack(x, torch.float16)
     assert said[:3].tolist() == [65504.0, -65504.0, torch.inf]
     assert said[3].isnan()
-    left = torch.zeros(5)
-    backend.cast_pack_sum(x, torch.zeros(5), 1.0, left, torch.float16)
-    assert left[:2].tolist() == [1e6 - 65504, 65504 - 1e6]
+    residual_out = torch.zeros(5)
+    backend.cast_pack_sum(x, torch.zeros(5), 1.0, residual_out, torch.float16)
+    assert residual_out[:2].tolist() == [1e6 - 65504, 65504 - 1e6]
 
 
 @each_backend

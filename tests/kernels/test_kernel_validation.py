@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.base import OneRound, take
+from gradwire.base import OneRound, encode_with_feedback
 from gradwire.comm.simulated import Simulated
 from gradwire.engine.plan import open_lane
 from gradwire.engine.step import exchange, together
@@ -18,7 +18,7 @@ from gradwire.kernels import validation
 from gradwire.kernels.cpu.jit import compiled
 from gradwire.memory.residual import Residual
 from gradwire.spec import parse
-from gradwire.types import Given, Turn
+from gradwire.types import EFInput, EncodeContext
 
 CPU = torch.device("cpu")
 ROOM = torch.zeros(12)
@@ -29,18 +29,18 @@ def zeros(numel: int = 8, **kind: object) -> Tensor:
 
 
 BAD = {
-    "x must be float32, got torch.float64": Given(zeros(dtype=torch.float64)),
-    "residual must be float32, got torch.float16": Given(zeros(), zeros(dtype=torch.float16)),
-    "left must be float32, got torch.int64": Given(zeros(), zeros(), zeros(dtype=torch.int64)),
-    "residual must be on cpu as x is, got meta": Given(zeros(), zeros(device="meta")),
-    "left must be on cpu as x is, got meta": Given(zeros(), zeros(), zeros(device="meta")),
-    r"left must be flat and contiguous, got shape \(8,\) with strides \(2,\)": Given(
+    "x must be float32, got torch.float64": EFInput(zeros(dtype=torch.float64)),
+    "residual must be float32, got torch.float16": EFInput(zeros(), zeros(dtype=torch.float16)),
+    "left must be float32, got torch.int64": EFInput(zeros(), zeros(), zeros(dtype=torch.int64)),
+    "residual must be on cpu as x is, got meta": EFInput(zeros(), zeros(device="meta")),
+    "left must be on cpu as x is, got meta": EFInput(zeros(), zeros(), zeros(device="meta")),
+    r"left must be flat and contiguous, got shape \(8,\) with strides \(2,\)": EFInput(
         zeros(), zeros(), zeros(16)[::2]
     ),
-    r"x must be flat and contiguous, got shape \(2, 4\)": Given(zeros().view(2, 4)),
-    "residual must have 8 elements as x has, got 9": Given(zeros(), zeros(9), zeros(9)),
-    "left must not share memory with x": Given(ROOM[:8], zeros(), ROOM[4:]),
-    "left must be the residual itself or share no memory": Given(zeros(), ROOM[:8], ROOM[4:]),
+    r"x must be flat and contiguous, got shape \(2, 4\)": EFInput(zeros().view(2, 4)),
+    "residual must have 8 elements as x has, got 9": EFInput(zeros(), zeros(9), zeros(9)),
+    "left must not share memory with x": EFInput(ROOM[:8], zeros(), ROOM[4:]),
+    "left must be the residual itself or share no memory": EFInput(zeros(), ROOM[:8], ROOM[4:]),
 }
 
 
@@ -50,30 +50,32 @@ def test_a_message_about_it_is_refused(message: str, spec: str) -> None:
     codec = parse(spec)
     assert isinstance(codec, OneRound)
     with pytest.raises(ConfigError, match=f"^kernels: {message}"):
-        take(codec, BAD[message], Turn((8,)))
+        encode_with_feedback(codec, BAD[message], EncodeContext((8,)))
 
 
 @pytest.mark.parametrize("message", BAD)
 @pytest.mark.parametrize("spec", ["powersgd", "acpsgd:rank=2"])
 def test_so_is_a_conversation(message: str, spec: str) -> None:
     codec = parse(spec)
-    turn = Turn((2, 4))
+    ctx = EncodeContext((2, 4))
     with pytest.raises(ConfigError, match=f"^kernels: {message}"):
-        next(codec.rounds(BAD[message], codec.state(turn, CPU), turn))  # type: ignore[attr-defined]
+        next(codec.rounds(BAD[message], codec.state(ctx, CPU), ctx))  # type: ignore[attr-defined]
 
 
 def test_nothing_is_written() -> None:
     room = torch.arange(12.0)
     with pytest.raises(ConfigError, match="share memory"):
-        take(parse("efsign"), Given(room[:8], torch.ones(8), room[4:]), Turn((8,)))  # type: ignore[arg-type]
+        encode_with_feedback(
+            parse("efsign"), EFInput(room[:8], torch.ones(8), room[4:]), EncodeContext((8,))
+        )  # type: ignore[arg-type]
     assert torch.equal(room, torch.arange(12.0))
 
 
 def test_the_residual_may_be_renewed_in_place() -> None:
     residual = torch.ones(8)
-    validation.check_given(Given(zeros(), residual, residual))
-    validation.check_given(Given(zeros(0), zeros(0), zeros(0)))
-    validation.check_given(Given(ROOM[:6], None, ROOM[6:]))
+    validation.check_given(EFInput(zeros(), residual, residual))
+    validation.check_given(EFInput(zeros(0), zeros(0), zeros(0)))
+    validation.check_given(EFInput(ROOM[:6], None, ROOM[6:]))
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.complex64])
@@ -87,7 +89,7 @@ def test_a_sparse_gradient_is_named() -> None:
     sparse = torch.eye(8).to_sparse()
     with pytest.raises(ConfigError, match=r"a dense tensor is needed, got the layout torch.sparse"):
         parse("efsign").encode(sparse)
-    lane = open_lane("w", parse("efsign"), Residual(), "gather", Turn((8, 8)), CPU)
+    lane = open_lane("w", parse("efsign"), Residual(), "gather", EncodeContext((8, 8)), CPU)
     with pytest.raises(ConfigError, match=r"a dense tensor is needed, got the layout torch.sparse"):
         Simulated(1).run([together([exchange(sparse, lane)])])
 
@@ -107,16 +109,16 @@ def test_a_sparse_gradient_is_named() -> None:
     ],
 )
 def test_so_is_what_messages_cannot_be_added_to(spec: str) -> None:
-    codec, turn = parse(spec), Turn((8,), step=1)
+    codec, ctx = parse(spec), EncodeContext((8,), step=1)
     assert isinstance(codec, OneRound)
-    message = codec.compress(torch.randn(8, generator=torch.Generator().manual_seed(0)), turn)
+    message = codec.compress(torch.randn(8, generator=torch.Generator().manual_seed(0)), ctx)
     for out, rule in (
         (torch.ones(8, dtype=torch.float64), "out must be float32, got torch.float64"),
         (torch.ones(16)[::2], r"out must be contiguous, got shape \(8,\) with strides \(2,\)"),
     ):
         before = out.clone()
         with pytest.raises(ConfigError, match=f"^kernels: {rule}"):
-            codec.add_to(out, [message], 1.0, turn)
+            codec.decode_add(out, [message], 1.0, ctx)
         assert torch.equal(out, before)
 
 
@@ -129,11 +131,11 @@ def test_a_gradient_with_gaps_is_made_whole_by_the_caller(spec: str) -> None:
     assert not gaps.is_contiguous()
     lanes = []
     for grad in (whole, gaps):
-        lane = open_lane("w", parse(spec), Residual(), "gather", Turn((10, 12)), CPU)
+        lane = open_lane("w", parse(spec), Residual(), "gather", EncodeContext((10, 12)), CPU)
         Simulated(1).run([together([exchange(grad, lane)])])
         lanes.append(lane)
     assert torch.equal(gaps, whole)
-    assert torch.equal(lanes[0].kept["residual"], lanes[1].kept["residual"])
+    assert torch.equal(lanes[0].memory_state["residual"], lanes[1].memory_state["residual"])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
@@ -142,9 +144,9 @@ def test_a_gradient_of_another_type_is_taken_as_its_float32(spec: str, dtype: to
     other = torch.randn(10, 12, generator=torch.Generator().manual_seed(0)).to(dtype)
     whole, residuals = other.float(), []
     for grad in (other, whole):
-        lane = open_lane("w", parse(spec), Residual(), "gather", Turn((10, 12)), CPU)
+        lane = open_lane("w", parse(spec), Residual(), "gather", EncodeContext((10, 12)), CPU)
         Simulated(1).run([together([exchange(grad, lane)])])
-        residuals.append(lane.kept["residual"])
+        residuals.append(lane.memory_state["residual"])
     assert torch.equal(residuals[0], residuals[1])
     assert torch.equal(other, whole.to(dtype))
 

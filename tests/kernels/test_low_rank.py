@@ -30,15 +30,17 @@ def close(one: Tensor, exact: Tensor) -> None:
 @each_rank
 @each_side
 def test_products(backend: ModuleType, shape: tuple[int, int], rank: int, turned: bool) -> None:
-    m, residual, left = normal(*shape), normal(*shape, seed=1), torch.full(shape, torch.nan)
+    m, residual, residual_out = normal(*shape), normal(*shape, seed=1), torch.full(shape, torch.nan)
     base = normal(shape[0] if turned else shape[1], rank, seed=2)
-    turn = (lambda t: t.T) if turned else (lambda t: t)
-    close(backend.factor(m, base, turned), turn(m).double() @ base.double())
+    ctx = (lambda t: t.T) if turned else (lambda t: t)
+    close(backend.factor(m, base, turned), ctx(m).double() @ base.double())
     total = m.double() + 0.5 * residual.double()
-    close(backend.factor_sum(m, residual, 0.5, left, base, turned), turn(total) @ base.double())
-    close(left, total)
+    close(
+        backend.factor_sum(m, residual, 0.5, residual_out, base, turned), ctx(total) @ base.double()
+    )
+    close(residual_out, total)
     backend.factor_sum(m, residual, 0.5, residual, base, turned)
-    assert torch.equal(residual, left)
+    assert torch.equal(residual, residual_out)
 
 
 @each_backend

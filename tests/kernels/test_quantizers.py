@@ -8,7 +8,7 @@ import torch
 
 from gradwire.kernels import cpu, reference
 from gradwire.kernels.cpu.random import halves, random_words
-from gradwire.kernels.specs import Rule
+from gradwire.kernels.specs import RoundingSpec
 from quantiser_checks import (
     KEY,
     RULES,
@@ -34,16 +34,16 @@ each_backend = pytest.mark.parametrize("backend", [cpu, reference], ids=["cpu", 
 class TestRounding:
     @each_size
     @each_rule
-    def test_alike_at_every_size(self, rule: Rule, numel: int) -> None:
+    def test_alike_at_every_size(self, rule: RoundingSpec, numel: int) -> None:
         check_rounding(cpu, normal(numel, seed=5), rule)
 
     @each_kind
     @each_rule
-    def test_alike_on_odd_numbers(self, rule: Rule, kind: str) -> None:
+    def test_alike_on_odd_numbers(self, rule: RoundingSpec, kind: str) -> None:
         check_rounding(cpu, odd_numbers(2500)[kind], rule)
 
     @pytest.mark.parametrize("rule", RULES[::2], ids=str)
-    def test_alike_on_a_million_entries(self, rule: Rule) -> None:
+    def test_alike_on_a_million_entries(self, rule: RoundingSpec) -> None:
         x = normal(MANY)
         for ours, expected in zip(
             cpu.round_pack(x, rule, KEY), reference.round_pack(x, rule, KEY), strict=True
@@ -54,14 +54,18 @@ class TestRounding:
     @pytest.mark.parametrize("bucket", [1, 3, 127, 128, 5000])
     @pytest.mark.parametrize("numel", [9, 4097])
     def test_alike_at_every_width_and_bucket(self, width: int, bucket: int, numel: int) -> None:
-        check_rounding(cpu, normal(numel, seed=width), Rule("chance", bucket, width))
+        check_rounding(cpu, normal(numel, seed=width), RoundingSpec("chance", bucket, width))
 
     def test_integers_are_rounded_alike(self) -> None:
         """Entries that lie on a level, where the last bit of levels/scale decides."""
         wrong = []
         for largest in range(1, 400):
             x = torch.arange(largest + 1, dtype=torch.float32)
-            for rule in (Rule("chance", 512), Rule("nearest", 512, 4), Rule("tree", 512)):
+            for rule in (
+                RoundingSpec("chance", 512),
+                RoundingSpec("nearest", 512, 4),
+                RoundingSpec("tree", 512),
+            ):
                 codes, expected = (b.round_pack(x, rule, 1)[0] for b in (cpu, reference))
                 wrong += [] if torch.equal(codes, expected) else [(largest, rule)]
         assert not wrong
@@ -69,7 +73,7 @@ class TestRounding:
     @each_size
     @pytest.mark.parametrize("width", [2, 4, 8])
     def test_euclidean_scales_to_rounding(self, width: int, numel: int) -> None:
-        x, rule = normal(numel, seed=3), Rule("chance", 129, width, "l2")
+        x, rule = normal(numel, seed=3), RoundingSpec("chance", 129, width, "l2")
         codes, scales = cpu.round_pack(x, rule, KEY)
         expected_codes, expected_scales = reference.round_pack(x, rule, KEY)
         torch.testing.assert_close(scales, expected_scales, rtol=1e-5, atol=0)
@@ -81,7 +85,7 @@ class TestRounding:
     @each_backend
     def test_by_hand(self, backend: ModuleType) -> None:
         """Two bits: levels -scale, 0, +scale; entries on a level stay there."""
-        rule = Rule("chance", 3, 2)
+        rule = RoundingSpec("chance", 3, 2)
         codes, scales = backend.round_pack(torch.tensor([2.0, 0.0, -2.0, -5.0]), rule, KEY)
         assert scales.tolist() == [2.0, 5.0]
         assert codes.tolist() == [0b00_00_01_10]
@@ -93,11 +97,14 @@ class TestRounding:
     @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
     @pytest.mark.parametrize(
         "rule",
-        [Rule("chance", 10, 4, "l2"), *(Rule(r.kind, 10, r.width, r.scale) for r in RULES)],
+        [
+            RoundingSpec("chance", 10, 4, "l2"),
+            *(RoundingSpec(r.kind, 10, r.width, r.scale) for r in RULES),
+        ],
         ids=str,
     )
     def test_a_bad_entry_spoils_its_bucket_alone(
-        self, backend: ModuleType, bad: float, rule: Rule
+        self, backend: ModuleType, bad: float, rule: RoundingSpec
     ) -> None:
         x = normal(30)
         x[13] = bad
@@ -112,7 +119,7 @@ class TestRounding:
     @each_backend
     def test_rows_may_lie_anywhere(self, backend: ModuleType) -> None:
         """Messages that were gathered lie apart, and repeated ones on top of each other."""
-        rule, numel = Rule("chance", 16, 4), 100
+        rule, numel = RoundingSpec("chance", 16, 4), 100
         messages = [reference.round_pack(normal(numel, seed), rule, seed) for seed in range(3)]
         codes, scales = (torch.stack(parts) for parts in zip(*messages, strict=True))
         expected = torch.zeros(numel)
@@ -155,10 +162,10 @@ class TestSigns:
 
     def test_what_is_left_may_be_the_residual_itself(self) -> None:
         x, residual = normal(5000), normal(5000, 1)
-        left = torch.empty(5000)
-        cpu.sign_pack_sum(x, residual, 0.5, left)
+        residual_out = torch.empty(5000)
+        cpu.sign_pack_sum(x, residual, 0.5, residual_out)
         cpu.sign_pack_sum(x, residual, 0.5, residual)
-        assert torch.equal(left, residual)
+        assert torch.equal(residual_out, residual)
 
     @pytest.mark.parametrize("numel", [*SIZES, 31, 32, 33, MANY])
     def test_votes_alike_at_every_size(self, numel: int) -> None:

@@ -26,24 +26,24 @@ def test_what_is_lifted_and_what_is_left_is_all(
 ) -> None:
     x = odd_numbers(1000)[kind]
     index = torch.arange(0, 1000, 3)
-    left, expected = x.clone(), x.clone()
-    values = backend.lift(left, index, dtype)
+    residual_out, expected = x.clone(), x.clone()
+    values = backend.lift(residual_out, index, dtype)
     assert values.dtype == dtype
     assert same_numbers(values, reference.lift(expected, index, dtype))
-    assert same_numbers(left, expected)
+    assert same_numbers(residual_out, expected)
     untouched = torch.ones(1000, dtype=torch.bool).index_fill_(0, index, False)
-    assert same_bits(left[untouched], x[untouched])
+    assert same_bits(residual_out[untouched], x[untouched])
     finite = x[index].isfinite()
-    assert torch.equal((values.float() + left[index])[finite], x[index][finite])
+    assert torch.equal((values.float() + residual_out[index])[finite], x[index][finite])
 
 
 @each_backend
 def test_half_precision_saturates(backend: ModuleType) -> None:
-    left = torch.tensor([1e6, -1e6, torch.inf, torch.nan, 2.0])
-    values = backend.lift(left, torch.arange(5), torch.float16)
+    residual_out = torch.tensor([1e6, -1e6, torch.inf, torch.nan, 2.0])
+    values = backend.lift(residual_out, torch.arange(5), torch.float16)
     assert values[:3].tolist() == [65504.0, -65504.0, torch.inf]
     assert values[3].isnan()
-    assert left[:2].tolist() == [1e6 - 65504, 65504 - 1e6]
+    assert residual_out[:2].tolist() == [1e6 - 65504, 65504 - 1e6]
 
 
 @each_dtype

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels import cpu, reference
-from gradwire.types import Given
+from gradwire.types import EFInput
 from odd import normal, odd_numbers, same_bits, same_numbers
 
 SIZES = [0, 1, 7, 8, 9, 1000, 4097]
@@ -23,9 +23,9 @@ def expected_largest(x: Tensor, count: int) -> list[int]:
     return sorted(sorted(range(x.numel()), key=lambda i: (-int(size[i]), i))[:count])
 
 
-def with_residual(x: Tensor) -> Given:
+def with_residual(x: Tensor) -> EFInput:
     """The same sum with room for it that must be filled."""
-    return Given(x, torch.zeros_like(x), torch.full_like(x, torch.nan))
+    return EFInput(x, torch.zeros_like(x), torch.full_like(x, torch.nan))
 
 
 class TestLargest:
@@ -36,20 +36,20 @@ class TestLargest:
         counts = {1, 2, 3, numel // 100, numel // 2, numel - 1, numel}
         for count in sorted(c for c in counts if 0 < c <= numel):
             expected = expected_largest(x, count)
-            assert cpu.largest(Given(x), count).tolist() == expected
-            assert reference.largest(Given(x), count).tolist() == expected
+            assert cpu.largest(EFInput(x), count).tolist() == expected
+            assert reference.largest(EFInput(x), count).tolist() == expected
 
     @each_backend
     def test_of_equal_magnitudes_the_first_win(self, backend: ModuleType) -> None:
-        x = Given(torch.tensor([1.0, -3.0, 3.0, 3.0, 2.0]))
+        x = EFInput(torch.tensor([1.0, -3.0, 3.0, 3.0, 2.0]))
         assert backend.largest(x, 2).tolist() == [1, 2]
         assert backend.largest(x, 4).tolist() == [1, 2, 3, 4]
 
     @each_backend
     def test_more_than_there_are_means_all(self, backend: ModuleType) -> None:
-        assert backend.largest(Given(normal(5)), 9).tolist() == [0, 1, 2, 3, 4]
-        assert backend.largest(Given(normal(0)), 0).tolist() == []
-        assert backend.largest(Given(normal(5)), 0).tolist() == []
+        assert backend.largest(EFInput(normal(5)), 9).tolist() == [0, 1, 2, 3, 4]
+        assert backend.largest(EFInput(normal(0)), 0).tolist() == []
+        assert backend.largest(EFInput(normal(5)), 0).tolist() == []
 
     @pytest.mark.parametrize("numel", [*SIZES, 300_000])
     @pytest.mark.parametrize("decay", [1.0, 0.5])
@@ -57,10 +57,10 @@ class TestLargest:
         x, residual = normal(numel), normal(numel, seed=1)
         total = torch.add(x, residual, alpha=decay)
         for count in {0, min(1, numel), numel // 50, numel}:
-            left = torch.full((numel,), torch.nan)
-            found = cpu.largest(Given(x, residual, left, decay), count)
-            assert torch.equal(found, reference.largest(Given(total), count))
-            assert torch.equal(left, total)
+            residual_out = torch.full((numel,), torch.nan)
+            found = cpu.largest(EFInput(x, residual, residual_out, decay), count)
+            assert torch.equal(found, reference.largest(EFInput(total), count))
+            assert torch.equal(residual_out, total)
 
     @pytest.mark.parametrize("period", [61, 122, 7])
     def test_a_misleading_sample_does_no_harm(self, period: int) -> None:
@@ -70,20 +70,20 @@ class TestLargest:
             # Where the sample looks, all is large, or all is small.
             odd[::period] = odd[::period] * 0.001 + (10 if high else 0)
             found = cpu.largest(with_residual(odd), 20_000)
-            assert torch.equal(found, reference.largest(Given(odd), 20_000))
+            assert torch.equal(found, reference.largest(EFInput(odd), 20_000))
 
     @pytest.mark.parametrize("kind", [k for k in odd_numbers(0) if k != "nan"])
     def test_a_sample_of_odd_numbers_does_no_harm(self, kind: str) -> None:
         x = odd_numbers(400_000)[kind]
         for count in (4000, 200_000):
             found = cpu.largest(with_residual(x), count)
-            assert torch.equal(found, reference.largest(Given(x), count))
+            assert torch.equal(found, reference.largest(EFInput(x), count))
 
     def test_nan_is_found(self) -> None:
         x = normal(400_000)
         x[[5, 399_999]] = torch.nan
         found = cpu.largest(with_residual(x), 20_000)
-        assert torch.equal(found, reference.largest(Given(x), 20_000))
+        assert torch.equal(found, reference.largest(EFInput(x), 20_000))
 
 
 class TestReaching:
@@ -95,24 +95,24 @@ class TestReaching:
         x = odd_numbers(numel)[kind]
         for value in self.BORDERS:
             border = torch.tensor([value])
-            expected = reference.reaching(Given(x), border)
-            assert same_bits(cpu.reaching(Given(x), border), expected)
+            expected = reference.reaching(EFInput(x), border)
+            assert same_bits(cpu.reaching(EFInput(x), border), expected)
             for backend in (cpu, reference):
-                given = with_residual(x)
-                assert same_bits(backend.reaching(given, border), expected)
-                assert given.left is not None
-                assert same_numbers(given.left, x)
+                ef = with_residual(x)
+                assert same_bits(backend.reaching(ef, border), expected)
+                assert ef.residual_out is not None
+                assert same_numbers(ef.residual_out, x)
 
     @each_backend
     def test_by_hand(self, backend: ModuleType) -> None:
         x = torch.tensor([0.0, -0.0, 0.5, -1.0, 2.0, torch.nan, -torch.inf])
-        assert backend.reaching(Given(x), torch.tensor([1.0])).tolist() == [3, 4, 5, 6]
-        assert backend.reaching(Given(x), torch.tensor([0.0])).tolist() == [2, 3, 4, 5, 6]
+        assert backend.reaching(EFInput(x), torch.tensor([1.0])).tolist() == [3, 4, 5, 6]
+        assert backend.reaching(EFInput(x), torch.tensor([0.0])).tolist() == [2, 3, 4, 5, 6]
 
     def test_left_may_be_the_residual(self) -> None:
         x, residual = normal(5000), normal(5000, seed=1)
         total = torch.add(x, residual, alpha=0.5)
         border = torch.tensor([1.0])
-        found = cpu.reaching(Given(x, residual, residual, 0.5), border)
-        assert torch.equal(found, reference.reaching(Given(total), border))
+        found = cpu.reaching(EFInput(x, residual, residual, 0.5), border)
+        assert torch.equal(found, reference.reaching(EFInput(total), border))
         assert torch.equal(residual, total)

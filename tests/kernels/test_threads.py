@@ -17,8 +17,8 @@ from torch import Tensor
 from gradwire.kernels import cpu
 from gradwire.kernels.cpu import jit, threads
 from gradwire.kernels.cpu import rounding as rounding_kernels
-from gradwire.kernels.specs import Rule
-from gradwire.types import Given
+from gradwire.kernels.specs import RoundingSpec
+from gradwire.types import EFInput
 from odd import normal, same_bits
 from quantiser_checks import KEY, RULES, beside
 
@@ -61,9 +61,9 @@ def with_residual(kernel: Callable[..., tuple[Tensor, ...]], *args: object) -> K
     """The same with one: apart from what is left, which holds NaN before, and in its place."""
 
     def call(x: Tensor) -> list[Tensor]:
-        residual, left = beside(x), torch.full_like(x, torch.nan)
-        one = kernel(x, residual, DECAY, left, *args)
-        return [*one, left, *kernel(x, residual, DECAY, residual, *args), residual]
+        residual, residual_out = beside(x), torch.full_like(x, torch.nan)
+        one = kernel(x, residual, DECAY, residual_out, *args)
+        return [*one, residual_out, *kernel(x, residual, DECAY, residual, *args), residual]
 
     return call
 
@@ -90,8 +90,12 @@ def chosen(kernel: Callable[..., Tensor], *args: object) -> Kernel:
     """What is chosen, of x and of x with its residual."""
 
     def call(x: Tensor) -> list[Tensor]:
-        left = torch.full_like(x, torch.nan)
-        return [kernel(Given(x), *args), kernel(Given(x, beside(x), left, DECAY), *args), left]
+        residual_out = torch.full_like(x, torch.nan)
+        return [
+            kernel(EFInput(x), *args),
+            kernel(EFInput(x, beside(x), residual_out, DECAY), *args),
+            residual_out,
+        ]
 
     return call
 
@@ -109,7 +113,7 @@ def factors(x: Tensor) -> list[Tensor]:
     return results
 
 
-def rounding(rule: Rule) -> Kernel:
+def rounding(rule: RoundingSpec) -> Kernel:
     one, two = told(cpu.round_pack, rule, KEY), with_residual(cpu.round_pack_sum, rule, KEY)
     three = added(lambda x: cpu.round_pack(x, rule, KEY), cpu.round_add, rule)
     return lambda x: [*one(x), *two(x), *three(x)]
@@ -172,7 +176,7 @@ class TestSlices:
 
     @pytest.mark.parametrize("rule", RULES, ids=str)
     def test_no_two_slices_write_to_one_byte(
-        self, rule: Rule, monkeypatch: pytest.MonkeyPatch
+        self, rule: RoundingSpec, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         begins: list[int] = []
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels import cpu, reference
-from gradwire.types import Given
+from gradwire.types import EFInput
 from odd import apart, normal, odd_numbers, same_numbers
 
 NAMES = ["sampled_border", "bisected_border", "excess_border", "normal_border"]
@@ -18,9 +18,9 @@ each_backend = pytest.mark.parametrize("backend", [cpu, reference], ids=["cpu", 
 each_name = pytest.mark.parametrize("name", NAMES)
 
 
-def border(backend: ModuleType, name: str, given: Given, count: int) -> Tensor:
+def border(backend: ModuleType, name: str, ef: EFInput, count: int) -> Tensor:
     """What a method that aims at `count` entries would ask for."""
-    numel = max(1, given.x.numel())
+    numel = max(1, ef.grad.numel())
     tried = max(1, numel // 3)
     settings: dict[str, tuple[object, ...]] = {
         "sampled_border": (7, tried, max(1, count // 3), math.ceil(0.8 * count)),
@@ -28,7 +28,7 @@ def border(backend: ModuleType, name: str, given: Given, count: int) -> Tensor:
         "excess_border": ([0.25, 0.25, 0.16],),
         "normal_border": (-NormalDist().inv_cdf(count / numel / 2), count, 5),
     }
-    found: Tensor = getattr(backend, name)(given, *settings[name])
+    found: Tensor = getattr(backend, name)(ef, *settings[name])
     return found
 
 
@@ -38,25 +38,25 @@ def border(backend: ModuleType, name: str, given: Given, count: int) -> Tensor:
 def test_alike_in_both_backends(kind: str, numel: int, name: str) -> None:
     x = odd_numbers(numel)[kind]
     count = max(1, numel // 20)
-    expected = border(reference, name, Given(x), count)
-    left = torch.full_like(x, torch.nan)
-    found = border(cpu, name, Given(x, torch.zeros_like(x), left), count)
+    expected = border(reference, name, EFInput(x), count)
+    residual_out = torch.full_like(x, torch.nan)
+    found = border(cpu, name, EFInput(x, torch.zeros_like(x), residual_out), count)
     assert found.shape == expected.shape == (1,)
     assert apart(found, expected) <= 1
-    assert same_numbers(left, x)
+    assert same_numbers(residual_out, x)
 
 
 @each_backend
 @each_name
 def test_of_nothing(backend: ModuleType, name: str) -> None:
-    assert border(backend, name, Given(torch.zeros(0)), 1).tolist() == [0.0]
+    assert border(backend, name, EFInput(torch.zeros(0)), 1).tolist() == [0.0]
 
 
 @each_backend
 @each_name
 def test_about_as_many_reach_it(backend: ModuleType, name: str) -> None:
     x = normal(100_000)
-    reach = reference.reaching(Given(x), border(backend, name, Given(x), 1000)).numel()
+    reach = reference.reaching(EFInput(x), border(backend, name, EFInput(x), 1000)).numel()
     assert 500 <= reach <= 2000
 
 
@@ -68,14 +68,14 @@ def test_no_number_counts_as_zero(backend: ModuleType, name: str) -> None:
     odd = x.clone()
     odd[::7] = torch.nan
     odd[::14] = -torch.inf
-    plain, other = (border(backend, name, Given(t), 100) for t in (x, odd))
+    plain, other = (border(backend, name, EFInput(t), 100) for t in (x, odd))
     assert torch.equal(plain, other)
 
 
 @each_backend
 def test_a_sampled_border_by_hand(backend: ModuleType) -> None:
     """All are tried: the second largest is 8; three are wanted, so 6.4, 5.12, then 4.096."""
-    x = Given(torch.tensor([8.0, -9.0, 4.5, 1.0]))
+    x = EFInput(torch.tensor([8.0, -9.0, 4.5, 1.0]))
     assert backend.sampled_border(x, 1, 4, 2, 2).tolist() == [8.0]
     found = backend.sampled_border(x, 1, 4, 2, 3)
     assert found.tolist() == pytest.approx([8 * 0.8**3])
@@ -86,7 +86,7 @@ def test_a_sampled_border_by_hand(backend: ModuleType) -> None:
 @each_backend
 def test_a_fitted_border_by_hand(backend: ModuleType) -> None:
     """Mean 2: a quarter is above 2 ln 4; three of four go beyond 1 by 1, 2 and 4 on average."""
-    x = Given(torch.tensor([-2.0, 2.0, 1.0, -3.0]))
+    x = EFInput(torch.tensor([-2.0, 2.0, 1.0, -3.0]))
     assert backend.excess_border(x, [0.25]).tolist() == pytest.approx([2 * math.log(4)])
     assert backend.excess_border(x, [0.001]).tolist() == [3.0]
 
@@ -94,7 +94,7 @@ def test_a_fitted_border_by_hand(backend: ModuleType) -> None:
 @each_backend
 def test_a_bisected_border_by_hand(backend: ModuleType) -> None:
     """Mean 4, largest 16: 10 passes one; for two to four, 7 does."""
-    x = Given(torch.tensor([16.0, 1.0, -8.0, 2.0, 3.0, 1.0, 0.0, 1.0]))
+    x = EFInput(torch.tensor([16.0, 1.0, -8.0, 2.0, 3.0, 1.0, 0.0, 1.0]))
     assert backend.bisected_border(x, 1).tolist() == [10.0]
     assert backend.bisected_border(x, 2).tolist() == [7.0]
 
@@ -102,7 +102,7 @@ def test_a_bisected_border_by_hand(backend: ModuleType) -> None:
 @each_backend
 def test_a_normal_border_by_hand(backend: ModuleType) -> None:
     """Mean 1, deviation 2: 1 + 1.5 * 2 passes none, half of it both."""
-    x = Given(torch.tensor([3.0, -1.0, 3.0, -1.0]))
+    x = EFInput(torch.tensor([3.0, -1.0, 3.0, -1.0]))
     assert backend.normal_border(x, 1.5, 2, 0).tolist() == [3.0]
     assert backend.normal_border(x, 1.5, 2, 1).tolist() == [2.0]
     assert backend.normal_border(x, 0.0, 2, 3).tolist() == [1.5]

@@ -22,8 +22,8 @@ def made(name: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Local
         return QsparseLocalSGD(
             model, optimizer, "topk:ratio=0.1", sync_every=int(every), delay=int(delay)
         )
-    how = {"sync_every": int(every), "delay": int(delay), "fragments": int(fragments)}
-    return DiLoCo(model, optimizer, **how)  # type: ignore[arg-type]
+    rounds_like = {"sync_every": int(every), "delay": int(delay), "fragments": int(fragments)}
+    return DiLoCo(model, optimizer, **rounds_like)  # type: ignore[arg-type]
 
 
 def recovered(name: str) -> tuple[list[int], Tensor, Tensor]:

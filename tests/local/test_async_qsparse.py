@@ -28,7 +28,7 @@ from gradwire.local import AsyncQsparseLocalSGD, QsparseLocalSGD, async_qsparse
 from gradwire.local.server import Form, Server
 from gradwire.local.server_protocol import Correspondence
 from gradwire.memory.none import NoMemory
-from gradwire.types import Turn
+from gradwire.types import EncodeContext
 from processes import Ranks
 
 SPEC = "topk:ratio=0.1,values=fp32"
@@ -81,10 +81,10 @@ def test_one_worker_alone_needs_no_server() -> None:
 @pytest.mark.parametrize("spec", ["topk:ratio=0.1 | qsgd:bits=4", "randomk:ratio=0.1", "efsign"])
 def test_messages_bring_a_worker_to_the_servers_model(spec: str) -> None:
     with Crew(AsyncQsparseLocalSGD, spec, sync_every=2, gaps="random") as crew:
-        for turn in range(40):
-            rank = turn * turn % 3
+        for ctx in range(40):
+            rank = ctx * ctx % 3
             visits = crew.workers[rank].syncs
-            take_step(crew.models[rank], crew.optimizers[rank], turn, rank)
+            take_step(crew.models[rank], crew.optimizers[rank], ctx, rank)
             if crew.workers[rank].syncs > visits:
                 server = crew.workers[0]._server_model
                 known = crew.workers[rank]._anchor
@@ -285,8 +285,8 @@ def test_who_never_comes_is_lost(four_ranks: Ranks) -> None:
 
 def test_what_arrives_is_divided_by_those_who_are_there() -> None:
     """A message of all ones by one of four workers moves a model by 1/4, then by 1/3, by 1/2."""
-    turn = Turn((8,))
-    dense = open_lane("w", NoCompression(), NoMemory(), "gather", turn, torch.device("cpu"))
+    ctx = EncodeContext((8,))
+    dense = open_lane("w", NoCompression(), NoMemory(), "gather", ctx, torch.device("cpu"))
     lanes = {"w": dense}
     server = Server({"w": torch.zeros(8)}, Form(lanes), 4)
     message = Form(lanes).pack([(torch.ones(8),)])

@@ -22,7 +22,7 @@ from torch.optim import SGD, Optimizer
 from gradwire.compressors.grbs import GRBS
 from gradwire.errors import ConfigError
 from gradwire.local import CSER, BlockCSER, QsparseLocalSGD
-from gradwire.types import Given
+from gradwire.types import EFInput
 
 PAIRS = [
     ("topk:ratio=0.1", "topk:ratio=0.3"),
@@ -171,7 +171,7 @@ def blocks_of(worker: BlockCSER, name: str, numel: int, step: int) -> Tensor:
     if numel < 1024:
         return ~told
     assert isinstance(lane.compressor, GRBS)
-    index = lane.compressor.select(Given(torch.zeros(numel)), lane.turn._replace(step=step))
+    index = lane.compressor.select(EFInput(torch.zeros(numel)), lane.ctx._replace(step=step))
     told[index] = True
     return told
 
@@ -231,8 +231,8 @@ def test_blocks_become_their_mean_and_all_else_stays() -> None:
         for rank, model in enumerate(alone):
             take_step(model, plain_sgd(model), 0, rank)
         crew.step(0)
-        turn = crew.workers[0]._errors.lanes["0.weight"].turn._replace(step=1)
-        index = GRBS(ratio=0.25, block=16).select(Given(torch.zeros(48 * 40)), turn)
+        ctx = crew.workers[0]._errors.lanes["0.weight"].ctx._replace(step=1)
+        index = GRBS(ratio=0.25, block=16).select(EFInput(torch.zeros(48 * 40)), ctx)
         said = torch.zeros(48 * 40, dtype=torch.bool)
         said[index] = True
         own = torch.stack([model[0].weight.detach().view(-1) for model in alone])

@@ -192,10 +192,10 @@ def test_a_complex_buffer_is_compared_and_averaged() -> None:
         return model
 
     with crew_of("qsparse", model=turning, size=2) as crew:
-        crew.models[1].turns.mul_(3)
+        crew.models[1].contexts.mul_(3)
         with crew.workers[0].averaged(), crew.workers[1].averaged():
-            assert torch.equal(crew.models[0].turns, torch.tensor([2 + 4j, 6j]))
-        assert torch.equal(crew.models[0].turns, torch.tensor([1 + 2j, 3j]))
+            assert torch.equal(crew.models[0].contexts, torch.tensor([2 + 4j, 6j]))
+        assert torch.equal(crew.models[0].contexts, torch.tensor([1 + 2j, 3j]))
 
 
 def test_models_are_made_equal_on_request() -> None:

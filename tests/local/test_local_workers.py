@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.comm.base import Call, Comm, Conversation
+from gradwire.comm.base import Collective, CollectiveProgram, Comm
 from gradwire.comm.meter import Meter
 from gradwire.errors import PeerError
 from gradwire.local.workers import Beside, GroupPeers
@@ -20,31 +20,31 @@ class Echo(Comm):
     def __init__(self) -> None:
         self.rank, self.size, self.meter = 0, 1, Meter()
 
-    def answer(self, call: Call) -> list[Tensor]:
+    def answer(self, call: Collective) -> list[Tensor]:
         return call.buffers
 
 
-def noted(heard: list[int], number: int, gate: Event) -> Conversation[None]:
+def noted(heard: list[int], number: int, gate: Event) -> CollectiveProgram[None]:
     assert gate.wait(10)
-    [told] = yield Call("mean", [torch.tensor([number])])
+    [told] = yield Collective("mean", [torch.tensor([number])])
     heard.append(int(told))
 
 
 def test_who_starts_a_conversation_goes_on_at_once() -> None:
     gate, heard, beside = Event(), list[int](), Beside(torch.device("cpu"))
-    waits = [beside.start(noted(heard, number, gate), Echo()) for number in range(3)]
+    syncs_host = [beside.start(noted(heard, number, gate), Echo()) for number in range(3)]
     assert not heard
     gate.set()
-    waits[1]()
+    syncs_host[1]()
     assert heard[:2] == [0, 1]
-    waits[2]()
+    syncs_host[2]()
     assert heard == [0, 1, 2]
-    waits[0]()
+    syncs_host[0]()
     beside.end(wait=True)
 
 
 def test_what_goes_wrong_is_raised_where_it_is_awaited() -> None:
-    def fails() -> Conversation[None]:
+    def fails() -> CollectiveProgram[None]:
         raise PeerError("gone")
         yield
 
@@ -61,7 +61,7 @@ def test_what_goes_wrong_is_raised_where_it_is_awaited() -> None:
 def test_it_keeps_to_as_many_threads() -> None:
     seen: list[int] = []
 
-    def counted() -> Conversation[None]:
+    def counted() -> CollectiveProgram[None]:
         seen.append(torch.get_num_threads())
         return
         yield
@@ -82,7 +82,7 @@ def _peaceful(in_peace: bool) -> bool:
     heard: list[int] = []
     peers = GroupPeers(None, torch.device("cpu"))
 
-    def slow() -> Conversation[None]:
+    def slow() -> CollectiveProgram[None]:
         time.sleep(0.1)
         heard.append(1)
         return

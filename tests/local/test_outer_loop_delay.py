@@ -205,9 +205,11 @@ def test_error_feedback_still_brings_all_in_the_end() -> None:
                     parameter.grad = told * torch.randn(parameter.shape, generator=dice)
                 gone += next(crew.models[rank].parameters()).grad / 2
                 optimizer.step()
-        owed = [worker._lanes()[0].lanes["0.weight"].kept["residual"] for worker in crew.workers]
+        unsent_keys = [
+            worker._lanes()[0].lanes["0.weight"].memory_state["residual"] for worker in crew.workers
+        ]
     assert all_equal(crew.weights())
-    waiting = torch.stack(owed).mean(0).view(start.shape)
+    waiting = torch.stack(unsent_keys).mean(0).view(start.shape)
     assert waiting.norm() > 0.1
     there = next(crew.models[0].parameters()).detach()
     torch.testing.assert_close(there - waiting, start - gone, rtol=1e-4, atol=1e-4)

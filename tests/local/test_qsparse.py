@@ -116,8 +116,8 @@ def test_memory_carries_what_was_not_said() -> None:
         [worker] = crew.workers
         crew.train(6)
         [lanes] = worker._lanes()
-        owed = lanes.lanes["0.weight"].kept["residual"]
-        assert owed.count_nonzero() == round(0.9 * owed.numel())
+        unsent_keys = lanes.lanes["0.weight"].memory_state["residual"]
+        assert unsent_keys.count_nonzero() == round(0.9 * unsent_keys.numel())
         assert worker.stats()["residual_norm"] > 0
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 import gradwire
 from gradwire.memory.lowbit import BLOCK, LowBit
-from gradwire.types import Given, State
+from gradwire.types import EFInput, State
 from lockstep import Lockstep, noise
 
 CPU = torch.device("cpu")
@@ -16,14 +16,14 @@ def keep(x: Tensor) -> State:
     """The state after a step that said nothing of `x`."""
     memory = LowBit()
     state = memory.state(x.numel(), CPU)
-    memory.after(Given(x.clone(), x.clone(), x.clone()), x, state, state)
+    memory.after(EFInput(x.clone(), x.clone(), x.clone()), x, state, state)
     return state
 
 
 def kept(x: Tensor) -> Tensor:
     """What comes back of `x` in the next step."""
-    given = LowBit().before(torch.zeros_like(x), keep(x), {})
-    return given.total()
+    ef = LowBit().before(torch.zeros_like(x), keep(x), {})
+    return ef.total()
 
 
 def test_codes_by_hand() -> None:
@@ -79,17 +79,20 @@ def test_the_same_residual_gives_the_same_bytes() -> None:
 def test_what_is_lost_is_only_the_rounding() -> None:
     """Sent plus left is given, but for half a scale an entry and step, as in the docstring."""
     workers = Lockstep("topk:ratio=0.1,values=fp32", "lowbit", "gather", 1000, size=2)
-    sent, given, bound = torch.zeros(1000), torch.zeros(1000), torch.zeros(1000)
+    sent, ef, bound = torch.zeros(1000), torch.zeros(1000), torch.zeros(1000)
     for step in range(50):
         grads = noise(2, 1000, seed=step)
         sent += workers.step(*grads)
-        given += grads.mean(dim=0)
+        ef += grads.mean(dim=0)
         scales = workers.kept("scales").mean(dim=0)
         bound += 0.51 * scales.repeat_interleave(BLOCK)[:1000]
-    left = torch.stack(
-        [LowBit().before(torch.zeros(1000), lane.kept, {}).total() for lane in workers.lanes]
+    residual_out = torch.stack(
+        [
+            LowBit().before(torch.zeros(1000), lane.memory_state, {}).total()
+            for lane in workers.lanes
+        ]
     ).mean(dim=0)
-    error = (sent + left - given).abs()
+    error = (sent + residual_out - ef).abs()
     assert (error <= bound + 1e-4).all()
     # Rounding to nearest errs to both sides, so that most of it cancels.
     assert error.mean() < 0.2 * bound.mean()

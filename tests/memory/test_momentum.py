@@ -10,7 +10,7 @@ from gradwire.engine.step import Lane, exchange, together
 from gradwire.errors import ConfigError
 from gradwire.memory.momentum import MomentumCorrection
 from gradwire.spec import format_spec, parse, parse_memory
-from gradwire.types import State, Turn
+from gradwire.types import EncodeContext, State
 
 CPU = torch.device("cpu")
 
@@ -18,9 +18,9 @@ CPU = torch.device("cpu")
 def lanes_of(
     spec: str, memory: str, numel: int, *, way: str = "gather", size: int = 1
 ) -> list[Lane]:
-    turns = [Turn((numel,), rank, size) for rank in range(size)]
+    contexts = [EncodeContext((numel,), rank, size) for rank in range(size)]
     kept = parse_memory(memory)
-    return [open_lane("w", parse(spec), kept, way, turn, CPU) for turn in turns]
+    return [open_lane("w", parse(spec), kept, way, ctx, CPU) for ctx in contexts]
 
 
 def step(lanes: list[Lane], *grads: Tensor) -> Tensor:
@@ -40,10 +40,10 @@ def normal(numel: int, seed: int = 0) -> Tensor:
 def by_hand(memory: MomentumCorrection, state: State, grad: Tensor, sent: list[int]) -> list[float]:
     """What there is to send, of which the entries `sent` go out."""
     given = memory.before(grad.clone(), state, state)
-    offered: list[float] = given.x.tolist()
-    assert given.left is not None
-    given.left.copy_(given.x)
-    given.left[sent] = 0.0
+    offered: list[float] = given.grad.tolist()
+    assert given.residual_out is not None
+    given.residual_out.copy_(given.grad)
+    given.residual_out[sent] = 0.0
     memory.after(given, torch.zeros_like(grad), state, state)
     return offered
 
@@ -95,8 +95,8 @@ def test_what_rounding_left_is_kept() -> None:
     lanes = lanes_of("topk:ratio=0.5,values=bf16", "momentum", 2)
     fine = 1.0 + 2.0**-10
     assert step(lanes, torch.tensor([fine, 0.5])).tolist() == [1.0, 0.0]
-    assert lanes[0].kept["residual"].tolist() == [2.0**-10, 0.5]
-    assert lanes[0].kept["momentum"].tolist() == [0.0, 0.5]
+    assert lanes[0].memory_state["residual"].tolist() == [2.0**-10, 0.5]
+    assert lanes[0].memory_state["momentum"].tolist() == [0.0, 0.5]
 
 
 def test_comes_to_the_minimum_of_a_quadratic() -> None:
@@ -115,11 +115,11 @@ def test_clip_bounds_the_norm_of_a_local_gradient() -> None:
     large, small = 1e25 * normal(100), torch.full((100,), 0.01)
     state = memory.state(100, CPU)
     given = memory.before(large.clone(), state, memory.state(100, CPU))
-    torch.testing.assert_close(given.x, large / large.double().norm().float())
+    torch.testing.assert_close(given.grad, large / large.double().norm().float())
     given = memory.before(small.clone(), state, memory.state(100, CPU))
-    torch.testing.assert_close(given.x, small)
+    torch.testing.assert_close(given.grad, small)
     state = memory.state(5, CPU)
-    assert memory.before(torch.zeros(5), state, state).x.tolist() == [0.0] * 5
+    assert memory.before(torch.zeros(5), state, state).grad.tolist() == [0.0] * 5
 
 
 def test_under_another_rate_an_entry_that_waits_is_worth_what_plain_momentum_did() -> None:

@@ -24,11 +24,11 @@ def waiting(sim: Simulation) -> Tensor:
     lanes = [worker.lanes["w"] for worker in sim.workers]
     total = torch.zeros(SHAPE).view(-1)
     for lane in lanes:
-        kept = lane.memory.waiting(lane.kept)
+        kept = lane.memory.unsent(lane.memory_state)
         if kept is not None:
             total += kept / WORKERS
-    if "server" in lanes[0].talk:
-        total += torch.cat([lane.talk["server"] for lane in lanes])
+    if "server" in lanes[0].aggregator_state:
+        total += torch.cat([lane.aggregator_state["server"] for lane in lanes])
     return total.view(SHAPE)
 
 
@@ -61,12 +61,12 @@ def test_what_averaging_ranks_keep_is_rescaled_without_a_memory_too() -> None:
     )
     sim.step(gradients(0)[:2])
     lanes = [worker.lanes["w"] for worker in sim.workers]
-    before = [lane.talk["server"].clone() for lane in lanes]
+    before = [lane.aggregator_state["server"].clone() for lane in lanes]
     assert before[0].count_nonzero() > 0
     for worker in sim.workers:
         worker.rescale(4.0)
     for lane, server in zip(lanes, before, strict=True):
-        assert torch.equal(lane.talk["server"], 4 * server)
+        assert torch.equal(lane.aggregator_state["server"], 4 * server)
 
 
 def test_a_residual_in_few_bits_loses_its_rounding_only() -> None:
@@ -92,9 +92,9 @@ def test_a_variance_is_rescaled_with_what_it_is_compared_with() -> None:
     assert torch.equal(plain != 0, rescaled != 0)
 
 
-def owing(owes: bool) -> list[Memory]:
+def owing(is_debt: bool) -> list[Memory]:
     found = [cls(**example) for cls in memory_classes().values() for example in cls.examples]
-    return [memory for memory in found if memory.owes == owes]
+    return [memory for memory in found if memory.is_debt == is_debt]
 
 
 @pytest.mark.parametrize("memory", owing(True), ids=format_spec)
@@ -102,13 +102,15 @@ def test_what_waits_is_multiplied(memory: Memory) -> None:
     state = memory.state(300, torch.device("cpu"))
     grad = torch.randn(300, generator=torch.Generator().manual_seed(0))
     given = memory.before(grad, state, state)
-    if given.left is not None:
-        given.left.copy_(given.x if given.residual is None else given.x + given.residual)
+    if given.residual_out is not None:
+        given.residual_out.copy_(
+            given.grad if given.residual is None else given.grad + given.residual
+        )
     memory.after(given, torch.zeros(300), state, state)
-    before = memory.waiting(state)
+    before = memory.unsent(state)
     before = None if before is None else before.clone()
     memory.rescale(state, 0.25)
-    after = memory.waiting(state)
+    after = memory.unsent(state)
     if before is None:
         assert after is None
         return

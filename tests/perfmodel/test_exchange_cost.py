@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gradwire.comm.mirror import Said
 from gradwire.comm.simulated import Simulated
-from gradwire.engine.engine import Lanes
+from gradwire.engine.engine import Engine
 from gradwire.engine.plan import Plan, make_plan
 from gradwire.errors import ConfigError
 from gradwire.perfmodel.compute import Bucket, Compute, measure
@@ -110,7 +110,7 @@ FIXED = ["none", "fp16", "efsign", "qsgd:bits=4", "topk:ratio=0.01", "powersgd:r
 def said_by_all(plan: Plan, buckets: Sequence[Bucket], size: int) -> int:
     """What rank 0 sends when all ranks are there and nobody is spared anything."""
     network = Simulated(size)
-    lanes = [Lanes(plan, TENSORS, rank, size, seed=0) for rank in range(size)]
+    lanes = [Engine(plan, TENSORS, rank, size, seed=0) for rank in range(size)]
     for bucket in buckets:
         network.run([own.talk(*bucket.copy()) for own in lanes])
     return network.meters[0].sent_bytes

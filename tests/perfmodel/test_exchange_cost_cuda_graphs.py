@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from gradwire.engine import cuda_graphs
-from gradwire.engine.cuda_graphs import BEFORE_REPLAYS, Recording, is_steady
-from gradwire.engine.engine import Lanes, Led
+from gradwire.engine.cuda_graphs import BEFORE_REPLAYS, CapturedProgram, is_steady
+from gradwire.engine.engine import Engine, Led
 from gradwire.engine.plan import make_plan
 from gradwire.perfmodel import exchange_cost
 from gradwire.perfmodel.compute import Bucket
@@ -49,8 +49,8 @@ def no_capture(graph: CountedGraph, pool: None, device: torch.device) -> Iterato
 
 
 def always(
-    self: Lanes, names: Sequence[str], grads: Sequence[Tensor], led: Callable[[], Led]
-) -> Recording | None:
+    self: Engine, names: Sequence[str], grads: Sequence[Tensor], led: Callable[[], Led]
+) -> CapturedProgram | None:
     assert all(is_steady(self.lanes[name]) for name in names)
     return self._recorder.find(self.lanes, names, grads, led)
 
@@ -62,7 +62,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[CountedGraph]:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", CountedGraph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(cuda_graphs, "capture", no_capture)
-    monkeypatch.setattr(Lanes, "_recording", always)
+    monkeypatch.setattr(Engine, "_recording", always)
     return CountedGraph.made
 
 
@@ -99,9 +99,12 @@ def test_a_step_is_replayed_as_far_as_it_was_taken(
         (first.calls, taken[0][1])
     }
     # Kept like any other step, and ready to be taken without a recording.
-    assert lanes.lanes[name].turn.step == 1 + len(taken)
-    assert lanes.lanes[name].turn.keys is None
-    assert lanes.lanes[name].kept.keys() == lanes.lanes[name].memory.state(1, world.device).keys()
+    assert lanes.lanes[name].ctx.step == 1 + len(taken)
+    assert lanes.lanes[name].ctx.key_store is None
+    assert (
+        lanes.lanes[name].memory_state.keys()
+        == lanes.lanes[name].memory.state(1, world.device).keys()
+    )
     world.close()
     assert lanes._recorder.recordings == 0
 
@@ -121,7 +124,7 @@ def test_no_step_that_measures_its_error_is_rehearsed(monkeypatch: pytest.Monkey
     step = World.step
 
     def noted(self: World, *given: object) -> object:
-        seen.extend(lane.turn.step for lanes in self._lanes for lane in lanes.lanes.values())
+        seen.extend(lane.ctx.step for lanes in self._lanes for lane in lanes.lanes.values())
         return step(self, *given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(World, "step", noted)

@@ -7,7 +7,7 @@ import torch
 
 from gradwire.comm.meter import Meter
 from gradwire.comm.simulated import Simulated
-from gradwire.engine.engine import Lanes
+from gradwire.engine.engine import Engine
 from gradwire.engine.plan import Plan, make_plan
 from gradwire.errors import ConfigError
 from gradwire.perfmodel.compute import Bucket
@@ -33,7 +33,7 @@ def gradients() -> list[torch.Tensor]:
 def plan_of(spec: str, exchange: str, size: int) -> Plan | None:
     """The plan, if it is legal."""
     compressor = compressor_classes()[spec.partition(":")[0]]
-    votes = compressor(**compressor.examples[0]).traits().votes
+    votes = compressor(**compressor.examples[0]).traits().is_vote
     way = f"{exchange}:aggregate=majority" if votes and exchange == "gather" else exchange
     try:
         return make_plan(spec, None, way, TENSORS.values(), size)
@@ -44,7 +44,7 @@ def plan_of(spec: str, exchange: str, size: int) -> Plan | None:
 def counted_by_ranks(plan: Plan, size: int) -> Meter:
     """Rank 0's meter after a step among real conversations, all about the same gradient."""
     network = Simulated(size)
-    lanes = [Lanes(plan, TENSORS, rank, size, seed=0) for rank in range(size)]
+    lanes = [Engine(plan, TENSORS, rank, size, seed=0) for rank in range(size)]
     network.run([lane.talk(list(SHAPES), gradients()) for lane in lanes])
     return network.meters[0]
 
@@ -80,7 +80,7 @@ def test_a_message_about_a_longer_shard_is_not_taken_for_ones_own() -> None:
     world = World(plan, tensors, 3)
     [talk], sent_bytes = world.step([Bucket(["weight"], [gradient.clone()])])
     network = Simulated(3)
-    lanes = [Lanes(plan, tensors, rank, 3, seed=0) for rank in range(3)]
+    lanes = [Engine(plan, tensors, rank, 3, seed=0) for rank in range(3)]
     network.run([own.talk(["weight"], [gradient.clone()]) for own in lanes])
     assert [said.kind for call in talk.calls for said in call] == ["scatter", "gather"]
     assert sent_bytes == network.meters[0].sent_bytes

@@ -1,6 +1,6 @@
 """What a method goes with: its traits, and the memories and exchanges that they allow."""
 
-from gradwire.base import Compressor, Layered
+from gradwire.base import Compressor, TwoLevelExchange
 from gradwire.catalogue import Row
 from gradwire.engine.plan import check_exchange, check_memory, make_plan
 from gradwire.errors import ConfigError
@@ -26,7 +26,9 @@ def company(codec: Compressor, row: Row) -> str:
     """Its traits, and which memories and exchanges take it."""
     traits = codec.traits()
     lines = [(name, "yes" if getattr(traits, name) else "no", why) for name, why in TRAITS]
-    lines.append(("fixed length", "no" if traits.varies else "yes", "known before it is said"))
+    lines.append(
+        ("fixed length", "no" if traits.variable_length else "yes", "known before it is said")
+    )
     lines += [(name, "yes", why) for name, why in RARE if getattr(traits, name)]
     refused = [] if traits.contraction else [traits.why_not]
     exchanges = [name for name in exchange_classes() if takes_exchange(codec, name)]
@@ -55,7 +57,7 @@ def legal_memories(codec: Compressor) -> list[str]:
 
 def takes_exchange(codec: Compressor, name: str) -> bool:
     """Whether the method may go with an exchange beside its usual memory."""
-    if issubclass(exchange_classes()[name], Layered):
+    if issubclass(exchange_classes()[name], TwoLevelExchange):
         return True
     memory = make_plan(codec, None, "auto", (), 8).memory
     try:

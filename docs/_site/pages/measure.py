@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gradwire.base import Compressor
 from gradwire.errors import ConfigError
-from gradwire.types import Turn
+from gradwire.types import EncodeContext
 
 SIDE = 256
 SIZES = ((32, 32), (256, 256), (1024, 1024))
@@ -143,8 +143,8 @@ def error(codec: Compressor, x: Tensor) -> float:
     """The root mean square of |x - said| / |x|; votes have no length, and get the best one."""
     squares = []
     for step in range(TURNS):
-        said = codec.decode(codec.encode(x, Turn(tuple(x.shape), step=step)))
-        if codec.traits().votes:
+        said = codec.decode(codec.encode(x, EncodeContext(tuple(x.shape), step=step)))
+        if codec.traits().is_vote:
             said = said * ((said * x).sum() / said.square().sum())
         squares.append(float((x - said).square().sum() / x.square().sum()))
     return math.sqrt(sum(squares) / TURNS)

@@ -7,7 +7,7 @@ from inspect import cleandoc, formatannotation, getdoc, getmodule
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from gradwire.base import Compressor, ManyRounds, OneRound
+from gradwire.base import Compressor, MultiRound, OneRound
 from gradwire.catalogue import Row, rows
 from gradwire.errors import ConfigError
 from gradwire.spec import compressor_classes, format_spec
@@ -143,15 +143,15 @@ def _wire(method: Method, codec: Compressor, wire: dict[str, str]) -> str:
 
 def _formula(codec: Compressor) -> str:
     """The bytes of a message as a formula, where there is a plain one."""
-    if codec.traits().varies:
+    if codec.traits().variable_length:
         return " (their length depends on what they say)"
     formula = measure.formula(codec)
     return "" if formula is None else f" (bytes = {formula} for large tensors)"
 
 
 def _rounds(codec: Compressor) -> str:
-    assert isinstance(codec, ManyRounds)
-    return f" It talks in rounds of its own, by exchange `{codec.how}`."
+    assert isinstance(codec, MultiRound)
+    return f" It talks in rounds of its own, by exchange `{codec.rounds_like}`."
 
 
 def _type(part: Any) -> str:
@@ -161,7 +161,7 @@ def _type(part: Any) -> str:
 def _plot(method: Method, codec: Compressor) -> str:
     sweep = measure.sweep(codec)
     title = f"{method.name}: relative error and bits an element by {sweep.axis}"
-    scaled = " Votes have no length: the error is that of the best one." * codec.traits().votes
+    scaled = " Votes have no length: the error is that of the best one." * codec.traits().is_vote
     text = (
         "One message, without the help of a memory: |x - said| / |x| for the gradient of a linear "
         f"layer ({measure.SIDE} x {measure.SIDE}, batch 32), and for normal entries in which there "

@@ -2,37 +2,37 @@
 
 A method is a frozen dataclass (the algorithm *is* its parameters) that derives from `OneRound` when
 one message says it all (`cast.Cast` and `sparse.Sparsifier` are ready-made kinds of it), or from
-`ManyRounds` when it needs a conversation.
+`MultiRound` when it needs a conversation.
 """
 
 from gradwire.base.compressor import (
     Compressor,
     Family,
-    Fused,
-    ManyRounds,
+    FusedOneRound,
+    MultiRound,
     OneRound,
     Traits,
     check_payload,
+    encode_with_feedback,
     flat32,
-    take,
 )
-from gradwire.base.exchange import Exchange, Layered, Talker, carried_by
+from gradwire.base.exchange import Aggregator, Exchange, TwoLevelExchange, carried_by
 from gradwire.base.memory import Memory, weighted_sum
 
 __all__ = [
+    "Aggregator",
     "Compressor",
     "Exchange",
     "Family",
-    "Fused",
-    "Layered",
-    "ManyRounds",
+    "FusedOneRound",
     "Memory",
+    "MultiRound",
     "OneRound",
-    "Talker",
     "Traits",
+    "TwoLevelExchange",
     "carried_by",
     "check_payload",
+    "encode_with_feedback",
     "flat32",
-    "take",
     "weighted_sum",
 ]

@@ -18,7 +18,7 @@ def check_aggregation(name: str) -> None:
         raise ConfigError(f"gather: aggregate must be one of {known}, got {name!r}")
 
 
-def liars(ranks: int) -> int:
+def tolerated_faults(ranks: int) -> int:
     """How many lying ranks the robust aggregations bear: a quarter, rounded down, at least one."""
     return min(max(1, ranks // 4), (ranks - 1) // 2)
 
@@ -27,7 +27,7 @@ def borne(name: str, ranks: int) -> int:
     """How many of the ranks may say anything at all, NaN included, and are left out."""
     if name == "median":
         return (ranks - 1) // 2
-    return liars(ranks) if name in ("trimmed", "diameter") else 0
+    return tolerated_faults(ranks) if name in ("trimmed", "diameter") else 0
 
 
 def aggregate(said: Tensor, name: Aggregation) -> Tensor:
@@ -40,8 +40,8 @@ def aggregate(said: Tensor, name: Aggregation) -> Tensor:
     if name == "median":
         return _middle(said, (said.shape[0] - 1) // 2)
     if name == "trimmed":
-        return _middle(said, liars(said.shape[0]))
-    return _closest(said, liars(said.shape[0])).mean(dim=0)
+        return _middle(said, tolerated_faults(said.shape[0]))
+    return _closest(said, tolerated_faults(said.shape[0])).mean(dim=0)
 
 
 def _middle(said: Tensor, trim: int) -> Tensor:

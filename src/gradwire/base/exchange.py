@@ -6,11 +6,11 @@ from typing import ClassVar, Protocol
 
 import torch
 
-from gradwire.base.compressor import Compressor, ManyRounds, OneRound
-from gradwire.types import Given, Rounds, State, Turn
+from gradwire.base.compressor import Compressor, MultiRound, OneRound
+from gradwire.types import EFInput, EncodeContext, Rounds, State
 
 
-class Talker(Protocol):
+class Aggregator(Protocol):
     """Anything that can hold the conversation about one gradient.
 
     The state that `rounds` gets is a draft: it puts new tensors in the place of old ones and never
@@ -18,65 +18,65 @@ class Talker(Protocol):
     """
 
     @property
-    def units(self) -> tuple[str, ...]:
+    def loss_scaled_keys(self) -> tuple[str, ...]:
         """What of its state is in units of the gradient, and so follows the loss scale."""
 
     @property
-    def shards(self) -> tuple[str, ...]:
+    def sharded_keys(self) -> tuple[str, ...]:
         """What of its state is this rank's shard of a whole."""
 
     @property
-    def unison(self) -> int:
+    def ranks_per_replica(self) -> int:
         """So many consecutive ranks talk as one, and remember the same."""
 
     @property
-    def owed(self) -> tuple[str, ...]:
+    def unsent_keys(self) -> tuple[str, ...]:
         """What of its state is measured in what waits to be sent, and is rescaled along with it."""
 
     @property
-    def steady(self) -> bool:
+    def graph_safe(self) -> bool:
         """Whether its part of a conversation is the same at every step."""
 
     @property
-    def shows(self) -> bool:
+    def propagates_nonfinite(self) -> bool:
         """Whether its first message is not finite where any entry is not."""
 
-    def state(self, turn: Turn, device: torch.device) -> State: ...
+    def state(self, ctx: EncodeContext, device: torch.device) -> State: ...
 
-    def rounds(self, given: Given, state: State, turn: Turn) -> Rounds: ...
+    def rounds(self, ef: EFInput, state: State, ctx: EncodeContext) -> Rounds: ...
 
 
 class Exchange(ABC):
     """A way for one-round messages to become a mean: a compressor wrapped in it is a talker.
 
-    `Talker` says what its properties mean; here they are those of an exchange without a state.
+    `Aggregator` says what its properties mean; here they are those of an exchange without a state.
     """
 
     examples: ClassVar[Sequence[Mapping[str, object]]] = ({},)
     """Settings that tests try."""
 
     @property
-    def units(self) -> tuple[str, ...]:
+    def loss_scaled_keys(self) -> tuple[str, ...]:
         return ()
 
     @property
-    def shards(self) -> tuple[str, ...]:
+    def sharded_keys(self) -> tuple[str, ...]:
         return ()
 
     @property
-    def unison(self) -> int:
+    def ranks_per_replica(self) -> int:
         return 1
 
     @property
-    def owed(self) -> tuple[str, ...]:
+    def unsent_keys(self) -> tuple[str, ...]:
         return ()
 
     @property
-    def steady(self) -> bool:
+    def graph_safe(self) -> bool:
         return True
 
     @property
-    def shows(self) -> bool:
+    def propagates_nonfinite(self) -> bool:
         return False
 
     @abstractmethod
@@ -88,20 +88,20 @@ class Exchange(ABC):
         """Why this exchange cannot carry the compressor's messages, or None."""
 
     @abstractmethod
-    def state(self, turn: Turn, device: torch.device) -> State: ...
+    def state(self, ctx: EncodeContext, device: torch.device) -> State: ...
 
     @abstractmethod
-    def rounds(self, given: Given, state: State, turn: Turn) -> Rounds: ...
+    def rounds(self, ef: EFInput, state: State, ctx: EncodeContext) -> Rounds: ...
 
 
-class Layered(Exchange):
+class TwoLevelExchange(Exchange):
     """An exchange of nodes with `node` ranks each, around a talker that speaks for a whole node."""
 
-    talker: Talker
+    aggregator: Aggregator
     node: int
 
     @abstractmethod
-    def __init__(self, talker: Talker, node: int) -> None: ...
+    def __init__(self, aggregator: Aggregator, node: int) -> None: ...
 
     @classmethod
     def refuses(cls, codec: Compressor) -> str | None:
@@ -109,28 +109,28 @@ class Layered(Exchange):
         return None
 
     @property
-    def units(self) -> tuple[str, ...]:
-        return self.talker.units
+    def loss_scaled_keys(self) -> tuple[str, ...]:
+        return self.aggregator.loss_scaled_keys
 
     @property
-    def shards(self) -> tuple[str, ...]:
-        return self.talker.shards
+    def sharded_keys(self) -> tuple[str, ...]:
+        return self.aggregator.sharded_keys
 
     @property
-    def owed(self) -> tuple[str, ...]:
-        return self.talker.owed
+    def unsent_keys(self) -> tuple[str, ...]:
+        return self.aggregator.unsent_keys
 
     @property
-    def steady(self) -> bool:
-        return self.talker.steady
+    def graph_safe(self) -> bool:
+        return self.aggregator.graph_safe
 
     @property
-    def unison(self) -> int:
+    def ranks_per_replica(self) -> int:
         return self.node
 
 
 def carried_by(name: str, codec: Compressor) -> str | None:
     """Why an exchange that carries any one-round message cannot carry this one, or None."""
-    if isinstance(codec, ManyRounds) and codec.how != name:
+    if isinstance(codec, MultiRound) and codec.rounds_like != name:
         return "it talks in rounds of its own"
     return None

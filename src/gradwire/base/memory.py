@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.types import Given, State
+from gradwire.types import EFInput, State
 
 
 class Memory(ABC):
@@ -19,23 +19,23 @@ class Memory(ABC):
 
     examples: ClassVar[Sequence[Mapping[str, object]]]
     needs_contraction: ClassVar[bool]
-    units: ClassVar[tuple[str, ...]]
+    loss_scaled_keys: ClassVar[tuple[str, ...]]
     """What of its state is in units of the gradient, and so follows the loss scale."""
-    keeps_apart: ClassVar[bool]
+    separates_residual: ClassVar[bool]
     """It gives the gradient as it came, and what waits of those before beside it."""
-    owes: ClassVar[bool]
+    is_debt: ClassVar[bool]
     """What was not said is a step still to be made, and not the difference to a known gradient."""
 
     @abstractmethod
     def state(self, numel: int, device: torch.device) -> State: ...
 
     @abstractmethod
-    def before(self, grad: Tensor, now: State, then: State) -> Given:
+    def before(self, grad: Tensor, state: State, pending: State) -> EFInput:
         """What the lane has to say for this gradient (flat), which stays as it is."""
 
     @abstractmethod
-    def after(self, given: Given, mean: Tensor, now: State, then: State) -> Tensor:
-        """Keeps `given.left`, and returns what the gradient becomes: mostly the mean that came."""
+    def after(self, ef: EFInput, mean: Tensor, state: State, pending: State) -> Tensor:
+        """Keeps `ef.residual_out`, and returns what the gradient becomes: mostly the mean that came."""
 
     @abstractmethod
     def rescale(self, state: State, factor: float) -> None:
@@ -49,7 +49,7 @@ class Memory(ABC):
         """
 
     @abstractmethod
-    def waiting(self, state: State) -> Tensor | None:
+    def unsent(self, state: State) -> Tensor | None:
         """What has been given and not been sent yet, if that is what this memory keeps."""
 
 

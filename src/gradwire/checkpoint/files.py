@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 
 from gradwire.checks import check_whole
-from gradwire.comm.base import Call
+from gradwire.comm.base import Collective
 from gradwire.comm.groups import check_member
-from gradwire.comm.process_group import TorchComm
+from gradwire.comm.process_group import ProcessGroupComm
 from gradwire.errors import ConfigError
 
 log = logging.getLogger("gradwire")
@@ -119,7 +119,7 @@ class Checkpoints:
         return None if step is None else Resumed(step, self.load(step, device))
 
     def _newest_common(self, group: dist.ProcessGroup) -> int | None:
-        comm = TorchComm(group)
+        comm = ProcessGroupComm(group)
         if (comm.rank, comm.size) != (self.rank, self.size):
             raise ConfigError(
                 f"checkpoints: of rank {self.rank} of {self.size}, "
@@ -128,7 +128,7 @@ class Checkpoints:
         own = [byte for step in self.steps() for byte in step.to_bytes(_STEP_BYTES, "big")]
         told = torch.tensor(own, dtype=torch.uint8, device="cuda" if comm.on_device else "cpu")
         limits = [_MOST_STEPS * _STEP_BYTES] * comm.size
-        heard = comm.answer(Call("gather", [told], limits=limits))
+        heard = comm.answer(Collective("gather", [told], limits=limits))
         return max(set.intersection(*(_steps(bytes(row.tolist())) for row in heard)), default=None)
 
     def _tidy(self, saved: _File) -> None:

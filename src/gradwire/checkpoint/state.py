@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.checkpoint.json_state import seal, unseal
 from gradwire.checks import check_number
-from gradwire.engine.engine import Lanes
+from gradwire.engine.engine import Engine
 from gradwire.engine.step import Lane
 from gradwire.errors import ConfigError
 from gradwire.exchange.sharded import bounds
@@ -30,14 +30,14 @@ so that the mean gradient gets what it was owed: right where the rate stays. dro
 """
 
 
-def save(lanes: Lanes) -> dict[str, object]:
+def save(lanes: Engine) -> dict[str, object]:
     """This rank's own state; copies, so that training may go on."""
     lanes.settle()
     saved = {
         name: {
-            "step": lane.turn.step,
-            "kept": {k: t.clone() for k, t in lane.kept.items()},
-            "talk": {k: t.clone() for k, t in lane.talk.items()},
+            "step": lane.ctx.step,
+            "kept": {k: t.clone() for k, t in lane.memory_state.items()},
+            "talk": {k: t.clone() for k, t in lane.aggregator_state.items()},
         }
         for name, lane in lanes.lanes.items()
     }
@@ -51,7 +51,7 @@ def save(lanes: Lanes) -> dict[str, object]:
     }
 
 
-def load(lanes: Lanes, state: Mapping[str, object]) -> None:
+def load(lanes: Engine, state: Mapping[str, object]) -> None:
     """Takes up exactly where the state was saved; refuses a state of another set-up."""
     lanes.settle()
     saved, scale = _checked(lanes, state, _identity(lanes)), _scale_of(state)
@@ -63,7 +63,7 @@ def load(lanes: Lanes, state: Mapping[str, object]) -> None:
 
 
 def load_resized(
-    lanes: Lanes, states: Sequence[Mapping[str, object]], residuals: Residuals
+    lanes: Engine, states: Sequence[Mapping[str, object]], residuals: Residuals
 ) -> None:
     """Takes up where a run of another number of ranks was saved; `states` in order of its ranks."""
     if residuals not in get_args(Residuals):
@@ -90,8 +90,8 @@ def load_resized(
 
 def _resized_memory(lane: Lane, states: list[State], residuals: Residuals) -> State:
     if residuals == "drop":
-        return lane.memory.state(lane.turn.numel, lane.device)
-    here, size = lane.turn.rank, lane.turn.size
+        return lane.memory.state(lane.ctx.numel, lane.device)
+    here, size = lane.ctx.rank, lane.ctx.world_size
     weights = [1 / len(states)] * len(states)
     if residuals == "fold":
         weights = [float(rank % size == here) for rank in range(len(states))]
@@ -100,11 +100,11 @@ def _resized_memory(lane: Lane, states: list[State], residuals: Residuals) -> St
 
 def _resized_talk(lane: Lane, states: list[State], residuals: Residuals) -> State:
     """What a rank of before knew, which is mostly what all knew; shards are cut anew."""
-    unison = lane.talker.unison
-    states, rank = states[::unison], lane.turn.rank // unison
+    ranks_per_replica = lane.aggregator.ranks_per_replica
+    states, rank = states[::ranks_per_replica], lane.ctx.rank // ranks_per_replica
     talk = dict(states[rank % len(states)])
-    start, stop = bounds(lane.turn.numel, lane.turn.size // unison)[rank]
-    for key in lane.talker.shards:
+    start, stop = bounds(lane.ctx.numel, lane.ctx.world_size // ranks_per_replica)[rank]
+    for key in lane.aggregator.sharded_keys:
         if key in talk:
             whole = torch.cat([state[key] for state in states])
             talk[key] = whole[start:stop].clone()
@@ -112,11 +112,11 @@ def _resized_talk(lane: Lane, states: list[State], residuals: Residuals) -> Stat
                 talk[key].zero_()
             elif residuals == "fold":
                 # In units of the mean: for the same sum among fewer ranks it has to be more.
-                talk[key] *= len(states) / (lane.turn.size // unison)
+                talk[key] *= len(states) / (lane.ctx.world_size // ranks_per_replica)
     return talk
 
 
-def _identity(lanes: Lanes) -> dict[str, object]:
+def _identity(lanes: Engine) -> dict[str, object]:
     who = {"seed": lanes.seed, "rank": lanes.rank, "size": lanes.size}
     return {**lanes.plan.describe(), **who}
 
@@ -151,7 +151,7 @@ class _Saved(NamedTuple):
     talk: State
 
 
-def _checked(lanes: Lanes, state: object, identity: Mapping[str, object]) -> dict[str, _Saved]:
+def _checked(lanes: Engine, state: object, identity: Mapping[str, object]) -> dict[str, _Saved]:
     """The lanes of a state, if it is one of the set-up expected."""
     if not isinstance(state, Mapping):
         raise ConfigError(f"state: expected one rank's, got {type(state).__name__}")
@@ -168,8 +168,14 @@ def _checked(lanes: Lanes, state: object, identity: Mapping[str, object]) -> dic
         raise ConfigError(f"state: parameters differ from the model's: {odd}")
     read = {name: _read(name, there) for name, there in saved.items()}
     for name, lane in lanes.lanes.items():
-        if read[name].kept.keys() != lane.kept.keys() or read[name].talk.keys() != lane.talk.keys():
-            has, wanted = [*read[name].kept, *read[name].talk], [*lane.kept, *lane.talk]
+        if (
+            read[name].kept.keys() != lane.memory_state.keys()
+            or read[name].talk.keys() != lane.aggregator_state.keys()
+        ):
+            has, wanted = (
+                [*read[name].kept, *read[name].talk],
+                [*lane.memory_state, *lane.aggregator_state],
+            )
             raise ConfigError(f"state of {name}: has {has}, expected {wanted}")
     return read
 
@@ -195,7 +201,7 @@ def _scale_of(state: Mapping[str, object]) -> float:
     return cast(float, state["loss_scale"])
 
 
-def _load_helm(lanes: Lanes, state: Mapping[str, object]) -> None:
+def _load_helm(lanes: Engine, state: Mapping[str, object]) -> None:
     """The controller first: what a lane remembers has the form that its orders give it."""
     there = "controller" in state
     if there != (lanes.helm is not None):
@@ -207,11 +213,14 @@ def _load_helm(lanes: Lanes, state: Mapping[str, object]) -> None:
 
 
 @contextmanager
-def all_or_nothing(lanes: Lanes) -> Iterator[None]:
+def all_or_nothing(lanes: Engine) -> Iterator[None]:
     """Brings everything back where a state is refused halfway."""
     helm = None if lanes.helm is None else lanes.helm.save()
-    before = {name: (dict(lane.kept), dict(lane.talk)) for name, lane in lanes.lanes.items()}
-    turns = {name: lane.turn for name, lane in lanes.lanes.items()}
+    before = {
+        name: (dict(lane.memory_state), dict(lane.aggregator_state))
+        for name, lane in lanes.lanes.items()
+    }
+    contexts = {name: lane.ctx for name, lane in lanes.lanes.items()}
     scale = lanes.loss_scale
     try:
         yield
@@ -219,7 +228,7 @@ def all_or_nothing(lanes: Lanes) -> Iterator[None]:
         if lanes.helm is not None and helm is not None:
             lanes.helm.load(helm)
         for name, lane in lanes.lanes.items():
-            (lane.kept, lane.talk), lane.turn = before[name], turns[name]
+            (lane.memory_state, lane.aggregator_state), lane.ctx = before[name], contexts[name]
         lanes.loss_scale = scale
         raise
 
@@ -227,8 +236,11 @@ def all_or_nothing(lanes: Lanes) -> Iterator[None]:
 def _load_lane(lane: Lane, saved: _Saved) -> None:
     # A method that a controller has left remembers in the form that it had last, to be fitted
     # when it comes back; that of the method at work has to be right.
-    at_work = lane.talker.state(lane.turn, lane.device).keys()
-    both = (lane.kept, saved.kept, lane.kept.keys()), (lane.talk, saved.talk, at_work)
+    at_work = lane.aggregator.state(lane.ctx, lane.device).keys()
+    both = (
+        (lane.memory_state, saved.kept, lane.memory_state.keys()),
+        (lane.aggregator_state, saved.talk, at_work),
+    )
     for here, there, needed in both:
         shapes = {k: tuple(t.shape)[: None if k in needed else -1] for k, t in there.items()}
         expected = {k: tuple(t.shape)[: None if k in needed else -1] for k, t in here.items()}
@@ -239,4 +251,4 @@ def _load_lane(lane: Lane, saved: _Saved) -> None:
                 wrong = f"{key} is {tensor.dtype}, expected {here[key].dtype}"
                 raise ConfigError(f"state of {lane.name}: {wrong}")
             here[key] = tensor.to(lane.device, copy=True)
-    lane.turn = lane.turn._replace(step=saved.step)
+    lane.ctx = lane.ctx._replace(step=saved.step)

@@ -17,7 +17,7 @@ Kind: TypeAlias = Literal["mean", "gather", "scatter", "broadcast"]
 
 
 @dataclass(frozen=True)
-class Ring:
+class Subgroup:
     """Who talks to whom where `node` consecutive ranks are a node.
 
     The ranks of each node among themselves; or, across, those at the same place in their nodes.
@@ -34,7 +34,7 @@ class Ring:
 
 
 @dataclass(frozen=True)
-class Call:
+class Collective:
     """One collective. `buffers` are flat and contiguous, and may be overwritten.
 
     mean: one float buffer, answered by the mean over ranks. gather: one buffer of bytes, answered
@@ -49,7 +49,7 @@ class Call:
     limits: list[int] | None = None
     """The most bytes that each rank may tell then; more is refused before room is made for it."""
     root: int = 0
-    ring: Ring | None = None
+    ring: Subgroup | None = None
     """Which ranks take part: all of them, or those of each ring among themselves."""
 
 
@@ -62,7 +62,7 @@ def bounded(sizes: list[int], limits: list[int] | None) -> list[int]:
     return sizes
 
 
-Conversation: TypeAlias = Generator[Call, list[Tensor], T]
+CollectiveProgram: TypeAlias = Generator[Collective, list[Tensor], T]
 """A bucket's way through its rounds: yields calls, is sent the buffers that came back."""
 
 
@@ -74,11 +74,11 @@ class Comm(ABC):
     meter: Meter
 
     @abstractmethod
-    def answer(self, call: Call) -> list[Tensor]:
+    def answer(self, call: Collective) -> list[Tensor]:
         """Carries the call out together with all other ranks; raises PeerError when one is gone."""
 
 
-def drive(conversation: Conversation[T], comm: Comm) -> T:
+def drive(conversation: CollectiveProgram[T], comm: Comm) -> T:
     """Runs a conversation to its end, and notes where the time went."""
     start = perf_counter()
     spent = [0.0, 0.0, 0.0]

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.comm.base import Call
+from gradwire.comm.base import Collective
 from gradwire.errors import WireError
 
 CRC_BYTES = 4
 
 
-def sealed(call: Call) -> Call:
+def sealed(call: Collective) -> Collective:
     """The call with a CRC-32 behind each of its messages."""
     if call.kind == "mean":
         return call
@@ -29,7 +29,7 @@ def sealed(call: Call) -> Call:
     )
 
 
-def opened(call: Call, answers: list[Tensor], own: int) -> list[Tensor]:
+def opened(call: Collective, answers: list[Tensor], own: int) -> list[Tensor]:
     """The messages without their CRC; raises WireError where one does not fit.
 
     `own` is this rank's number: what it told all ranks has come back to it, too.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gradwire.comm.base import Call, Comm
+from gradwire.comm.base import Collective, Comm
 from gradwire.errors import ConfigError, PeerError, WireError
 
 MOST_BYTES = 64 << 20
@@ -19,11 +19,11 @@ def agree(comm: Comm, device: torch.device, settings: Mapping[str, object]) -> N
     compare(comm.answer(settings_call(comm.size, device, settings)))
 
 
-def settings_call(size: int, device: torch.device, settings: Mapping[str, object]) -> Call:
+def settings_call(size: int, device: torch.device, settings: Mapping[str, object]) -> Collective:
     """Tells all ranks the settings; `compare` takes the answer."""
     text = json.dumps(settings, sort_keys=True).encode()
     own = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
-    return Call("gather", [own], limits=[MOST_BYTES] * size)
+    return Collective("gather", [own], limits=[MOST_BYTES] * size)
 
 
 def compare(answer: Sequence[Tensor]) -> None:
@@ -70,10 +70,10 @@ def check_same(comm: Comm, tensors: Mapping[str, Tensor]) -> None:
         raise PeerError("\n".join(["parameters have drifted apart:", *lines]))
 
 
-def digests_call(tensors: Mapping[str, Tensor], size: int) -> Call:
+def digests_call(tensors: Mapping[str, Tensor], size: int) -> Collective:
     """Tells all ranks a sum of bits of each tensor; `differences` takes the answer."""
     own = digests(tensors)
-    return Call("gather", [own.view(torch.uint8)], [own.nbytes] * size)
+    return Collective("gather", [own.view(torch.uint8)], [own.nbytes] * size)
 
 
 def digests(tensors: Mapping[str, Tensor]) -> Tensor:

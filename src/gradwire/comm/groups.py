@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from gradwire.comm.base import Ring
+from gradwire.comm.base import Subgroup
 from gradwire.errors import ConfigError
 
 
@@ -25,7 +25,9 @@ class _Pool:
 
 # A pool dies with the group that it is for, when the user destroys that.
 _pools: WeakKeyDictionary[dist.ProcessGroup, _Pool] = WeakKeyDictionary()
-_rings: WeakKeyDictionary[dist.ProcessGroup, dict[Ring, dist.ProcessGroup]] = WeakKeyDictionary()
+_rings: WeakKeyDictionary[dist.ProcessGroup, dict[Subgroup, dist.ProcessGroup]] = (
+    WeakKeyDictionary()
+)
 
 
 def check_member(group: object) -> None:
@@ -39,7 +41,7 @@ def check_member(group: object) -> None:
         raise ConfigError(f"process_group: expected a ProcessGroup, got {group!r}")
 
 
-class Loan:
+class GroupLease:
     """A group of the same ranks as another, for one user at a time."""
 
     def __init__(self, group: dist.ProcessGroup, number: int, pool: _Pool) -> None:
@@ -51,7 +53,7 @@ class Loan:
         self._pool.free.add(self._number)
 
 
-def borrow(group: dist.ProcessGroup, device: torch.device) -> Loan:
+def borrow(group: dist.ProcessGroup, device: torch.device) -> GroupLease:
     """The first of the groups made for these ranks that is free on all of them, or a new one.
 
     Called on all ranks. One of them may still hold what others have given back, such as a model
@@ -67,10 +69,10 @@ def borrow(group: dist.ProcessGroup, device: torch.device) -> Loan:
     if not free:
         pool.made.append(_new_group(group, dist.get_process_group_ranks(group), device))
     pool.free.discard(number)
-    return Loan(pool.made[number], number, pool)
+    return GroupLease(pool.made[number], number, pool)
 
 
-def ring_group(group: dist.ProcessGroup, ring: Ring) -> dist.ProcessGroup:
+def subgroup_process_group(group: dist.ProcessGroup, ring: Subgroup) -> dist.ProcessGroup:
     """The members of a group of ours that share a ring with this rank; made once, lent with it."""
     made = _rings.setdefault(group, {})
     if ring not in made:

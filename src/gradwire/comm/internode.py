@@ -10,12 +10,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from gradwire.comm.base import Call, Conversation, Ring, bounded
+from gradwire.comm.base import Collective, CollectiveProgram, Subgroup, bounded
 from gradwire.errors import WireError
-from gradwire.types import Between
+from gradwire.types import InterNode
 
 
-def relay(call: Call, among: Between) -> Conversation[list[Tensor]]:
+def relay(call: Collective, among: InterNode) -> CollectiveProgram[list[Tensor]]:
     """What a call among nodes is answered, one buffer a node where there are several."""
     node = among.node
     if call.kind in ("gather", "scatter") and call.sizes is None:
@@ -23,12 +23,12 @@ def relay(call: Call, among: Between) -> Conversation[list[Tensor]]:
         call = replace(call, sizes=bounded(told, call.limits))
     sizes = None if call.sizes is None else [-(-n // node) for n in call.sizes]
     own = [_share(buffer, among) for buffer in call.buffers]
-    heard = yield replace(call, buffers=own, sizes=sizes, ring=Ring(node, across=True))
+    heard = yield replace(call, buffers=own, sizes=sizes, ring=Subgroup(node, across=True))
     _check(heard, sizes or [own[0].numel()])
     flat = torch.cat(heard)
     said = flat.view(torch.uint8)
     known = [said.numel()] * node
-    shares = yield Call("gather", [said], known, ring=Ring(node, across=False))
+    shares = yield Collective("gather", [said], known, ring=Subgroup(node, across=False))
     _check(shares, known)
     rows = torch.stack(shares).view(flat.dtype)  # [node, all that was heard across]
     lengths = call.sizes or [call.buffers[0].numel()]
@@ -36,7 +36,7 @@ def relay(call: Call, among: Between) -> Conversation[list[Tensor]]:
     return [c.reshape(-1)[:n] for c, n in zip(columns, lengths, strict=True)]
 
 
-def _share(buffer: Tensor, among: Between) -> Tensor:
+def _share(buffer: Tensor, among: InterNode) -> Tensor:
     """This rank's of equal shares; the last ones may end in zeros."""
     length = -(-buffer.numel() // among.node)
     share = buffer.new_zeros(length)
@@ -45,11 +45,11 @@ def _share(buffer: Tensor, among: Between) -> Tensor:
     return share
 
 
-def _told_sizes(call: Call, among: Between) -> Conversation[list[int]]:
+def _told_sizes(call: Collective, among: InterNode) -> CollectiveProgram[list[int]]:
     """How many bytes each node will say to this one."""
     lengths = [torch.tensor([b.numel()], device=b.device).view(torch.uint8) for b in call.buffers]
     known = [torch.int64.itemsize] * among.nodes
-    told = yield Call(call.kind, lengths, known, ring=Ring(among.node, across=True))
+    told = yield Collective(call.kind, lengths, known, ring=Subgroup(among.node, across=True))
     _check(told, known)
     return [int(size.view(torch.int64)) for size in told]
 

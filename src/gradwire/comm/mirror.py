@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.comm.base import Call, Comm, Kind, Ring
+from gradwire.comm.base import Collective, Comm, Kind, Subgroup
 from gradwire.comm.meter import Meter
 
 
@@ -52,7 +52,7 @@ class Ghost(Comm):
         self.said: list[Said] = []
         self._torn = False
 
-    def answer(self, call: Call) -> list[Tensor]:
+    def answer(self, call: Collective) -> list[Tensor]:
         circle = self._circle(call.ring)
         if call.kind in ("gather", "scatter") and call.sizes is None and circle.size > 1:
             self._tell_lengths(call.kind, circle)
@@ -64,7 +64,7 @@ class Ghost(Comm):
             return self._scatter(call, circle)
         return self._broadcast(call, circle)
 
-    def _circle(self, ring: Ring | None) -> _Circle:
+    def _circle(self, ring: Subgroup | None) -> _Circle:
         if ring is None:
             return _Circle(self.size, self.rank, inside=False)
         if ring.across:
@@ -76,7 +76,7 @@ class Ghost(Comm):
         self._note("mean", buffer.nbytes, circle)
         return [buffer]
 
-    def _gather(self, call: Call, circle: _Circle) -> list[Tensor]:
+    def _gather(self, call: Collective, circle: _Circle) -> list[Tensor]:
         [buffer] = call.buffers
         longest = max(call.sizes or [buffer.numel()])
         self.meter.gather(longest, circle.size, inside=circle.inside)
@@ -91,7 +91,7 @@ class Ghost(Comm):
         self._torn = True
         return [buffer.new_zeros(nbytes) for nbytes in sizes]
 
-    def _scatter(self, call: Call, circle: _Circle) -> list[Tensor]:
+    def _scatter(self, call: Collective, circle: _Circle) -> list[Tensor]:
         own = call.buffers[circle.place]
         sent = sum(buffer.numel() for buffer in call.buffers) - own.numel()
         self.meter.scatter(sent, (circle.size - 1) * own.numel(), inside=circle.inside)
@@ -103,7 +103,7 @@ class Ghost(Comm):
         said = enumerate(call.buffers)
         return [other if rank in self.alike else own for rank, other in said]
 
-    def _broadcast(self, call: Call, circle: _Circle) -> list[Tensor]:
+    def _broadcast(self, call: Collective, circle: _Circle) -> list[Tensor]:
         [buffer] = call.buffers
         self.meter.broadcast(buffer.numel(), circle.place == call.root, inside=circle.inside)
         self._note("broadcast", buffer.numel(), circle)

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire.comm.base import Call, Comm, Ring, bounded
+from gradwire.comm.base import Collective, Comm, Subgroup, bounded
 from gradwire.comm.checksum import opened, sealed
-from gradwire.comm.groups import ring_group
+from gradwire.comm.groups import subgroup_process_group
 from gradwire.comm.meter import Meter
 from gradwire.errors import ConfigError, PeerError
 
@@ -23,7 +23,7 @@ _SOURCE_LINE = re.compile(r"^\[\S+:\d+\] ")
 _ADVICE = " This is typically caused by"
 
 
-def lost_peer(
+def peer_error(
     collective: str, rank: int, size: int, waited_s: float, error: Exception
 ) -> PeerError:
     """The error to raise instead of torch's own, whose reason names the peer's address."""
@@ -41,14 +41,14 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 SPLIT_BYTES = 4 << 20
 """From here on two rings at once keep gloo's links busier than one (6 % at 100 Mbit/s)."""
 
-LEAVING = Event()
+SHUTDOWN = Event()
 """Set when this process ends: from then on nobody waits for other ranks."""
 
-LOOK_UP = timedelta(seconds=0.2)
+POLL_INTERVAL = timedelta(seconds=0.2)
 """How often whoever waits for other ranks looks whether the process is ending."""
 
 
-class TorchComm(Comm):
+class ProcessGroupComm(Comm):
     """Carries calls over a process group, and stages GPU buffers through the host for gloo."""
 
     def __init__(
@@ -70,7 +70,7 @@ class TorchComm(Comm):
                 "checksum: messages over NCCL never pass through the host, which would have to "
                 "compute it; use gloo, or leave it to the links' own"
             )
-        self._among: dict[Ring, TorchComm] = {}
+        self._among: dict[Subgroup, ProcessGroupComm] = {}
         self._free_s = 0.0
 
     def prepare(self, node: int | None) -> None:
@@ -80,12 +80,14 @@ class TorchComm(Comm):
         """
         if node is None:
             return
-        for ring in (Ring(node, across=False), Ring(node, across=True)):
+        for ring in (Subgroup(node, across=False), Subgroup(node, across=True)):
             if ring not in self._among:
-                group = ring_group(self.group, ring)
-                self._among[ring] = TorchComm(group, self.meter, not ring.across, self.checksum)
+                group = subgroup_process_group(self.group, ring)
+                self._among[ring] = ProcessGroupComm(
+                    group, self.meter, not ring.across, self.checksum
+                )
 
-    def answer(self, call: Call) -> list[Tensor]:
+    def answer(self, call: Collective) -> list[Tensor]:
         if call.ring is not None:
             return self._among[call.ring].answer(replace(call, ring=None))
         device = call.buffers[0].device
@@ -104,7 +106,7 @@ class TorchComm(Comm):
         """Whether what lies on this device is sent from there, without a way through the host."""
         return device.type == "cpu" or self.on_device
 
-    def begin_mean(self, buffer: Tensor) -> Callable[[], None]:
+    def start_mean(self, buffer: Tensor) -> Callable[[], None]:
         """Begins to make of a buffer its mean over ranks, and returns what waits until it is done.
 
         Begun in the same order on all ranks, and awaited in that order.
@@ -132,9 +134,9 @@ class TorchComm(Comm):
             yield
         except RuntimeError as error:
             waited_s = monotonic() - start_s
-            raise lost_peer(kind, self.rank, self.size, waited_s, error) from error
+            raise peer_error(kind, self.rank, self.size, waited_s, error) from error
 
-    def _carry(self, call: Call) -> list[Tensor]:
+    def _carry(self, call: Collective) -> list[Tensor]:
         if call.kind == "mean":
             return [self._mean(call.buffers[0])]
         if call.kind == "gather":
@@ -158,7 +160,7 @@ class TorchComm(Comm):
             dist.all_reduce(piece, group=self.group, async_op=True) for piece in buffer.chunk(rings)
         ]
 
-    def _gather(self, call: Call) -> list[Tensor]:
+    def _gather(self, call: Collective) -> list[Tensor]:
         [buffer] = call.buffers
         if self.size == 1:
             self.meter.gather(buffer.numel(), 1, inside=self.inside)
@@ -182,7 +184,7 @@ class TorchComm(Comm):
         sizes: list[int] = all_.tolist()
         return sizes
 
-    def _scatter(self, call: Call) -> list[Tensor]:
+    def _scatter(self, call: Collective) -> list[Tensor]:
         buffers, sizes = call.buffers, call.sizes
         if self.size == 1:
             self.meter.scatter(0, 0, inside=self.inside)
@@ -204,7 +206,7 @@ class TorchComm(Comm):
         )
         return list(heard.split(sizes))
 
-    def _broadcast(self, call: Call) -> Tensor:
+    def _broadcast(self, call: Collective) -> Tensor:
         buffer = call.buffers[0]
         self.meter.broadcast(buffer.numel(), self.rank == call.root, inside=self.inside)
         if self.size > 1:
@@ -217,8 +219,8 @@ class TorchComm(Comm):
         """Waits for a collective; on a GPU's own backend the stream does, and nobody here."""
         while not self.on_device and not work.is_completed():
             with suppress(RuntimeError):
-                work.wait(LOOK_UP)
-            if LEAVING.is_set():
+                work.wait(POLL_INTERVAL)
+            if SHUTDOWN.is_set():
                 raise RuntimeError("this process is ending")
         work.wait()
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.futures import Future
 
 
-class Side:
+class SideStream:
     """A stream beside the one that computes gradients; on a CPU there is none and no need."""
 
     def __init__(self, device: torch.device) -> None:

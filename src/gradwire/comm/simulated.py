@@ -6,7 +6,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from gradwire.comm.base import Call, Conversation
+from gradwire.comm.base import Collective, CollectiveProgram
 from gradwire.comm.meter import Meter
 from gradwire.errors import PeerError
 
@@ -20,12 +20,12 @@ class Simulated:
         self.size = size
         self.meters = [Meter() for _ in range(size)]
 
-    def run(self, conversations: Sequence[Conversation[T]]) -> list[T]:
+    def run(self, conversations: Sequence[CollectiveProgram[T]]) -> list[T]:
         """Leads one conversation a rank to its end, and returns their results by rank."""
         results: dict[int, T] = {}
         answers: list[list[Tensor] | None] = [None] * self.size
         while True:
-            calls: list[Call] = []
+            calls: list[Collective] = []
             for rank, talk in enumerate(conversations):
                 try:
                     answer = answers[rank]
@@ -38,7 +38,7 @@ class Simulated:
                 raise PeerError("simulated ranks are out of step: they make different calls")
             answers = list(self._answer(calls))
 
-    def _answer(self, calls: list[Call]) -> list[list[Tensor]]:
+    def _answer(self, calls: list[Collective]) -> list[list[Tensor]]:
         """Each rank's answer, given by the ranks of its ring."""
         ring = calls[0].ring
         answers: dict[int, list[Tensor]] = {}
@@ -58,7 +58,7 @@ class _Peers:
         self.meters = meters
         self.inside = inside
 
-    def answer(self, calls: list[Call]) -> list[list[Tensor]]:
+    def answer(self, calls: list[Collective]) -> list[list[Tensor]]:
         if len({_form(call) for call in calls}) > 1:
             raise PeerError("simulated ranks are out of step: they make different calls")
         kind = calls[0].kind
@@ -97,7 +97,7 @@ class _Peers:
             meter.scatter(sent, received, inside=self.inside)
         return answers
 
-    def _broadcast(self, calls: list[Call]) -> list[list[Tensor]]:
+    def _broadcast(self, calls: list[Collective]) -> list[list[Tensor]]:
         root = calls[0].root
         buffer = calls[root].buffers[0]
         for rank, meter in enumerate(self.meters):
@@ -105,7 +105,7 @@ class _Peers:
         return [[buffer] for _ in calls]
 
 
-def _form(call: Call) -> tuple[object, ...]:
+def _form(call: Collective) -> tuple[object, ...]:
     """What must be alike on all ranks for a call to be one and the same."""
     buffer = call.buffers[0]
     length = buffer.numel() if call.kind in ("mean", "broadcast") else None

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.base import Fused
-from gradwire.types import Field, Given, Layout, Parts, Turn
+from gradwire.base import FusedOneRound
+from gradwire.types import EFInput, EncodeContext, Field, Layout, Parts
 
 
-class Cast(Fused):
+class Cast(FusedOneRound):
     """A number format: the author names it, the rest is the same for all."""
 
     dtype: ClassVar[torch.dtype]
@@ -19,14 +19,16 @@ class Cast(Fused):
     def layout(self, numel: int) -> Layout:
         return Layout((Field(self.dtype, numel),))
 
-    def compress(self, x: Tensor, turn: Turn) -> Parts:
+    def compress(self, x: Tensor, ctx: EncodeContext) -> Parts:
         return (kernels.at(x).cast_pack(x, self.dtype),)
 
-    def take(self, given: Given, turn: Turn) -> Parts:
-        x, residual, left, decay = given
+    def encode_fused(self, ef: EFInput, ctx: EncodeContext) -> Parts:
+        x, residual, residual_out, decay = ef
         assert residual is not None
-        assert left is not None
-        return (kernels.at(x).cast_pack_sum(x, residual, decay, left, self.dtype),)
+        assert residual_out is not None
+        return (kernels.at(x).cast_pack_sum(x, residual, decay, residual_out, self.dtype),)
 
-    def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
+    def decode_add(
+        self, out: Tensor, messages: Sequence[Parts], weight: float, ctx: EncodeContext
+    ) -> None:
         kernels.at(out).cast_add(out, [values for (values,) in messages], weight)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.kernels.validation import check_given
-from gradwire.types import Given, Turn, mix
+from gradwire.types import EFInput, EncodeContext, mix
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
@@ -16,29 +16,33 @@ def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
     return rows, torch.Size(shape).numel() // rows if rows else 0
 
 
-def starts(sides: Sequence[int], rank: int, turn: Turn, device: torch.device) -> list[Tensor]:
+def starts(
+    sides: Sequence[int], rank: int, ctx: EncodeContext, device: torch.device
+) -> list[Tensor]:
     """A random factor for each side: the same on every rank, another for every parameter."""
-    generator = torch.Generator().manual_seed(mix(turn.seed, turn.lane) >> 1)
-    few = min(rank, *matrix_shape(turn.shape))
+    generator = torch.Generator().manual_seed(mix(ctx.seed, ctx.lane_id) >> 1)
+    few = min(rank, *matrix_shape(ctx.shape))
     return [torch.randn(side, few, generator=generator).to(device) for side in sides]
 
 
-def take_in(given: Given, turn: Turn, base: Tensor, turned: bool = False) -> tuple[Tensor, Tensor]:
-    """What is given as a matrix M, inside `left` where there is one, and M or Mᵀ times `base`."""
-    check_given(given)
-    shape = matrix_shape(turn.shape)
-    if given.residual is None or given.left is None:
-        m = given.total().view(shape)
+def take_in(
+    ef: EFInput, ctx: EncodeContext, base: Tensor, turned: bool = False
+) -> tuple[Tensor, Tensor]:
+    """What is given as a matrix M, inside `residual_out` where there is one, and M or Mᵀ times `base`."""
+    check_given(ef)
+    shape = matrix_shape(ctx.shape)
+    if ef.residual is None or ef.residual_out is None:
+        m = ef.total().view(shape)
         return m, kernels.at(m).factor(m, base, turned)
-    x, residual, left = (t.view(shape) for t in (given.x, given.residual, given.left))
-    return left, kernels.at(x).factor_sum(x, residual, given.decay, left, base, turned)
+    x, residual, residual_out = (t.view(shape) for t in (ef.grad, ef.residual, ef.residual_out))
+    return residual_out, kernels.at(x).factor_sum(x, residual, ef.decay, residual_out, base, turned)
 
 
-def give_out(given: Given, turn: Turn, p: Tensor, q: Tensor) -> Tensor:
+def give_out(ef: EFInput, ctx: EncodeContext, p: Tensor, q: Tensor) -> Tensor:
     """P Qᵀ in the memory of the gradient, flat."""
-    out = given.x.view(matrix_shape(turn.shape))
+    out = ef.grad.view(matrix_shape(ctx.shape))
     kernels.at(out).outer(out, p, q)
-    return given.x
+    return ef.grad
 
 
 def renewed(factor: Tensor, said: Tensor) -> Tensor:

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.base import Fused, OneRound, Traits
+from gradwire.base import FusedOneRound, OneRound, Traits
 from gradwire.compressors._cast import Cast
 from gradwire.compressors.bf16 import Bf16
 from gradwire.compressors.fp16 import Fp16
 from gradwire.compressors.none import NoCompression
 from gradwire.errors import ConfigError, WireError
-from gradwire.kernels.specs import Aim
-from gradwire.types import Field, Given, Layout, Parts, Turn
+from gradwire.kernels.specs import ThresholdSpec
+from gradwire.types import EFInput, EncodeContext, Field, Layout, Parts
 from gradwire.wire.indices import add_packed, check_index, index_bytes, index_field, pack_index
-from gradwire.wire.layout import most_bytes, packed_bytes
+from gradwire.wire.layout import max_bytes, packed_bytes
 
 
 def counted_layout(codec: OneRound, numel: int, count: int) -> Layout:
@@ -34,7 +34,7 @@ def counted_layout(codec: OneRound, numel: int, count: int) -> Layout:
         if inner.check is not None:
             inner.check(parts[1:])
 
-    return Layout((index_field(numel, count), *inner.fields), check, most_bytes(numel))
+    return Layout((index_field(numel, count), *inner.fields), check, max_bytes(numel))
 
 
 def varying_layout(codec: OneRound, numel: int) -> Layout:
@@ -57,23 +57,23 @@ def varying_layout(codec: OneRound, numel: int) -> Layout:
 
     secret = [Field(field.dtype, None) for field in codec.layout(0).fields]
     fields = (Field(torch.int32, 1), Field(torch.uint8, None), *secret)
-    return Layout(fields, check, most_bytes(numel))
+    return Layout(fields, check, max_bytes(numel))
 
 
 def said_of(
-    codec: OneRound, messages: Sequence[Parts], count: int, weight: float, turn: Turn
+    codec: OneRound, messages: Sequence[Parts], count: int, weight: float, ctx: EncodeContext
 ) -> tuple[Tensor, float]:
     """What each message says of its `count` entries, and the weight that they still have to get."""
     if isinstance(codec, Cast):
         return torch.stack([parts[0] for parts in messages]), weight
     rows = torch.zeros(len(messages), count, device=messages[0][0].device)
     for row, parts in zip(rows, messages, strict=True):
-        codec.add_to(row, [parts], weight, turn._replace(shape=(count,)))
+        codec.decode_add(row, [parts], weight, ctx._replace(shape=(count,)))
     return rows, 1.0
 
 
 def each_said(
-    codec: OneRound, messages: Sequence[tuple[Tensor, Parts]], weight: float, turn: Turn
+    codec: OneRound, messages: Sequence[tuple[Tensor, Parts]], weight: float, ctx: EncodeContext
 ) -> list[Tensor]:
     """The same for messages of their own lengths, each with its count."""
     if isinstance(codec, Cast):
@@ -81,7 +81,7 @@ def each_said(
     # Asked all at once, so that the host waits once.
     counts = torch.cat([count for count, _ in messages]).tolist()
     rows = [
-        said_of(codec, [parts], count, weight, turn)[0]
+        said_of(codec, [parts], count, weight, ctx)[0]
         for count, (_, parts) in zip(counts, messages, strict=True)
     ]
     return [row.view(-1) for row in rows]
@@ -91,63 +91,65 @@ ValueFormat: TypeAlias = Literal["fp32", "bf16", "fp16"]
 FORMATS: Mapping[str, Cast] = {"fp32": NoCompression(), "bf16": Bf16(), "fp16": Fp16()}
 
 
-class Sparsifier(Fused):
+class Sparsifier(FusedOneRound):
     """A method that chooses entries; how they are told is the same for all."""
 
     values: ValueFormat
-    told: ClassVar[bool]
+    sends_indices: ClassVar[bool]
     """Whether positions travel. Where not, `select` looks at the size of `x` alone, not at `x`."""
 
     @abstractmethod
     def count(self, numel: int) -> int:
-        """How many entries of `numel` are chosen; about how many where `traits().varies`."""
+        """How many entries of `numel` are chosen; about how many where `traits().variable_length`."""
 
     @abstractmethod
-    def select(self, given: Given, turn: Turn) -> Tensor:
-        """The positions of the chosen entries of `given.total()`: int64, ascending, distinct.
+    def select(self, ef: EFInput, ctx: EncodeContext) -> Tensor:
+        """The positions of the chosen entries of `ef.total()`: int64, ascending, distinct.
 
-        Calls `given.total()`, or does the same in a kernel.
+        Calls `ef.total()`, or does the same in a kernel.
         """
 
-    def overhear(self, given: Given, turn: Turn) -> None:
-        """Another rank chooses for this one: only calls `given.total()`."""
-        given.total()
+    def accumulate_only(self, ef: EFInput, ctx: EncodeContext) -> None:
+        """Another rank chooses for this one: only calls `ef.total()`."""
+        ef.total()
 
     def layout(self, numel: int) -> Layout:
         return _layout(self, FORMATS[self.values], numel)
 
-    def compress(self, x: Tensor, turn: Turn) -> Parts:
-        return _take(self, FORMATS[self.values], Given(x), turn)
+    def compress(self, x: Tensor, ctx: EncodeContext) -> Parts:
+        return _take(self, FORMATS[self.values], EFInput(x), ctx)
 
-    def take(self, given: Given, turn: Turn) -> Parts:
-        return _take(self, FORMATS[self.values], given, turn)
+    def encode_fused(self, ef: EFInput, ctx: EncodeContext) -> Parts:
+        return _take(self, FORMATS[self.values], ef, ctx)
 
-    def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
-        _add_to(self, FORMATS[self.values], out, messages, weight, turn)
+    def decode_add(
+        self, out: Tensor, messages: Sequence[Parts], weight: float, ctx: EncodeContext
+    ) -> None:
+        _add_to(self, FORMATS[self.values], out, messages, weight, ctx)
 
     def nbytes(self, shape: Sequence[int]) -> int:
         return _nbytes(self, FORMATS[self.values], shape)
 
 
-class Passing(Sparsifier):
+class ThresholdSparsifier(Sparsifier):
     """A sparsifier that lets pass what reaches a threshold, however many entries that are."""
 
     bears_zeros: ClassVar[bool] = False
     """Whether entries are chosen by the same rule where zeros stand beside them."""
 
     @abstractmethod
-    def aim(self, numel: int, turn: Turn) -> Aim:
+    def aim(self, numel: int, ctx: EncodeContext) -> ThresholdSpec:
         """How the threshold for `numel` entries is found, and the most that may pass."""
 
-    def select(self, given: Given, turn: Turn) -> Tensor:
-        return kernels.at(given.x).passing(given, self.aim(given.x.numel(), turn))
+    def select(self, ef: EFInput, ctx: EncodeContext) -> Tensor:
+        return kernels.at(ef.grad).passing(ef, self.aim(ef.grad.numel(), ctx))
 
-    def draft(self, given: Given, turn: Turn) -> Parts:
+    def draft(self, ef: EFInput, ctx: EncodeContext) -> Parts:
         """The message in room for the longest one: the host is not told yet how long it is.
 
         On a GPU nothing waits, so that a CUDA graph can hold it; `trimmed` then asks.
         """
-        return _draft(self, FORMATS[self.values], given, turn)
+        return _draft(self, FORMATS[self.values], ef, ctx)
 
 
 def trimmed(draft: Parts, numel: int) -> Parts:
@@ -157,7 +159,7 @@ def trimmed(draft: Parts, numel: int) -> Parts:
 
 
 @dataclass(frozen=True)
-class Pipeline(Fused):
+class Pipeline(FusedOneRound):
     """A sparsifier whose chosen values are written by another method: `topk | qsgd`."""
 
     sparsifier: Sparsifier
@@ -175,33 +177,35 @@ class Pipeline(Fused):
             unbiased=first.unbiased and second.unbiased,
             # The error of the second acts on what the first has kept, and adds to what it lost.
             contraction=first.contraction and second.contraction,
-            varies=first.varies or second.varies,
-            waits=first.waits or second.waits,
-            by_step=first.by_step or second.by_step,
-            votes=second.votes,
+            variable_length=first.variable_length or second.variable_length,
+            syncs_host=first.syncs_host or second.syncs_host,
+            step_dependent=first.step_dependent or second.step_dependent,
+            is_vote=second.is_vote,
             # What is not finite is among the chosen, and the second shows it of them.
-            shows=first.shows and second.shows,
+            propagates_nonfinite=first.propagates_nonfinite and second.propagates_nonfinite,
             why_not=first.why_not or second.why_not,
         )
 
     def layout(self, numel: int) -> Layout:
         return _layout(self.sparsifier, self.quantiser, numel)
 
-    def compress(self, x: Tensor, turn: Turn) -> Parts:
-        return _take(self.sparsifier, self.quantiser, Given(x), turn)
+    def compress(self, x: Tensor, ctx: EncodeContext) -> Parts:
+        return _take(self.sparsifier, self.quantiser, EFInput(x), ctx)
 
-    def take(self, given: Given, turn: Turn) -> Parts:
-        return _take(self.sparsifier, self.quantiser, given, turn)
+    def encode_fused(self, ef: EFInput, ctx: EncodeContext) -> Parts:
+        return _take(self.sparsifier, self.quantiser, ef, ctx)
 
-    def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
-        _add_to(self.sparsifier, self.quantiser, out, messages, weight, turn)
+    def decode_add(
+        self, out: Tensor, messages: Sequence[Parts], weight: float, ctx: EncodeContext
+    ) -> None:
+        _add_to(self.sparsifier, self.quantiser, out, messages, weight, ctx)
 
     def nbytes(self, shape: Sequence[int]) -> int:
         return _nbytes(self.sparsifier, self.quantiser, shape)
 
 
 def _layout(method: Sparsifier, codec: OneRound, numel: int) -> Layout:
-    if method.traits().varies:
+    if method.traits().variable_length:
         return varying_layout(codec, numel)
     return _usual_layout(method, codec, numel)
 
@@ -209,40 +213,42 @@ def _layout(method: Sparsifier, codec: OneRound, numel: int) -> Layout:
 def _usual_layout(method: Sparsifier, codec: OneRound, numel: int) -> Layout:
     """The same as if as many entries were chosen as is usual."""
     count = method.count(numel)
-    return counted_layout(codec, numel, count) if method.told else codec.layout(count)
+    return counted_layout(codec, numel, count) if method.sends_indices else codec.layout(count)
 
 
 def _nbytes(method: Sparsifier, codec: OneRound, shape: Sequence[int]) -> int:
     """The length of a message, or of a usual one where it varies."""
     numel = torch.Size(shape).numel()
-    head = packed_bytes(None, [varying_layout(codec, numel)]) if method.traits().varies else 0
+    head = (
+        packed_bytes(None, [varying_layout(codec, numel)]) if method.traits().variable_length else 0
+    )
     return head + packed_bytes(None, [_usual_layout(method, codec, numel)])
 
 
-def _draft(method: Passing, codec: Cast, given: Given, turn: Turn) -> Parts:
-    aim = method.aim(given.x.numel(), turn)
-    return kernels.at(given.x).tell(given, aim, codec.dtype)
+def _draft(method: ThresholdSparsifier, codec: Cast, ef: EFInput, ctx: EncodeContext) -> Parts:
+    aim = method.aim(ef.grad.numel(), ctx)
+    return kernels.at(ef.grad).tell(ef, aim, codec.dtype)
 
 
-def _take(method: Sparsifier, codec: OneRound, given: Given, turn: Turn) -> Parts:
-    if isinstance(method, Passing) and isinstance(codec, Cast):
-        return trimmed(_draft(method, codec, given, turn), given.x.numel())
-    index = method.select(given, turn)
-    inner = turn._replace(shape=(index.numel(),))
-    if given.left is None:
-        values = codec.compress(given.x[index], inner)
+def _take(method: Sparsifier, codec: OneRound, ef: EFInput, ctx: EncodeContext) -> Parts:
+    if isinstance(method, ThresholdSparsifier) and isinstance(codec, Cast):
+        return trimmed(_draft(method, codec, ef, ctx), ef.grad.numel())
+    index = method.select(ef, ctx)
+    inner = ctx._replace(shape=(index.numel(),))
+    if ef.residual_out is None:
+        values = codec.compress(ef.grad[index], inner)
     elif isinstance(codec, Cast):
-        values = (kernels.at(index).lift(given.left, index, codec.dtype),)
+        values = (kernels.at(index).lift(ef.residual_out, index, codec.dtype),)
     else:
-        chosen = given.left[index]
+        chosen = ef.residual_out[index]
         values = codec.compress(chosen, inner)
         values = tuple(v.clone() if v.data_ptr() == chosen.data_ptr() else v for v in values)
-        codec.add_to(chosen, [values], -1.0, inner)
-        given.left.index_copy_(0, index, chosen)
-    if not method.told:
+        codec.decode_add(chosen, [values], -1.0, inner)
+        ef.residual_out.index_copy_(0, index, chosen)
+    if not method.sends_indices:
         return values
-    positions = pack_index(index, given.x.numel())
-    if method.traits().varies:
+    positions = pack_index(index, ef.grad.numel())
+    if method.traits().variable_length:
         # Filled where it is: a copy from the host would wait.
         count = torch.full((1,), index.numel(), dtype=torch.int32, device=index.device)
         return (count, positions, *values)
@@ -255,20 +261,20 @@ def _add_to(
     out: Tensor,
     messages: Sequence[Parts],
     weight: float,
-    turn: Turn,
+    ctx: EncodeContext,
 ) -> None:
-    if method.traits().varies:
-        said = each_said(codec, [(parts[0], parts[2:]) for parts in messages], weight, turn)
+    if method.traits().variable_length:
+        said = each_said(codec, [(parts[0], parts[2:]) for parts in messages], weight, ctx)
         rest = weight if isinstance(codec, Cast) else 1.0
         kernels.at(out).add_told(out, [parts[1] for parts in messages], said, rest)
         return
     # All at once: each entry is read and written once for all messages that lie in the cache.
-    values = [parts[1:] if method.told else parts for parts in messages]
-    rows, rest = said_of(codec, values, method.count(out.numel()), weight, turn)
-    if method.told:
+    values = [parts[1:] if method.sends_indices else parts for parts in messages]
+    rows, rest = said_of(codec, values, method.count(out.numel()), weight, ctx)
+    if method.sends_indices:
         add_packed(out, torch.stack([parts[0] for parts in messages]), rows, rest)
     else:
-        kernels.at(out).add_at(out, method.select(Given(out), turn), rows, rest)
+        kernels.at(out).add_at(out, method.select(EFInput(out), ctx), rows, rest)
 
 
 def check_format(method: str, values: str) -> None:

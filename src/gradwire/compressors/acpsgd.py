@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.base import ManyRounds, Traits, check_payload, flat32
+from gradwire.base import MultiRound, Traits, check_payload, flat32
 from gradwire.checks import check_whole
 from gradwire.compressors._low_rank import give_out, matrix_shape, renewed, starts, take_in
 from gradwire.kernels.reference.random import random_bits
-from gradwire.types import Field, Given, Layout, Mean, Payload, Rounds, State, Turn
+from gradwire.types import EFInput, EncodeContext, Field, Layout, Mean, Payload, Rounds, State
 
 ANEW = 100
 """After so many steps a column of the subspace is drawn anew. Even, for the shorter side."""
 
 
 @dataclass(frozen=True)
-class AcpSGD(ManyRounds):
+class AcpSGD(MultiRound):
     """Sends one factor of a gradient M ≈ P Qᵀ with `rank` columns: P on even steps, Q on odd ones.
 
     On an even step Q of the step before is made orthonormal and P is the mean of M Q; on an odd one
@@ -35,7 +35,7 @@ class AcpSGD(ManyRounds):
 
     rank: int = 1
 
-    how: ClassVar = "mean"
+    rounds_like: ClassVar = "mean"
     examples: ClassVar = ({"rank": 1}, {"rank": 4})
     family: ClassVar = "low rank"
     paper: ClassVar = "Zhang et al. 2023, arXiv:2306.08881"
@@ -44,70 +44,72 @@ class AcpSGD(ManyRounds):
         check_whole("acpsgd", "rank", self.rank, 1)
 
     def traits(self) -> Traits:
-        return Traits(summable=True, contraction=True, shows=True, by_step=True)
+        return Traits(
+            summable=True, contraction=True, propagates_nonfinite=True, step_dependent=True
+        )
 
-    def state(self, turn: Turn, device: torch.device) -> State:
-        sides = sorted(matrix_shape(turn.shape), reverse=True)
+    def state(self, ctx: EncodeContext, device: torch.device) -> State:
+        sides = sorted(matrix_shape(ctx.shape), reverse=True)
         # P has a start too, since a lane may begin on an odd step; and the longer side, so that the
         # first step projects on the shorter.
-        p, q = starts(sides, self.rank, turn, device)
+        p, q = starts(sides, self.rank, ctx, device)
         return {"p": p, "q": q}
 
-    def rounds(self, given: Given, state: State, turn: Turn) -> Rounds:
-        new, old = _factors(turn)
-        base = _base(state[old], turn)
-        m, own = take_in(given, turn, base, _turned(turn))
-        if given.left is not None:
-            kernels.at(m).lessen(m, *_sides(own, base, turn))
+    def rounds(self, ef: EFInput, state: State, ctx: EncodeContext) -> Rounds:
+        new, old = _factors(ctx)
+        base = _base(state[old], ctx)
+        m, own = take_in(ef, ctx, base, _turned(ctx))
+        if ef.residual_out is not None:
+            kernels.at(m).lessen(m, *_sides(own, base, ctx))
         [(mean,)] = yield Mean((own,))
         state[new] = renewed(state[new], mean)
-        return give_out(given, turn, *_sides(mean, base, turn))
+        return give_out(ef, ctx, *_sides(mean, base, ctx))
 
-    def encode(self, x: Tensor, turn: Turn | None = None) -> Payload:
-        flat, turn = flat32(x), turn or Turn(tuple(x.shape))
-        _, own = take_in(Given(flat), turn, self._start(turn, x.device), _turned(turn))
-        return Payload((own.view(-1),), turn, own.nbytes)
+    def encode(self, x: Tensor, ctx: EncodeContext | None = None) -> Payload:
+        flat, ctx = flat32(x), ctx or EncodeContext(tuple(x.shape))
+        _, own = take_in(EFInput(flat), ctx, self._start(ctx, x.device), _turned(ctx))
+        return Payload((own.view(-1),), ctx, own.nbytes)
 
     def decode(self, payload: Payload) -> Tensor:
-        check_payload(payload, lambda turn: Layout((Field(torch.float32, prod(self._side(turn))),)))
-        own = payload.parts[0].view(self._side(payload.turn))
-        p, q = _sides(own, self._start(payload.turn, own.device), payload.turn)
-        return (p @ q.T).view(payload.turn.shape)
+        check_payload(payload, lambda ctx: Layout((Field(torch.float32, prod(self._side(ctx))),)))
+        own = payload.parts[0].view(self._side(payload.ctx))
+        p, q = _sides(own, self._start(payload.ctx, own.device), payload.ctx)
+        return (p @ q.T).view(payload.ctx.shape)
 
     def nbytes(self, shape: Sequence[int]) -> int:
         """The larger factor, which even steps say."""
         rows, cols = matrix_shape(shape)
         return 4 * min(self.rank, rows, cols) * max(rows, cols)
 
-    def _side(self, turn: Turn) -> tuple[int, int]:
+    def _side(self, ctx: EncodeContext) -> tuple[int, int]:
         """The shape of the factor that this step says."""
-        rows, cols = matrix_shape(turn.shape)
-        return cols if _turned(turn) else rows, min(self.rank, rows, cols)
+        rows, cols = matrix_shape(ctx.shape)
+        return cols if _turned(ctx) else rows, min(self.rank, rows, cols)
 
-    def _start(self, turn: Turn, device: torch.device) -> Tensor:
-        return _base(self.state(turn, device)[_factors(turn)[1]], turn)
+    def _start(self, ctx: EncodeContext, device: torch.device) -> Tensor:
+        return _base(self.state(ctx, device)[_factors(ctx)[1]], ctx)
 
 
-def _factors(turn: Turn) -> tuple[str, str]:
+def _factors(ctx: EncodeContext) -> tuple[str, str]:
     """Which factor this step says, and on which it projects."""
-    return ("p", "q") if turn.step % 2 == 0 else ("q", "p")
+    return ("p", "q") if ctx.step % 2 == 0 else ("q", "p")
 
 
-def _base(factor: Tensor, turn: Turn) -> Tensor:
+def _base(factor: Tensor, ctx: EncodeContext) -> Tensor:
     """Orthonormal columns of the subspace; now and then with a random one for the last."""
-    if turn.step and turn.step % ANEW == 0:
-        coins = random_bits(turn.shared_key(), factor.shape[0], factor.device) & 1
+    if ctx.step and ctx.step % ANEW == 0:
+        coins = random_bits(ctx.shared_key(), factor.shape[0], factor.device) & 1
         drawn = (1 - 2 * coins).to(factor.dtype).unsqueeze(1)
         factor = torch.cat([factor[:, :-1], drawn[:, : factor.shape[1]]], dim=1)
     return kernels.at(factor).orthonormal(factor)
 
 
-def _turned(turn: Turn) -> bool:
+def _turned(ctx: EncodeContext) -> bool:
     """Whether this step says a factor with the side of the columns."""
-    rows, cols = matrix_shape(turn.shape)
-    return (rows < cols) != (turn.step % 2 == 1)
+    rows, cols = matrix_shape(ctx.shape)
+    return (rows < cols) != (ctx.step % 2 == 1)
 
 
-def _sides(said: Tensor, base: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
+def _sides(said: Tensor, base: Tensor, ctx: EncodeContext) -> tuple[Tensor, Tensor]:
     """The factor with the side of the rows, and the one with that of the columns."""
-    return (base, said) if _turned(turn) else (said, base)
+    return (base, said) if _turned(ctx) else (said, base)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwire.base import OneRound, Traits
 from gradwire.checks import check_fraction
-from gradwire.types import Field, Layout, Parts, Turn
+from gradwire.types import EncodeContext, Field, Layout, Parts
 from gradwire.wire.bits import pack_bits, packed_numel, unpack_bits
 from gradwire.wire.indices import check_index, index_field, pack_index, unpack_index
 
@@ -35,7 +35,7 @@ class AdaQ(OneRound):
         check_fraction("adaq", "ratio", self.ratio)
 
     def traits(self) -> Traits:
-        return Traits(contraction=True, shows=True)
+        return Traits(contraction=True, propagates_nonfinite=True)
 
     def count(self, numel: int) -> int:
         """How many entries are told: two at least, so that either sign can have one."""
@@ -50,7 +50,7 @@ class AdaQ(OneRound):
 
         return Layout((index_field(numel, count), signs, Field(torch.float32, 2)), check)
 
-    def compress(self, x: Tensor, turn: Turn) -> Parts:
+    def compress(self, x: Tensor, ctx: EncodeContext) -> Parts:
         numel, count = x.numel(), self.count(x.numel())
         below = _below(x, count)
         highest = x.topk(count).indices
@@ -65,7 +65,9 @@ class AdaQ(OneRound):
         signs = pack_bits(negative[by_place].long(), 1)
         return pack_index(index, numel), signs, means.to(x.dtype)
 
-    def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
+    def decode_add(
+        self, out: Tensor, messages: Sequence[Parts], weight: float, ctx: EncodeContext
+    ) -> None:
         numel, count = out.numel(), self.count(out.numel())
         for positions, signs, means in messages:
             index = unpack_index(positions, numel, count)

@@ -7,16 +7,26 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.base import ManyRounds, Traits, check_payload, flat32
+from gradwire.base import MultiRound, Traits, check_payload, flat32
 from gradwire.checks import check_whole
 from gradwire.compressors._low_rank import matrix_shape
 from gradwire.kernels.reference.random import uniform
-from gradwire.types import Field, Gather, Given, Layout, Parts, Payload, Rounds, State, Turn
+from gradwire.types import (
+    AllGather,
+    EFInput,
+    EncodeContext,
+    Field,
+    Layout,
+    Parts,
+    Payload,
+    Rounds,
+    State,
+)
 from gradwire.wire.layout import packed_bytes
 
 
 @dataclass(frozen=True)
-class Atomo(ManyRounds):
+class Atomo(MultiRound):
     """Sends `rank` singular vectors of a gradient, drawn at random; unbiased.
 
     Atom i of the singular value decomposition is kept with probability p_i, in proportion to its
@@ -30,7 +40,7 @@ class Atomo(ManyRounds):
 
     rank: int = 3
 
-    how: ClassVar = "gather"
+    rounds_like: ClassVar = "gather"
     examples: ClassVar = ({"rank": 3}, {"rank": 1})
     family: ClassVar = "low rank"
     paper: ClassVar = "Wang et al. 2018, arXiv:1806.04090"
@@ -40,39 +50,41 @@ class Atomo(ManyRounds):
 
     def traits(self) -> Traits:
         return Traits(
-            waits=True,
+            syncs_host=True,
             unbiased=True,
             why_not=f"its variance is up to n/{self.rank} - 1 of the squared norm where n is the "
             "shorter side of the matrix",
-            shows=True,
+            propagates_nonfinite=True,
         )
 
-    def state(self, turn: Turn, device: torch.device) -> State:
+    def state(self, ctx: EncodeContext, device: torch.device) -> State:
         return {}
 
-    def rounds(self, given: Given, state: State, turn: Turn) -> Rounds:
-        m = given.total().view(matrix_shape(turn.shape))
-        u, v = self._draw(m, turn)
-        if given.left is not None:
+    def rounds(self, ef: EFInput, state: State, ctx: EncodeContext) -> Rounds:
+        m = ef.total().view(matrix_shape(ctx.shape))
+        u, v = self._draw(m, ctx)
+        if ef.residual_out is not None:
             m.addmm_(u, v.T, alpha=-1)
-        layout = self._layout(turn.shape)
-        messages = yield Gather((u.view(-1), v.view(-1)), layout, [layout] * turn.size)
-        out = given.x.zero_()
+        layout = self._layout(ctx.shape)
+        messages = yield AllGather((u.view(-1), v.view(-1)), layout, [layout] * ctx.world_size)
+        out = ef.grad.zero_()
         for parts in messages:
-            left, right = self._vectors(parts, turn)
-            out.view(matrix_shape(turn.shape)).addmm_(left, right.T, alpha=1 / turn.size)
+            residual_out, right = self._vectors(parts, ctx)
+            out.view(matrix_shape(ctx.shape)).addmm_(
+                residual_out, right.T, alpha=1 / ctx.world_size
+            )
         return out
 
-    def encode(self, x: Tensor, turn: Turn | None = None) -> Payload:
-        flat, turn = flat32(x), turn or Turn(tuple(x.shape))
-        m = flat.view(matrix_shape(turn.shape))
-        u, v = self._draw(m, turn)
-        return Payload((u.view(-1), v.view(-1)), turn, self.nbytes(turn.shape))
+    def encode(self, x: Tensor, ctx: EncodeContext | None = None) -> Payload:
+        flat, ctx = flat32(x), ctx or EncodeContext(tuple(x.shape))
+        m = flat.view(matrix_shape(ctx.shape))
+        u, v = self._draw(m, ctx)
+        return Payload((u.view(-1), v.view(-1)), ctx, self.nbytes(ctx.shape))
 
     def decode(self, payload: Payload) -> Tensor:
-        check_payload(payload, lambda turn: self._layout(turn.shape))
-        u, v = self._vectors(payload.parts, payload.turn)
-        return (u @ v.T).view(payload.turn.shape)
+        check_payload(payload, lambda ctx: self._layout(ctx.shape))
+        u, v = self._vectors(payload.parts, payload.ctx)
+        return (u @ v.T).view(payload.ctx.shape)
 
     def nbytes(self, shape: Sequence[int]) -> int:
         return packed_bytes(None, [self._layout(shape)])
@@ -84,13 +96,13 @@ class Atomo(ManyRounds):
         sides, count = matrix_shape(shape), self._count(shape)
         return Layout(tuple(Field(torch.float32, side * count) for side in sides))
 
-    def _vectors(self, parts: Parts, turn: Turn) -> tuple[Tensor, Tensor]:
-        (rows, cols), count = matrix_shape(turn.shape), self._count(turn.shape)
+    def _vectors(self, parts: Parts, ctx: EncodeContext) -> tuple[Tensor, Tensor]:
+        (rows, cols), count = matrix_shape(ctx.shape), self._count(ctx.shape)
         return parts[0].view(rows, count), parts[1].view(cols, count)
 
-    def _draw(self, m: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
+    def _draw(self, m: Tensor, ctx: EncodeContext) -> tuple[Tensor, Tensor]:
         """The kept atoms: left vectors times s/p [rows, count], and right ones [cols, count]."""
-        count = self._count(turn.shape)
+        count = self._count(ctx.shape)
         if not count:
             return m.new_zeros(m.shape[0], 0), m.new_zeros(m.shape[1], 0)
         # The decomposition refuses what is no number, and squares leave the range of float32.
@@ -100,7 +112,7 @@ class Atomo(ManyRounds):
         chance = chances(s, count)
         upto = chance.cumsum(0)
         # Atom i owns a stretch of length p_i; ticks at distance 1 hit it with that probability.
-        tick = uniform(turn.own_key(), 1, m.device).double() + torch.arange(count, device=m.device)
+        tick = uniform(ctx.own_key(), 1, m.device).double() + torch.arange(count, device=m.device)
         kept = torch.searchsorted(upto, tick, right=True).clamp(max=s.numel() - 1)
         size = torch.where(tick < upto[-1], s.double()[kept] / chance[kept], 0.0) * scale
         bad = torch.where(m.isfinite().all(), 0.0, torch.nan)

@@ -20,5 +20,9 @@ class Bf16(Cast):
 
     def traits(self) -> Traits:
         return Traits(
-            summable=True, rounds_sums=True, contraction=True, everywhere=True, shows=True
+            summable=True,
+            rounds_sums=True,
+            contraction=True,
+            suits_small_tensors=True,
+            propagates_nonfinite=True,
         )

@@ -10,7 +10,7 @@ from gradwire.base import Traits
 from gradwire.checks import check_whole
 from gradwire.compressors._sparsifier import Sparsifier, ValueFormat, check_format, count_of
 from gradwire.errors import ConfigError
-from gradwire.types import Given, Turn
+from gradwire.types import EFInput, EncodeContext
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class ChunkTopK(Sparsifier):
     chunk: int = 4096
     values: ValueFormat = "bf16"
 
-    told: ClassVar = True
+    sends_indices: ClassVar = True
     examples: ClassVar = ({}, {"k": 2, "chunk": 16, "values": "fp32"})
     family: ClassVar = "sparsification"
     paper: ClassVar = "Sarfi et al. 2025, arXiv:2508.15706"
@@ -40,14 +40,14 @@ class ChunkTopK(Sparsifier):
         check_format("chunktopk", self.values)
 
     def traits(self) -> Traits:
-        return Traits(contraction=True, shows=True)
+        return Traits(contraction=True, propagates_nonfinite=True)
 
     def count(self, numel: int) -> int:
         chunks, rest = divmod(numel, self.chunk)
         return chunks * self.k + self._count_of_rest(rest)
 
-    def select(self, given: Given, turn: Turn) -> Tensor:
-        x = given.total()
+    def select(self, ef: EFInput, ctx: EncodeContext) -> Tensor:
+        x = ef.total()
         full = x.numel() // self.chunk * self.chunk
         starts = torch.arange(0, full, self.chunk, device=x.device).unsqueeze(1)
         chunks = _largest(x[:full].view(-1, self.chunk), self.k) + starts

@@ -10,7 +10,7 @@ from torch import Tensor
 from gradwire.base import OneRound, Traits
 from gradwire.checks import check_whole
 from gradwire.errors import ConfigError
-from gradwire.types import Layout, Parts, Turn
+from gradwire.types import EncodeContext, Layout, Parts
 from gradwire.wire.codebook import add_bins, bins_layout, pack_bins
 
 
@@ -39,15 +39,17 @@ class Codebook(OneRound):
             raise ConfigError(f"codebook: spread must be positive, got {self.spread!r}")
 
     def traits(self) -> Traits:
-        return Traits(contraction=True, shows=True)
+        return Traits(contraction=True, propagates_nonfinite=True)
 
     def layout(self, numel: int) -> Layout:
         return bins_layout(numel, self.bits)
 
-    def compress(self, x: Tensor, turn: Turn) -> Parts:
+    def compress(self, x: Tensor, ctx: EncodeContext) -> Parts:
         return pack_bins(x, self._codes(x), self.bits)
 
-    def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
+    def decode_add(
+        self, out: Tensor, messages: Sequence[Parts], weight: float, ctx: EncodeContext
+    ) -> None:
         add_bins(out, messages, weight, self.bits)
 
     def _codes(self, x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from gradwire.base import OneRound, Traits
 from gradwire.checks import check_whole
 from gradwire.errors import ConfigError
-from gradwire.types import Field, Layout, Parts, Turn
+from gradwire.types import EncodeContext, Field, Layout, Parts
 from gradwire.wire.bits import pack_bits, packed_numel, unpack_bits
 
 
@@ -43,21 +43,23 @@ class DCT(OneRound):
         check_whole("dct", "k", self.k, 1, self.chunk)
 
     def traits(self) -> Traits:
-        return Traits(contraction=True, shows=True)
+        return Traits(contraction=True, propagates_nonfinite=True)
 
     def layout(self, numel: int) -> Layout:
         count = self.k * -(-numel // self.chunk)
         places = Field(torch.uint8, packed_numel(count, self._width()))
         return Layout((places, Field(torch.bfloat16, count)))
 
-    def compress(self, x: Tensor, turn: Turn) -> Parts:
+    def compress(self, x: Tensor, ctx: EncodeContext) -> Parts:
         chunks = pad(x, (0, -x.numel() % self.chunk)).view(-1, self.chunk)
         waves = chunks @ cosines(self.chunk, x.device).T
         place = waves.abs().topk(self.k, dim=1).indices.sort(dim=1).values
         values = waves.gather(1, place).to(torch.bfloat16)
         return pack_bits(place.view(-1), self._width()), values.view(-1)
 
-    def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
+    def decode_add(
+        self, out: Tensor, messages: Sequence[Parts], weight: float, ctx: EncodeContext
+    ) -> None:
         waves = out.new_zeros(-(-out.numel() // self.chunk), self.chunk)
         for places, values in messages:
             place = unpack_bits(places, self._width(), values.numel())

@@ -6,16 +6,21 @@ from typing import ClassVar
 
 from gradwire.base import Traits
 from gradwire.checks import check_fraction
-from gradwire.compressors._sparsifier import Passing, ValueFormat, check_format, count_of
-from gradwire.kernels.specs import Aim
-from gradwire.types import Turn
+from gradwire.compressors._sparsifier import (
+    ThresholdSparsifier,
+    ValueFormat,
+    check_format,
+    count_of,
+)
+from gradwire.kernels.specs import ThresholdSpec
+from gradwire.types import EncodeContext
 
 ENOUGH = 0.8
 """Below this part of the aim the threshold is lowered."""
 
 
 @dataclass(frozen=True)
-class DGC(Passing):
+class DGC(ThresholdSparsifier):
     """Sends the largest entries that a sampled threshold passes: at most k, a `ratio` of all.
 
     The threshold is that of the top-k of a random `sample` of the entries, at least 2/ratio of
@@ -29,7 +34,7 @@ class DGC(Passing):
     sample: float = 0.01
     values: ValueFormat = "bf16"
 
-    told: ClassVar = True
+    sends_indices: ClassVar = True
     bears_zeros: ClassVar = True
     examples: ClassVar = ({"ratio": 0.01}, {"ratio": 0.1, "sample": 0.1, "values": "fp32"})
     family: ClassVar = "sparsification"
@@ -41,13 +46,13 @@ class DGC(Passing):
         check_format("dgc", self.values)
 
     def traits(self) -> Traits:
-        return Traits(contraction=True, varies=True, shows=True)
+        return Traits(contraction=True, variable_length=True, propagates_nonfinite=True)
 
     def count(self, numel: int) -> int:
         return count_of(self.ratio, numel)
 
-    def aim(self, numel: int, turn: Turn) -> Aim:
+    def aim(self, numel: int, ctx: EncodeContext) -> ThresholdSpec:
         count = self.count(numel)
         tried = math.ceil(min(numel, max(self.sample * numel, 2 / self.ratio)))
         top, enough = count_of(self.ratio, tried), math.ceil(ENOUGH * count)
-        return Aim("sampled", count, enough, key=turn.own_key(), tried=tried, top=top)
+        return ThresholdSpec("sampled", count, enough, key=ctx.own_key(), tried=tried, top=top)

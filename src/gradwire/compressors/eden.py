@@ -12,7 +12,7 @@ from gradwire.base import OneRound, Traits
 from gradwire.checks import check_whole
 from gradwire.errors import ConfigError
 from gradwire.kernels.reference.random import random_bits
-from gradwire.types import Field, Layout, Parts, Turn
+from gradwire.types import EncodeContext, Field, Layout, Parts
 from gradwire.wire.bits import pack_bits, packed_numel, unpack_bits
 
 POSITIVE = {
@@ -58,12 +58,12 @@ class Eden(OneRound):
 
     def traits(self) -> Traits:
         return Traits(
-            by_step=True,
+            step_dependent=True,
             unbiased=self.scale == "unbiased",
             contraction=self.scale == "closest",
             why_not="scale=unbiased says more than is there, with no bound below 1 on the error "
             "(use scale=closest)",
-            shows=True,
+            propagates_nonfinite=True,
         )
 
     def layout(self, numel: int) -> Layout:
@@ -72,11 +72,11 @@ class Eden(OneRound):
         scales = sum(p.rows for p in shapes)
         return Layout((Field(torch.uint8, codes), Field(torch.float32, scales)))
 
-    def compress(self, x: Tensor, turn: Turn) -> Parts:
+    def compress(self, x: Tensor, ctx: EncodeContext) -> Parts:
         shapes = pieces(x.numel(), self.block)
         flat = x.new_zeros(sum(p.rows * p.width for p in shapes))
         flat[: x.numel()] = x
-        coins = flips(flat.numel(), turn, x.device)
+        coins = flips(flat.numel(), ctx, x.device)
         codes, scales = torch.empty_like(coins), [x.new_zeros(0)]
         for p in shapes:
             code, scale = self._quantise(p.of(flat), p.of(coins))
@@ -98,7 +98,9 @@ class Eden(OneRound):
         scale = norm.view(-1).square() / dot if unbiased else dot / said.square().sum(dim=1)
         return code, (torch.where(dot > 0, scale, 0.0) * unit.view(-1)).to(rows.dtype)
 
-    def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
+    def decode_add(
+        self, out: Tensor, messages: Sequence[Parts], weight: float, ctx: EncodeContext
+    ) -> None:
         shapes = pieces(out.numel(), self.block)
         said = out.new_zeros(sum(p.rows * p.width for p in shapes))
         levels = levels_of(self.bits, out.device)
@@ -107,7 +109,7 @@ class Eden(OneRound):
             each = scales.split([p.rows for p in shapes])
             for p, scale in zip(shapes, each, strict=True):
                 p.of(said).add_(levels[p.of(codes)] * scale.unsqueeze(1))
-        coins = flips(said.numel(), turn, out.device)
+        coins = flips(said.numel(), ctx, out.device)
         for p in shapes:
             p.of(said).copy_(rotate(p.of(said), p.of(coins)))
         out.add_(said[: out.numel()], alpha=weight)
@@ -143,12 +145,12 @@ def levels_of(bits: int, device: torch.device) -> Tensor:
     return torch.tensor([*(-v for v in reversed(half)), *half]).to(device, non_blocking=True)
 
 
-def flips(count: int, turn: Turn, device: torch.device) -> Tensor:
+def flips(count: int, ctx: EncodeContext, device: torch.device) -> Tensor:
     """Random bits, alike on all ranks; others for what ranks from `size` on encode again.
 
     A mean of decoded messages is not independent of their rotation.
     """
-    return random_bits(turn.number(1 + (turn.rank >= turn.size)), count, device)
+    return random_bits(ctx.shared_random(1 + (ctx.rank >= ctx.world_size)), count, device)
 
 
 def rotate(rows: Tensor, coins: Tensor) -> Tensor:

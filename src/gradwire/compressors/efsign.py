@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.base import Fused, Traits
-from gradwire.types import Field, Given, Layout, Parts, Turn
+from gradwire.base import FusedOneRound, Traits
+from gradwire.types import EFInput, EncodeContext, Field, Layout, Parts
 from gradwire.wire.bits import packed_numel
 from gradwire.wire.layout import as_rows
 
 
 @dataclass(frozen=True)
-class EFSign(Fused):
+class EFSign(FusedOneRound):
     """Sends the signs, and the mean magnitude as their scale.
 
     The squared error is |x|² - |x|₁²/n: a contraction, and a good one where magnitudes are alike.
@@ -28,19 +28,21 @@ class EFSign(Fused):
     paper: ClassVar = "Karimireddy et al. 2019, arXiv:1901.09847"
 
     def traits(self) -> Traits:
-        return Traits(contraction=True, shows=True)
+        return Traits(contraction=True, propagates_nonfinite=True)
 
     def layout(self, numel: int) -> Layout:
         return Layout((Field(torch.uint8, packed_numel(numel, 1)), Field(torch.float32, 1)))
 
-    def compress(self, x: Tensor, turn: Turn) -> Parts:
+    def compress(self, x: Tensor, ctx: EncodeContext) -> Parts:
         return kernels.at(x).sign_pack(x)
 
-    def take(self, given: Given, turn: Turn) -> Parts:
-        x, residual, left, decay = given
-        assert residual is not None and left is not None  # noqa: PT018
-        return kernels.at(x).sign_pack_sum(x, residual, decay, left)
+    def encode_fused(self, ef: EFInput, ctx: EncodeContext) -> Parts:
+        x, residual, residual_out, decay = ef
+        assert residual is not None and residual_out is not None  # noqa: PT018
+        return kernels.at(x).sign_pack_sum(x, residual, decay, residual_out)
 
-    def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
+    def decode_add(
+        self, out: Tensor, messages: Sequence[Parts], weight: float, ctx: EncodeContext
+    ) -> None:
         bits, scales = (as_rows(parts) for parts in zip(*messages, strict=True))
         kernels.at(out).sign_add(out, bits, scales, weight)

@@ -5,12 +5,12 @@ from typing import ClassVar
 
 from gradwire.base import Traits
 from gradwire.checks import check_whole
-from gradwire.compressors._quantizer import Rounded
-from gradwire.kernels.specs import Rule
+from gradwire.compressors._quantizer import Quantizer
+from gradwire.kernels.specs import RoundingSpec
 
 
 @dataclass(frozen=True)
-class EightBit(Rounded):
+class EightBit(Quantizer):
     """Sends a byte an entry, the nearest of 255 levels, and the largest magnitude of each bucket.
 
     After the sign, the zero bits before the first one count the decades below the largest; the k
@@ -30,7 +30,7 @@ class EightBit(Rounded):
         check_whole("eightbit", "bucket", self.bucket, 1)
 
     def traits(self) -> Traits:
-        return Traits(contraction=True, shows=True)
+        return Traits(contraction=True, propagates_nonfinite=True)
 
-    def rule(self) -> Rule:
-        return Rule("tree", self.bucket)
+    def rule(self) -> RoundingSpec:
+        return RoundingSpec("tree", self.bucket)

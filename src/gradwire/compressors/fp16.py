@@ -25,5 +25,9 @@ class Fp16(Cast):
 
     def traits(self) -> Traits:
         return Traits(
-            summable=True, rounds_sums=True, contraction=True, everywhere=True, shows=True
+            summable=True,
+            rounds_sums=True,
+            contraction=True,
+            suits_small_tensors=True,
+            propagates_nonfinite=True,
         )

@@ -5,15 +5,15 @@ from typing import ClassVar, Literal, get_args
 
 from gradwire.base import Traits
 from gradwire.checks import check_whole
-from gradwire.compressors._quantizer import Rounded
+from gradwire.compressors._quantizer import Quantizer
 from gradwire.errors import ConfigError
-from gradwire.kernels.specs import Rule
+from gradwire.kernels.specs import RoundingSpec
 
 Format = Literal["e4m3", "e5m2"]
 
 
 @dataclass(frozen=True)
-class Fp8(Rounded):
+class Fp8(Quantizer):
     """Sends a byte an entry, e4m3 or e5m2, and the largest magnitude of each bucket.
 
     Entries are divided by that largest one and rounded to the nearest; it is exact itself. With
@@ -36,7 +36,7 @@ class Fp8(Rounded):
         check_whole("fp8", "bucket", self.bucket, 1)
 
     def traits(self) -> Traits:
-        return Traits(contraction=True, shows=True)
+        return Traits(contraction=True, propagates_nonfinite=True)
 
-    def rule(self) -> Rule:
-        return Rule(self.format, self.bucket)
+    def rule(self) -> RoundingSpec:
+        return RoundingSpec(self.format, self.bucket)

@@ -6,13 +6,18 @@ from typing import ClassVar
 
 from gradwire.base import Traits
 from gradwire.checks import check_fraction, check_whole
-from gradwire.compressors._sparsifier import Passing, ValueFormat, check_format, count_of
-from gradwire.kernels.specs import Aim
-from gradwire.types import Turn
+from gradwire.compressors._sparsifier import (
+    ThresholdSparsifier,
+    ValueFormat,
+    check_format,
+    count_of,
+)
+from gradwire.kernels.specs import ThresholdSpec
+from gradwire.types import EncodeContext
 
 
 @dataclass(frozen=True)
-class GaussianK(Passing):
+class GaussianK(ThresholdSparsifier):
     """Sends the entries above a threshold for normal entries: about a `ratio`, at most twice that.
 
     The threshold is |mean| + z std, where a normal variable is beyond ±z with the chance `ratio`.
@@ -26,7 +31,7 @@ class GaussianK(Passing):
     rounds: int = 4
     values: ValueFormat = "bf16"
 
-    told: ClassVar = True
+    sends_indices: ClassVar = True
     examples: ClassVar = ({"ratio": 0.01}, {"ratio": 0.1, "rounds": 0, "values": "fp32"})
     family: ClassVar = "sparsification"
     paper: ClassVar = "Shi et al. 2019, arXiv:1911.08772"
@@ -37,12 +42,12 @@ class GaussianK(Passing):
         check_format("gaussiank", self.values)
 
     def traits(self) -> Traits:
-        return Traits(contraction=True, varies=True, shows=True)
+        return Traits(contraction=True, variable_length=True, propagates_nonfinite=True)
 
     def count(self, numel: int) -> int:
         return count_of(self.ratio, numel)
 
-    def aim(self, numel: int, turn: Turn) -> Aim:
+    def aim(self, numel: int, ctx: EncodeContext) -> ThresholdSpec:
         count = self.count(numel)
         spread = -NormalDist().inv_cdf(self.ratio / 2)
-        return Aim("normal", 2 * count, count, spread=spread, rounds=self.rounds)
+        return ThresholdSpec("normal", 2 * count, count, spread=spread, rounds=self.rounds)

@@ -9,7 +9,7 @@ from gradwire import kernels
 from gradwire.base import Traits
 from gradwire.checks import check_fraction, check_whole
 from gradwire.compressors._sparsifier import Sparsifier, ValueFormat, check_format, count_of
-from gradwire.types import Given, Turn
+from gradwire.types import EFInput, EncodeContext
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class GRBS(Sparsifier):
     block: int = 1024
     values: ValueFormat = "fp32"
 
-    told: ClassVar = False
+    sends_indices: ClassVar = False
     examples: ClassVar = ({"ratio": 0.01}, {"ratio": 0.1, "block": 16, "values": "bf16"})
     family: ClassVar = "sparsification"
     paper: ClassVar = "Xie et al. 2020, arXiv:2007.13221"
@@ -44,9 +44,7 @@ class GRBS(Sparsifier):
     def count(self, numel: int) -> int:
         return count_of(self.ratio, numel)
 
-    def select(self, given: Given, turn: Turn) -> Tensor:
-        x = given.total()
+    def select(self, ef: EFInput, ctx: EncodeContext) -> Tensor:
+        x = ef.total()
         count = self.count(x.numel())
-        return kernels.at(x).random_blocks(
-            turn.shared_key(), x.numel(), count, self.block, x.device
-        )
+        return kernels.at(x).random_blocks(ctx.shared_key(), x.numel(), count, self.block, x.device)

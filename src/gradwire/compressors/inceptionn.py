@@ -10,9 +10,9 @@ from torch import Tensor
 
 from gradwire.base import OneRound, Traits
 from gradwire.errors import ConfigError, WireError
-from gradwire.types import Field, Layout, Parts, Turn
+from gradwire.types import EncodeContext, Field, Layout, Parts
 from gradwire.wire.bits import pack_bits, packed_numel, unpack_bits
-from gradwire.wire.layout import most_bytes, packed_bytes
+from gradwire.wire.layout import max_bytes, packed_bytes
 
 SMALLEST = 2.0**-14
 """Below this bound seven bits would not reach from the smallest said entry to the largest."""
@@ -41,9 +41,9 @@ class Inceptionn(OneRound):
 
     def traits(self) -> Traits:
         return Traits(
-            varies=True,
+            variable_length=True,
             why_not="of a tensor whose entries are all below its bound it says nothing",
-            shows=True,
+            propagates_nonfinite=True,
         )
 
     def borders(self) -> tuple[int, int]:
@@ -62,9 +62,9 @@ class Inceptionn(OneRound):
         tags = Field(torch.uint8, packed_numel(numel, 2))
         codes = (torch.int8, torch.int16, torch.float32)
         fields = (tags, *(Field(dtype, None) for dtype in codes))
-        return Layout(fields, check, most_bytes(numel))
+        return Layout(fields, check, max_bytes(numel))
 
-    def compress(self, x: Tensor, turn: Turn) -> Parts:
+    def compress(self, x: Tensor, ctx: EncodeContext) -> Parts:
         k, m = self.borders()
         size = x.abs()
         # Written so that NaN has the tag of those that travel as they are.
@@ -78,11 +78,13 @@ class Inceptionn(OneRound):
             x[tags == 3],
         )
 
-    def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
-        units = (2.0 ** -(self.borders()[1] + 7), 2.0**-15, 1.0)
+    def decode_add(
+        self, out: Tensor, messages: Sequence[Parts], weight: float, ctx: EncodeContext
+    ) -> None:
+        loss_scaled_keys = (2.0 ** -(self.borders()[1] + 7), 2.0**-15, 1.0)
         for packed, *codes in messages:
             tags = unpack_bits(packed, 2, out.numel())
-            for tag, (code, unit) in enumerate(zip(codes, units, strict=True), start=1):
+            for tag, (code, unit) in enumerate(zip(codes, loss_scaled_keys, strict=True), start=1):
                 place = torch.nonzero(tags == tag).view(-1)
                 out.index_add_(0, place, code.to(out.dtype) * unit, alpha=weight)
 

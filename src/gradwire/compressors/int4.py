@@ -7,15 +7,15 @@ import torch
 
 from gradwire.base import Traits
 from gradwire.checks import check_whole
-from gradwire.compressors._quantizer import Rounded
+from gradwire.compressors._quantizer import Quantizer
 from gradwire.errors import ConfigError
-from gradwire.kernels.specs import Rule
+from gradwire.kernels.specs import RoundingSpec
 
 SCALES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
-class Int4(Rounded):
+class Int4(Quantizer):
     """Sends each entry as the nearest of 15 levels, and each block's largest magnitude.
 
     Levels are the multiples of a seventh of that magnitude, so an entry is off by a fourteenth of
@@ -37,7 +37,7 @@ class Int4(Rounded):
             raise ConfigError(f"int4: scale must be one of {[*SCALES]}, got {self.scale!r}")
 
     def traits(self) -> Traits:
-        return Traits(contraction=True, shows=True)
+        return Traits(contraction=True, propagates_nonfinite=True)
 
-    def rule(self) -> Rule:
-        return Rule("nearest", self.block, 4, "max16" if self.scale == "bf16" else "max")
+    def rule(self) -> RoundingSpec:
+        return RoundingSpec("nearest", self.block, 4, "max16" if self.scale == "bf16" else "max")

@@ -4,15 +4,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gradwire.base import Traits
-from gradwire.compressors._quantizer import Rounded
-from gradwire.kernels.specs import Rule
+from gradwire.compressors._quantizer import Quantizer
+from gradwire.kernels.specs import RoundingSpec
 
 BUCKET = 1024
 """So many entries share the largest power, which costs 1/32 of a bit an entry."""
 
 
 @dataclass(frozen=True)
-class Natural(Rounded):
+class Natural(Quantizer):
     """Rounds each entry to a power of two, up or down so that its expectation is exact.
 
     Sent are the sign and 7 bits of exponent, counted down from the largest of 1024 neighbours. An
@@ -29,5 +29,5 @@ class Natural(Rounded):
     def traits(self) -> Traits:
         return Traits(unbiased=True, contraction=True)
 
-    def rule(self) -> Rule:
-        return Rule("power", BUCKET)
+    def rule(self) -> RoundingSpec:
+        return RoundingSpec("power", BUCKET)

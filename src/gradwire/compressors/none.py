@@ -19,4 +19,10 @@ class NoCompression(Cast):
     paper: ClassVar = "the dense baseline"
 
     def traits(self) -> Traits:
-        return Traits(summable=True, unbiased=True, contraction=True, everywhere=True, shows=True)
+        return Traits(
+            summable=True,
+            unbiased=True,
+            contraction=True,
+            suits_small_tensors=True,
+            propagates_nonfinite=True,
+        )

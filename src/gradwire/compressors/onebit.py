@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.base import Fused, Traits
+from gradwire.base import FusedOneRound, Traits
 from gradwire.checks import check_whole
-from gradwire.types import Field, Given, Layout, Parts, Turn
+from gradwire.types import EFInput, EncodeContext, Field, Layout, Parts
 from gradwire.wire.bits import bucket_count, packed_numel
 from gradwire.wire.layout import as_rows
 
 
 @dataclass(frozen=True)
-class OneBit(Fused):
+class OneBit(FusedOneRound):
     """Sends which entries are negative, the mean of those, and the mean of all others.
 
     No other two numbers would be closer for this mask. With n₋ entries of mean a₋ and n₊ of mean
@@ -36,7 +36,7 @@ class OneBit(Fused):
         check_whole("onebit", "bucket", self.bucket, 0)
 
     def traits(self) -> Traits:
-        return Traits(contraction=True, shows=True)
+        return Traits(contraction=True, propagates_nonfinite=True)
 
     def _bucket(self, numel: int) -> int:
         return self.bucket or max(1, numel)
@@ -45,15 +45,17 @@ class OneBit(Fused):
         means = Field(torch.float32, bucket_count(numel, self._bucket(numel)))
         return Layout((Field(torch.uint8, packed_numel(numel, 1)), means, means))
 
-    def compress(self, x: Tensor, turn: Turn) -> Parts:
+    def compress(self, x: Tensor, ctx: EncodeContext) -> Parts:
         return kernels.at(x).sides_pack(x, self._bucket(x.numel()))
 
-    def take(self, given: Given, turn: Turn) -> Parts:
-        x, residual, left, decay = given
-        assert residual is not None and left is not None  # noqa: PT018
+    def encode_fused(self, ef: EFInput, ctx: EncodeContext) -> Parts:
+        x, residual, residual_out, decay = ef
+        assert residual is not None and residual_out is not None  # noqa: PT018
         bucket = self._bucket(x.numel())
-        return kernels.at(x).sides_pack_sum(x, residual, decay, left, bucket)
+        return kernels.at(x).sides_pack_sum(x, residual, decay, residual_out, bucket)
 
-    def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
+    def decode_add(
+        self, out: Tensor, messages: Sequence[Parts], weight: float, ctx: EncodeContext
+    ) -> None:
         bits, low, high = (as_rows(parts) for parts in zip(*messages, strict=True))
         kernels.at(out).sides_add(out, bits, low, high, weight, self._bucket(out.numel()))

@@ -6,13 +6,13 @@ from typing import ClassVar, Literal
 
 from gradwire.base import Traits
 from gradwire.checks import check_whole
-from gradwire.compressors._quantizer import Rounded
+from gradwire.compressors._quantizer import Quantizer
 from gradwire.errors import ConfigError
-from gradwire.kernels.specs import Rule
+from gradwire.kernels.specs import RoundingSpec
 
 
 @dataclass(frozen=True)
-class QSGD(Rounded):
+class QSGD(Quantizer):
     """Rounds each entry up or down to one of 2^bits - 1 levels so that its expectation is exact.
 
     Levels are multiples of scale/s with s = 2^(bits-1) - 1, where the scale of a bucket is its
@@ -55,9 +55,9 @@ class QSGD(Rounded):
             contraction=self.scaled or variance < 1,
             why_not=f"its variance bound with bits={self.bits}, bucket={self.bucket} is "
             f"{variance:.3g}, not below 1 (use more bits, a smaller bucket, or scaled=true)",
-            shows=True,
+            propagates_nonfinite=True,
         )
 
-    def rule(self) -> Rule:
+    def rule(self) -> RoundingSpec:
         over = 1 + self.variance() if self.scaled else 1.0
-        return Rule("chance", self.bucket, self.bits, self.norm, over)
+        return RoundingSpec("chance", self.bucket, self.bits, self.norm, over)

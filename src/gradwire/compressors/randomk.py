@@ -9,7 +9,7 @@ from gradwire import kernels
 from gradwire.base import Traits
 from gradwire.checks import check_fraction
 from gradwire.compressors._sparsifier import Sparsifier, ValueFormat, check_format, count_of
-from gradwire.types import Given, Turn
+from gradwire.types import EFInput, EncodeContext
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class RandomK(Sparsifier):
     ratio: float
     values: ValueFormat = "fp32"
 
-    told: ClassVar = False
+    sends_indices: ClassVar = False
     examples: ClassVar = ({"ratio": 0.01}, {"ratio": 0.1, "values": "bf16"})
     family: ClassVar = "sparsification"
     paper: ClassVar = "Stich, Cordonnier & Jaggi 2018, arXiv:1809.07599"
@@ -40,7 +40,7 @@ class RandomK(Sparsifier):
     def count(self, numel: int) -> int:
         return count_of(self.ratio, numel)
 
-    def select(self, given: Given, turn: Turn) -> Tensor:
-        x = given.total()
+    def select(self, ef: EFInput, ctx: EncodeContext) -> Tensor:
+        x = ef.total()
         count = self.count(x.numel())
-        return kernels.at(x).strata(turn.shared_key(), x.numel(), count, x.device)
+        return kernels.at(x).strata(ctx.shared_key(), x.numel(), count, x.device)

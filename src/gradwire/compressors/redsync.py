@@ -5,13 +5,18 @@ from typing import ClassVar
 
 from gradwire.base import Traits
 from gradwire.checks import check_fraction
-from gradwire.compressors._sparsifier import Passing, ValueFormat, check_format, count_of
-from gradwire.kernels.specs import Aim
-from gradwire.types import Turn
+from gradwire.compressors._sparsifier import (
+    ThresholdSparsifier,
+    ValueFormat,
+    check_format,
+    count_of,
+)
+from gradwire.kernels.specs import ThresholdSpec
+from gradwire.types import EncodeContext
 
 
 @dataclass(frozen=True)
-class RedSync(Passing):
+class RedSync(ThresholdSparsifier):
     """Sends the entries above a threshold that passes k to 2k of them, k a `ratio` of all.
 
     The threshold lies between the mean and the largest magnitude and is found by bisection (the
@@ -25,7 +30,7 @@ class RedSync(Passing):
     ratio: float
     values: ValueFormat = "bf16"
 
-    told: ClassVar = True
+    sends_indices: ClassVar = True
     bears_zeros: ClassVar = True
     examples: ClassVar = ({"ratio": 0.01}, {"ratio": 0.1, "values": "fp32"})
     family: ClassVar = "sparsification"
@@ -36,11 +41,11 @@ class RedSync(Passing):
         check_format("redsync", self.values)
 
     def traits(self) -> Traits:
-        return Traits(contraction=True, varies=True, shows=True)
+        return Traits(contraction=True, variable_length=True, propagates_nonfinite=True)
 
     def count(self, numel: int) -> int:
         return count_of(self.ratio, numel)
 
-    def aim(self, numel: int, turn: Turn) -> Aim:
+    def aim(self, numel: int, ctx: EncodeContext) -> ThresholdSpec:
         count = self.count(numel)
-        return Aim("bisected", 2 * count, count)
+        return ThresholdSpec("bisected", 2 * count, count)

@@ -5,16 +5,21 @@ from typing import ClassVar
 
 from gradwire.base import Traits
 from gradwire.checks import check_fraction, check_whole
-from gradwire.compressors._sparsifier import Passing, ValueFormat, check_format, count_of
-from gradwire.kernels.specs import Aim
-from gradwire.types import Turn
+from gradwire.compressors._sparsifier import (
+    ThresholdSparsifier,
+    ValueFormat,
+    check_format,
+    count_of,
+)
+from gradwire.kernels.specs import ThresholdSpec
+from gradwire.types import EncodeContext
 
 STEP = 0.25
 """What every stage but the last keeps of those before it."""
 
 
 @dataclass(frozen=True)
-class SIDCo(Passing):
+class SIDCo(ThresholdSparsifier):
     """Sends the entries above a fitted threshold: about a `ratio` of all, and at most twice that.
 
     If magnitudes were exponential with mean m, a share d of them would exceed -m ln d. Gradients
@@ -29,7 +34,7 @@ class SIDCo(Passing):
     stages: int = 3
     values: ValueFormat = "bf16"
 
-    told: ClassVar = True
+    sends_indices: ClassVar = True
     examples: ClassVar = ({"ratio": 0.01}, {"ratio": 0.1, "stages": 1, "values": "fp32"})
     family: ClassVar = "sparsification"
     paper: ClassVar = "Abdelmoniem et al. 2021, arXiv:2101.10761"
@@ -40,7 +45,7 @@ class SIDCo(Passing):
         check_format("sidco", self.values)
 
     def traits(self) -> Traits:
-        return Traits(contraction=True, varies=True, shows=True)
+        return Traits(contraction=True, variable_length=True, propagates_nonfinite=True)
 
     def count(self, numel: int) -> int:
         return count_of(self.ratio, numel)
@@ -54,5 +59,5 @@ class SIDCo(Passing):
             rest /= STEP
         return [*shares, rest]
 
-    def aim(self, numel: int, turn: Turn) -> Aim:
-        return Aim("excess", 2 * self.count(numel), shares=tuple(self.shares()))
+    def aim(self, numel: int, ctx: EncodeContext) -> ThresholdSpec:
+        return ThresholdSpec("excess", 2 * self.count(numel), shares=tuple(self.shares()))

@@ -10,7 +10,7 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.base import OneRound, Traits
 from gradwire.checks import check_whole
-from gradwire.types import Field, Layout, Parts, Turn
+from gradwire.types import EncodeContext, Field, Layout, Parts
 from gradwire.wire.bits import packed_numel
 from gradwire.wire.layout import as_rows
 
@@ -37,12 +37,12 @@ class Sign(OneRound):
         check_whole("sign", "norm", self.norm, 1, 6)
 
     def traits(self) -> Traits:
-        return Traits(contraction=True, shows=True)
+        return Traits(contraction=True, propagates_nonfinite=True)
 
     def layout(self, numel: int) -> Layout:
         return Layout((Field(torch.uint8, packed_numel(numel, 1)), Field(torch.float32, 1)))
 
-    def compress(self, x: Tensor, turn: Turn) -> Parts:
+    def compress(self, x: Tensor, ctx: EncodeContext) -> Parts:
         bits, mean = kernels.at(x).sign_pack(x)
         if self.norm == 1 or not x.numel():
             return bits, mean
@@ -50,6 +50,8 @@ class Sign(OneRound):
         norm = torch.linalg.vector_norm(x, self.norm, dtype=torch.float64)
         return bits, (norm / x.numel()).to(x.dtype).view(1)
 
-    def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
+    def decode_add(
+        self, out: Tensor, messages: Sequence[Parts], weight: float, ctx: EncodeContext
+    ) -> None:
         bits, scales = (as_rows(parts) for parts in zip(*messages, strict=True))
         kernels.at(out).sign_add(out, bits, scales, weight)

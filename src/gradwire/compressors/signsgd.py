@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from gradwire.base import OneRound, Traits
-from gradwire.types import Layout, Parts, Turn
+from gradwire.types import EncodeContext, Layout, Parts
 from gradwire.wire.sign_votes import add_votes, pack_votes, votes_layout
 
 
@@ -28,13 +28,17 @@ class SignSGD(OneRound):
 
     def traits(self) -> Traits:
         why_not = "signs without a scale are as large for a small gradient as for a large one"
-        return Traits(votes=True, everywhere=True, why_not=why_not, shows=True)
+        return Traits(
+            is_vote=True, suits_small_tensors=True, why_not=why_not, propagates_nonfinite=True
+        )
 
     def layout(self, numel: int) -> Layout:
         return votes_layout(numel)
 
-    def compress(self, x: Tensor, turn: Turn) -> Parts:
-        return pack_votes(x, turn.own_key())
+    def compress(self, x: Tensor, ctx: EncodeContext) -> Parts:
+        return pack_votes(x, ctx.own_key())
 
-    def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
+    def decode_add(
+        self, out: Tensor, messages: Sequence[Parts], weight: float, ctx: EncodeContext
+    ) -> None:
         add_votes(out, messages, weight)

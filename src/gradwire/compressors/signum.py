@@ -7,16 +7,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.base import ManyRounds, Traits, check_payload, flat32
+from gradwire.base import MultiRound, Traits, check_payload, flat32
 from gradwire.base.aggregation import aggregate
 from gradwire.errors import ConfigError
-from gradwire.types import Gather, Given, Payload, Rounds, State, Turn
+from gradwire.types import AllGather, EFInput, EncodeContext, Payload, Rounds, State
 from gradwire.wire.layout import packed_bytes
 from gradwire.wire.sign_votes import add_votes, pack_votes, votes_layout
 
 
 @dataclass(frozen=True)
-class Signum(ManyRounds):
+class Signum(MultiRound):
     """Sends the signs of the momentum as votes; the gradient becomes +1, -1 or (a tie) 0.
 
     m = beta m + (1 - beta) x on each rank, m = x at first. The mean over past steps has less noise
@@ -27,8 +27,8 @@ class Signum(ManyRounds):
 
     beta: float = 0.9
 
-    units: ClassVar = ("momentum",)
-    how: ClassVar = "gather"
+    loss_scaled_keys: ClassVar = ("momentum",)
+    rounds_like: ClassVar = "gather"
     examples: ClassVar = ({}, {"beta": 0.99})
     family: ClassVar = "quantisation"
     paper: ClassVar = "Bernstein et al. 2019, arXiv:1810.05291"
@@ -40,40 +40,42 @@ class Signum(ManyRounds):
 
     def traits(self) -> Traits:
         why_not = "signs without a scale are as large for a small gradient as for a large one"
-        return Traits(votes=True, everywhere=True, why_not=why_not, shows=True)
+        return Traits(
+            is_vote=True, suits_small_tensors=True, why_not=why_not, propagates_nonfinite=True
+        )
 
-    def state(self, turn: Turn, device: torch.device) -> State:
+    def state(self, ctx: EncodeContext, device: torch.device) -> State:
         begun = torch.zeros(1, device=device)
-        return {"momentum": torch.zeros(turn.numel, device=device), "begun": begun}
+        return {"momentum": torch.zeros(ctx.numel, device=device), "begun": begun}
 
-    def rounds(self, given: Given, state: State, turn: Turn) -> Rounds:
-        x = given.total()
+    def rounds(self, ef: EFInput, state: State, ctx: EncodeContext) -> Rounds:
+        x = ef.total()
         past = state["begun"] * self.beta
         # A mean of two numbers stays in the range of float32, where their difference may not.
         momentum = past * state["momentum"] + (1 - past) * x
-        parts = pack_votes(momentum, turn.own_key())
-        layout = votes_layout(turn.numel)
-        if given.left is not None:
-            add_votes(given.left, [parts], -1.0)
-        messages = yield Gather(parts, layout, [layout] * turn.size)
+        parts = pack_votes(momentum, ctx.own_key())
+        layout = votes_layout(ctx.numel)
+        if ef.residual_out is not None:
+            add_votes(ef.residual_out, [parts], -1.0)
+        messages = yield AllGather(parts, layout, [layout] * ctx.world_size)
         good = parts[1].isfinite()
         state["momentum"] = torch.where(good, momentum, state["momentum"])
         state["begun"] = torch.where(good, 1.0, state["begun"])
         # All votes weigh the same, so the sign of their sum is the majority; NaN's sign is 0.
-        tally = given.x.zero_()
+        tally = ef.grad.zero_()
         add_votes(tally, [(bits, say.sign()) for bits, say in messages], 1.0)
         return tally.copy_(aggregate(tally.unsqueeze(0), "majority"))
 
-    def encode(self, x: Tensor, turn: Turn | None = None) -> Payload:
-        flat, turn = flat32(x), turn or Turn(tuple(x.shape))
-        parts = pack_votes(flat, turn.own_key())
-        return Payload(parts, turn, self.nbytes(turn.shape))
+    def encode(self, x: Tensor, ctx: EncodeContext | None = None) -> Payload:
+        flat, ctx = flat32(x), ctx or EncodeContext(tuple(x.shape))
+        parts = pack_votes(flat, ctx.own_key())
+        return Payload(parts, ctx, self.nbytes(ctx.shape))
 
     def decode(self, payload: Payload) -> Tensor:
-        check_payload(payload, lambda turn: votes_layout(turn.numel))
-        out = torch.zeros(payload.turn.numel, device=payload.parts[0].device)
+        check_payload(payload, lambda ctx: votes_layout(ctx.numel))
+        out = torch.zeros(payload.ctx.numel, device=payload.parts[0].device)
         add_votes(out, [payload.parts], 1.0)
-        return out.view(payload.turn.shape)
+        return out.view(payload.ctx.shape)
 
     def nbytes(self, shape: Sequence[int]) -> int:
         return packed_bytes(None, [votes_layout(torch.Size(shape).numel())])

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.base import ManyRounds, Traits, check_payload, flat32
+from gradwire.base import MultiRound, Traits, check_payload, flat32
 from gradwire.checks import check_fraction, check_whole
 from gradwire.compressors._sparsifier import count_of
 from gradwire.errors import ConfigError
 from gradwire.kernels.reference.random import random_bits
-from gradwire.types import Field, Given, Layout, Mean, Payload, Rounds, State, Turn
+from gradwire.types import EFInput, EncodeContext, Field, Layout, Mean, Payload, Rounds, State
 
 
 class Hash(NamedTuple):
@@ -24,7 +24,7 @@ class Hash(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SketchedSGD(ManyRounds):
+class SketchedSGD(MultiRound):
     """Sends a count sketch, then the exact values of the `ratio` largest entries of the mean.
 
     A sketch has `rows` rows of `width` columns for each wanted entry. Each row adds every entry,
@@ -41,7 +41,7 @@ class SketchedSGD(ManyRounds):
     rows: int = 3
     width: int = 4
 
-    how: ClassVar = "mean"
+    rounds_like: ClassVar = "mean"
     examples: ClassVar = ({"ratio": 0.01}, {"ratio": 0.002, "rows": 5, "width": 8})
     family: ClassVar = "sparsification"
     paper: ClassVar = "Ivkin et al. 2019, arXiv:1903.04488"
@@ -54,50 +54,52 @@ class SketchedSGD(ManyRounds):
         check_whole("sketchedsgd", "width", self.width, 1)
 
     def traits(self) -> Traits:
-        return Traits(summable=True, contraction=True, shows=True, by_step=True)
+        return Traits(
+            summable=True, contraction=True, propagates_nonfinite=True, step_dependent=True
+        )
 
-    def state(self, turn: Turn, device: torch.device) -> State:
+    def state(self, ctx: EncodeContext, device: torch.device) -> State:
         return {}
 
-    def rounds(self, given: Given, state: State, turn: Turn) -> Rounds:
-        x, hashes = given.total(), self._hashes(turn, given.x.device)
+    def rounds(self, ef: EFInput, state: State, ctx: EncodeContext) -> Rounds:
+        x, hashes = ef.total(), self._hashes(ctx, ef.grad.device)
         [(table,)] = yield Mean((self._sketch(x, hashes),))
-        index = self._found(table, hashes, turn)
+        index = self._found(table, hashes, ctx)
         own = x[index]
-        if given.left is not None:
-            given.left.index_fill_(0, index, 0.0)
+        if ef.residual_out is not None:
+            ef.residual_out.index_fill_(0, index, 0.0)
         [(values,)] = yield Mean((own,))
-        return given.x.zero_().index_copy_(0, index, values + _spoiled(table))
+        return ef.grad.zero_().index_copy_(0, index, values + _spoiled(table))
 
-    def encode(self, x: Tensor, turn: Turn | None = None) -> Payload:
-        x, turn = flat32(x), turn or Turn(tuple(x.shape))
-        hashes = self._hashes(turn, x.device)
+    def encode(self, x: Tensor, ctx: EncodeContext | None = None) -> Payload:
+        x, ctx = flat32(x), ctx or EncodeContext(tuple(x.shape))
+        hashes = self._hashes(ctx, x.device)
         table = self._sketch(x, hashes)
-        parts = table.view(-1), x[self._found(table, hashes, turn)]
-        return Payload(parts, turn, self.nbytes(turn.shape))
+        parts = table.view(-1), x[self._found(table, hashes, ctx)]
+        return Payload(parts, ctx, self.nbytes(ctx.shape))
 
     def decode(self, payload: Payload) -> Tensor:
         check_payload(payload, self._layout)
         table, values = payload.parts[0].view(self.rows, -1), payload.parts[1]
-        out = torch.zeros(payload.turn.numel, device=table.device)
-        index = self._found(table, self._hashes(payload.turn, table.device), payload.turn)
+        out = torch.zeros(payload.ctx.numel, device=table.device)
+        index = self._found(table, self._hashes(payload.ctx, table.device), payload.ctx)
         out.index_copy_(0, index, values + _spoiled(table))
-        return out.view(payload.turn.shape)
+        return out.view(payload.ctx.shape)
 
     def nbytes(self, shape: Sequence[int]) -> int:
         numel = torch.Size(shape).numel()
-        return 4 * sum(field.numel or 0 for field in self._layout(Turn((numel,))).fields)
+        return 4 * sum(field.numel or 0 for field in self._layout(EncodeContext((numel,))).fields)
 
-    def _layout(self, turn: Turn) -> Layout:
+    def _layout(self, ctx: EncodeContext) -> Layout:
         """Of a payload: the sketch, and the values of what is found in it."""
-        count = count_of(self.ratio, turn.numel)
-        lengths = self.rows * self.width * count, min(turn.numel, count + 1)
+        count = count_of(self.ratio, ctx.numel)
+        lengths = self.rows * self.width * count, min(ctx.numel, count + 1)
         return Layout(tuple(Field(torch.float32, length) for length in lengths))
 
-    def _hashes(self, turn: Turn, device: torch.device) -> list[Hash]:
-        columns = self.width * count_of(self.ratio, turn.numel)
-        keys = [turn.number(row) for row in range(self.rows)]
-        drawn = [random_bits(key, turn.numel, device) for key in keys]
+    def _hashes(self, ctx: EncodeContext, device: torch.device) -> list[Hash]:
+        columns = self.width * count_of(self.ratio, ctx.numel)
+        keys = [ctx.shared_random(row) for row in range(self.rows)]
+        drawn = [random_bits(key, ctx.numel, device) for key in keys]
         # The column comes from the high bits, and the sign is the lowest one.
         return [Hash((bits * columns) >> 32, 1.0 - 2.0 * (bits & 1)) for bits in drawn]
 
@@ -107,16 +109,16 @@ class SketchedSGD(ManyRounds):
             line.index_add_(0, column, x * sign)
         return table
 
-    def _found(self, table: Tensor, hashes: Sequence[Hash], turn: Turn) -> Tensor:
+    def _found(self, table: Tensor, hashes: Sequence[Hash], ctx: EncodeContext) -> Tensor:
         """Where the entries are that the sketch holds for the largest, and a random one: ascending.
 
         As the largest guess of all, the random one is certain to be among them, and once only.
         """
         pairs = zip(table, hashes, strict=True)
         guess = median([line[column] * sign for line, (column, sign) in pairs])
-        guess[turn.number(self.rows) % max(1, turn.numel) :][:1] = torch.inf
-        count = count_of(self.ratio, turn.numel)
-        return kernels.at(guess).largest(Given(guess), min(turn.numel, count + 1))
+        guess[ctx.shared_random(self.rows) % max(1, ctx.numel) :][:1] = torch.inf
+        count = count_of(self.ratio, ctx.numel)
+        return kernels.at(guess).largest(EFInput(guess), min(ctx.numel, count + 1))
 
 
 def median(rows: Sequence[Tensor]) -> Tensor:

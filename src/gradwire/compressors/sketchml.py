@@ -10,7 +10,7 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.base import OneRound, Traits
 from gradwire.checks import check_whole
-from gradwire.types import Layout, Parts, Turn
+from gradwire.types import EncodeContext, Layout, Parts
 from gradwire.wire.codebook import add_bins, bin_count, bins_layout, pack_bins
 
 
@@ -37,24 +37,26 @@ class SketchML(OneRound):
         check_whole("sketchml", "sample", self.sample, 1)
 
     def traits(self) -> Traits:
-        return Traits(contraction=True, shows=True)
+        return Traits(contraction=True, propagates_nonfinite=True)
 
     def layout(self, numel: int) -> Layout:
         return bins_layout(numel, self.bits)
 
-    def compress(self, x: Tensor, turn: Turn) -> Parts:
-        borders = self._borders(x, bin_count(x.numel(), self.bits), turn)
+    def compress(self, x: Tensor, ctx: EncodeContext) -> Parts:
+        borders = self._borders(x, bin_count(x.numel(), self.bits), ctx)
         return pack_bins(x, torch.bucketize(x, borders), self.bits)
 
-    def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
+    def decode_add(
+        self, out: Tensor, messages: Sequence[Parts], weight: float, ctx: EncodeContext
+    ) -> None:
         add_bins(out, messages, weight, self.bits)
 
-    def _borders(self, x: Tensor, bins: int, turn: Turn) -> Tensor:
+    def _borders(self, x: Tensor, bins: int, ctx: EncodeContext) -> Tensor:
         """The upper borders of all bins but the last: ascending, and one of them is zero."""
         count = min(x.numel(), self.sample)
         if not count:
             return x
-        places = kernels.at(x).strata(turn.own_key(), x.numel(), count, x.device)
+        places = kernels.at(x).strata(ctx.own_key(), x.numel(), count, x.device)
         sample = x[places].nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
         bin_number = torch.arange(1, bins, device=x.device)
         borders = sample.sort().values[(bin_number * count // bins - 1).clamp(min=0)]

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.base import OneRound, Traits
 from gradwire.errors import ConfigError
-from gradwire.types import Field, Layout, Parts, Turn
+from gradwire.types import EncodeContext, Field, Layout, Parts
 from gradwire.wire.layout import as_rows
 from gradwire.wire.ternary import check_trits, packed_trits
 
@@ -51,16 +51,18 @@ class TernGrad(OneRound):
         return Traits(
             unbiased=not self.clip,
             why_not=f"its variance {bound if self.clip else grows}, not below 1",
-            shows=True,
+            propagates_nonfinite=True,
         )
 
     def layout(self, numel: int) -> Layout:
         fields = (Field(torch.uint8, packed_trits(numel)), Field(torch.float32, 1))
         return Layout(fields, lambda parts: check_trits(parts[0]))
 
-    def compress(self, x: Tensor, turn: Turn) -> Parts:
-        return kernels.at(x).trits_pack(x, self.clip, turn.own_key())
+    def compress(self, x: Tensor, ctx: EncodeContext) -> Parts:
+        return kernels.at(x).trits_pack(x, self.clip, ctx.own_key())
 
-    def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
+    def decode_add(
+        self, out: Tensor, messages: Sequence[Parts], weight: float, ctx: EncodeContext
+    ) -> None:
         packed, scales = (as_rows(parts) for parts in zip(*messages, strict=True))
         kernels.at(out).trits_add(out, packed, scales, weight)

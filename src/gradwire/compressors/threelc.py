@@ -9,8 +9,8 @@ from torch import Tensor
 
 from gradwire.base import OneRound, Traits
 from gradwire.errors import ConfigError, WireError
-from gradwire.types import Field, Layout, Parts, Turn
-from gradwire.wire.layout import most_bytes, packed_bytes
+from gradwire.types import EncodeContext, Field, Layout, Parts
+from gradwire.wire.layout import max_bytes, packed_bytes
 from gradwire.wire.ternary import ALL_ZERO, LARGEST, pack_trits, packed_trits, unpack_trits
 
 LONGEST = 255 - LARGEST + 1
@@ -40,7 +40,7 @@ class ThreeLC(OneRound):
             raise ConfigError(f"threelc: sparsity must be in [1, 2), got {self.sparsity!r}")
 
     def traits(self) -> Traits:
-        return Traits(contraction=True, varies=True, shows=True)
+        return Traits(contraction=True, variable_length=True, propagates_nonfinite=True)
 
     def layout(self, numel: int) -> Layout:
         def check(parts: Parts) -> None:
@@ -49,16 +49,18 @@ class ThreeLC(OneRound):
                 raise WireError(f"message tells {told} bytes of trits of a tensor of {numel}")
 
         fields = (Field(torch.float32, 1), Field(torch.uint8, None))
-        return Layout(fields, check, most_bytes(numel))
+        return Layout(fields, check, max_bytes(numel))
 
-    def compress(self, x: Tensor, turn: Turn) -> Parts:
+    def compress(self, x: Tensor, ctx: EncodeContext) -> Parts:
         largest = x.abs().amax().view(1) if x.numel() else x.new_zeros(1)
         scale = largest * self.sparsity
         # Where all is zero or not finite the quotient is NaN, and the scale says which.
         trits = (x / scale).round_().nan_to_num_(0.0).clamp_(-1, 1)
         return scale, shorten(pack_trits(trits))
 
-    def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
+    def decode_add(
+        self, out: Tensor, messages: Sequence[Parts], weight: float, ctx: EncodeContext
+    ) -> None:
         for scale, coded in messages:
             trits = unpack_trits(lengthen(coded, packed_trits(out.numel())), out.numel())
             out.add_(trits.to(out.dtype) * scale, alpha=weight)

@@ -7,14 +7,14 @@ from typing import ClassVar
 import torch
 
 from gradwire.base import Traits
-from gradwire.compressors._sparsifier import Passing, ValueFormat, check_format
+from gradwire.compressors._sparsifier import ThresholdSparsifier, ValueFormat, check_format
 from gradwire.errors import ConfigError
-from gradwire.kernels.specs import Aim
-from gradwire.types import Turn
+from gradwire.kernels.specs import ThresholdSpec
+from gradwire.types import EncodeContext
 
 
 @dataclass(frozen=True)
-class Threshold(Passing):
+class Threshold(ThresholdSparsifier):
     """Sends the entries whose magnitude is above `value`, so the length of a message varies.
 
     No entry that stays behind is larger than `value`: with a residual each entry is said as soon as
@@ -25,7 +25,7 @@ class Threshold(Passing):
     value: float
     values: ValueFormat = "bf16"
 
-    told: ClassVar = True
+    sends_indices: ClassVar = True
     examples: ClassVar = ({"value": 0.01}, {"value": 1.0, "values": "fp32"})
     family: ClassVar = "sparsification"
     paper: ClassVar = "Dutta et al. 2020, arXiv:1911.08250"
@@ -36,14 +36,14 @@ class Threshold(Passing):
         check_format("threshold", self.values)
 
     def traits(self) -> Traits:
-        return Traits(contraction=True, varies=True, shows=True)
+        return Traits(contraction=True, variable_length=True, propagates_nonfinite=True)
 
     def count(self, numel: int) -> int:
         # Nobody knows before the gradient is there; a percent is what such thresholds aim at.
         return min(numel, max(1, numel // 100))
 
-    def aim(self, numel: int, turn: Turn) -> Aim:
-        return Aim("fixed", border=_next(self.value))
+    def aim(self, numel: int, ctx: EncodeContext) -> ThresholdSpec:
+        return ThresholdSpec("fixed", border=_next(self.value))
 
 
 @cache

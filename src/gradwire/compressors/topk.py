@@ -9,7 +9,7 @@ from gradwire import kernels
 from gradwire.base import Traits
 from gradwire.checks import check_fraction
 from gradwire.compressors._sparsifier import Sparsifier, ValueFormat, check_format, count_of
-from gradwire.types import Given, Turn
+from gradwire.types import EFInput, EncodeContext
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class TopK(Sparsifier):
     ratio: float
     values: ValueFormat = "bf16"
 
-    told: ClassVar = True
+    sends_indices: ClassVar = True
     examples: ClassVar = ({"ratio": 0.01}, {"ratio": 0.1, "values": "fp32"})
     family: ClassVar = "sparsification"
     paper: ClassVar = "Aji & Heafield 2017, arXiv:1704.05021"
@@ -33,10 +33,10 @@ class TopK(Sparsifier):
         check_format("topk", self.values)
 
     def traits(self) -> Traits:
-        return Traits(contraction=True, shows=True)
+        return Traits(contraction=True, propagates_nonfinite=True)
 
     def count(self, numel: int) -> int:
         return count_of(self.ratio, numel)
 
-    def select(self, given: Given, turn: Turn) -> Tensor:
-        return kernels.at(given.x).largest(given, self.count(given.x.numel()))
+    def select(self, ef: EFInput, ctx: EncodeContext) -> Tensor:
+        return kernels.at(ef.grad).largest(ef, self.count(ef.grad.numel()))

@@ -7,10 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.base import ManyRounds, Traits, check_payload, flat32
+from gradwire.base import MultiRound, Traits, check_payload, flat32
 from gradwire.compressors._sparsifier import FORMATS, count_of, counted_layout, varying_layout
 from gradwire.errors import ConfigError
-from gradwire.types import Gather, Given, Layout, Parts, Payload, Rounds, State, Turn
+from gradwire.types import AllGather, EFInput, EncodeContext, Layout, Parts, Payload, Rounds, State
 from gradwire.wire.indices import pack_index, unpack_index
 from gradwire.wire.layout import packed_bytes
 
@@ -20,7 +20,7 @@ USUAL = 0.03
 
 
 @dataclass(frozen=True)
-class Variance(ManyRounds):
+class Variance(MultiRound):
     """Sends the entries whose sum r since they were last sent has r² > alpha v; v is its variance.
 
     v adds up squared gradients and decays by `zeta` a step, so what pulls one way passes after
@@ -36,9 +36,9 @@ class Variance(ManyRounds):
     zeta: float = 0.999
     shrink: float = 0.5
 
-    how: ClassVar = "gather"
-    units: ClassVar = ("spread",)
-    owed: ClassVar = ("spread",)
+    rounds_like: ClassVar = "gather"
+    loss_scaled_keys: ClassVar = ("spread",)
+    unsent_keys: ClassVar = ("spread",)
     examples: ClassVar = ({}, {"alpha": 2.0, "zeta": 0.99, "shrink": 0.75})
     family: ClassVar = "sparsification"
     paper: ClassVar = "Tsuzuku, Imachi & Akiba 2018, arXiv:1802.06058"
@@ -52,26 +52,26 @@ class Variance(ManyRounds):
             raise ConfigError(f"variance: shrink must be in [0, 1], got {self.shrink!r}")
 
     def traits(self) -> Traits:
-        return Traits(accumulates=True, varies=True, shows=True)
+        return Traits(accumulates=True, variable_length=True, propagates_nonfinite=True)
 
-    def state(self, turn: Turn, device: torch.device) -> State:
+    def state(self, ctx: EncodeContext, device: torch.device) -> State:
         """The root of v, whose squares could leave the range of float32."""
-        return {"spread": torch.zeros(turn.numel, device=device)}
+        return {"spread": torch.zeros(ctx.numel, device=device)}
 
-    def rounds(self, given: Given, state: State, turn: Turn) -> Rounds:
-        spread = self._spread(given.x, state["spread"])
-        total = given.total()
+    def rounds(self, ef: EFInput, state: State, ctx: EncodeContext) -> Rounds:
+        spread = self._spread(ef.grad, state["spread"])
+        total = ef.total()
         index = self._chosen(total, spread)
         parts = _parts(total, index)
-        if given.left is not None:
-            _add(given.left, parts, -1.0)
-        layout = self.layout(turn.numel)
-        messages = yield Gather(parts, layout, [layout] * turn.size)
+        if ef.residual_out is not None:
+            _add(ef.residual_out, parts, -1.0)
+        layout = self.layout(ctx.numel)
+        messages = yield AllGather(parts, layout, [layout] * ctx.world_size)
         spread = torch.where(spread.isfinite(), spread, state["spread"])
         state["spread"] = spread.mul_(self.zeta**0.5).index_fill_(0, index, 0.0)
-        out = given.x.zero_()
+        out = ef.grad.zero_()
         for message in messages:
-            _add(out, message, 1 / turn.size)
+            _add(out, message, 1 / ctx.world_size)
         return out
 
     def _spread(self, x: Tensor, before: Tensor) -> Tensor:
@@ -86,17 +86,17 @@ class Variance(ManyRounds):
         stands_out = (total / self.alpha**0.5).abs() > spread
         return torch.nonzero(stands_out | ~total.isfinite()).view(-1)
 
-    def encode(self, x: Tensor, turn: Turn | None = None) -> Payload:
-        x, turn = flat32(x), turn or Turn(tuple(x.shape))
-        spread = self._spread(x, self.state(turn, x.device)["spread"])
+    def encode(self, x: Tensor, ctx: EncodeContext | None = None) -> Payload:
+        x, ctx = flat32(x), ctx or EncodeContext(tuple(x.shape))
+        spread = self._spread(x, self.state(ctx, x.device)["spread"])
         parts = _parts(x, self._chosen(x, spread))
-        return Payload(parts, turn, packed_bytes([parts], [self.layout(x.numel())]))
+        return Payload(parts, ctx, packed_bytes([parts], [self.layout(x.numel())]))
 
     def decode(self, payload: Payload) -> Tensor:
-        check_payload(payload, lambda turn: self.layout(turn.numel))
-        out = torch.zeros(payload.turn.numel, device=payload.parts[0].device)
+        check_payload(payload, lambda ctx: self.layout(ctx.numel))
+        out = torch.zeros(payload.ctx.numel, device=payload.parts[0].device)
         _add(out, payload.parts, 1.0)
-        return out.view(payload.turn.shape)
+        return out.view(payload.ctx.shape)
 
     def nbytes(self, shape: Sequence[int]) -> int:
         """The length of a usual message."""

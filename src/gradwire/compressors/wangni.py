@@ -7,22 +7,32 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.base import ManyRounds, Traits, check_payload, flat32
+from gradwire.base import MultiRound, Traits, check_payload, flat32
 from gradwire.checks import check_fraction
 from gradwire.compressors._sparsifier import count_of
 from gradwire.errors import WireError
 from gradwire.kernels.reference.random import uniform
-from gradwire.types import Field, Gather, Given, Layout, Parts, Payload, Rounds, State, Turn
+from gradwire.types import (
+    AllGather,
+    EFInput,
+    EncodeContext,
+    Field,
+    Layout,
+    Parts,
+    Payload,
+    Rounds,
+    State,
+)
 from gradwire.wire.bits import pack_bits, packed_numel, unpack_bits
 from gradwire.wire.indices import check_index, index_field, pack_index, unpack_index
-from gradwire.wire.layout import most_bytes, packed_bytes
+from gradwire.wire.layout import max_bytes, packed_bytes
 
 ROUNDS = 4
 LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
-class Wangni(ManyRounds):
+class Wangni(MultiRound):
     """Sends entry x with the chance p = min(1, |x|/s), as x/p: exact on average.
 
     That choice has the least variance for its number of entries: the scale s is such that about a
@@ -34,7 +44,7 @@ class Wangni(ManyRounds):
 
     ratio: float
 
-    how: ClassVar = "gather"
+    rounds_like: ClassVar = "gather"
     examples: ClassVar = ({"ratio": 0.01}, {"ratio": 0.1})
     family: ClassVar = "sparsification"
     paper: ClassVar = "Wangni et al. 2018, arXiv:1710.09854"
@@ -44,32 +54,34 @@ class Wangni(ManyRounds):
 
     def traits(self) -> Traits:
         why_not = f"it is unbiased with a variance of up to {1 / self.ratio - 1:.3g} squared norms"
-        return Traits(unbiased=True, varies=True, why_not=why_not, shows=True)
+        return Traits(
+            unbiased=True, variable_length=True, why_not=why_not, propagates_nonfinite=True
+        )
 
-    def state(self, turn: Turn, device: torch.device) -> State:
+    def state(self, ctx: EncodeContext, device: torch.device) -> State:
         return {}
 
-    def rounds(self, given: Given, state: State, turn: Turn) -> Rounds:
-        layout = self.layout(turn.numel)
-        parts = self._parts(given.total(), turn)
-        if given.left is not None:
-            add(given.left, parts, -1.0)
-        messages = yield Gather(parts, layout, [layout] * turn.size)
-        out = given.x.zero_()
+    def rounds(self, ef: EFInput, state: State, ctx: EncodeContext) -> Rounds:
+        layout = self.layout(ctx.numel)
+        parts = self._parts(ef.total(), ctx)
+        if ef.residual_out is not None:
+            add(ef.residual_out, parts, -1.0)
+        messages = yield AllGather(parts, layout, [layout] * ctx.world_size)
+        out = ef.grad.zero_()
         for message in messages:
-            add(out, message, 1 / turn.size)
+            add(out, message, 1 / ctx.world_size)
         return out
 
-    def encode(self, x: Tensor, turn: Turn | None = None) -> Payload:
-        flat, turn = flat32(x), turn or Turn(tuple(x.shape))
-        parts = self._parts(flat, turn)
-        return Payload(parts, turn, packed_bytes([parts], [self.layout(x.numel())]))
+    def encode(self, x: Tensor, ctx: EncodeContext | None = None) -> Payload:
+        flat, ctx = flat32(x), ctx or EncodeContext(tuple(x.shape))
+        parts = self._parts(flat, ctx)
+        return Payload(parts, ctx, packed_bytes([parts], [self.layout(x.numel())]))
 
     def decode(self, payload: Payload) -> Tensor:
-        check_payload(payload, lambda turn: self.layout(turn.numel))
-        out = torch.zeros(payload.turn.numel, device=payload.parts[0].device)
+        check_payload(payload, lambda ctx: self.layout(ctx.numel))
+        out = torch.zeros(payload.ctx.numel, device=payload.parts[0].device)
         add(out, payload.parts, 1.0)
-        return out.view(payload.turn.shape)
+        return out.view(payload.ctx.shape)
 
     def nbytes(self, shape: Sequence[int]) -> int:
         """The length of a usual message, in which most entries are below the scale."""
@@ -84,14 +96,14 @@ class Wangni(ManyRounds):
         places, signs = Field(torch.uint8, None), Field(torch.uint8, None)
         head = (Field(torch.int32, 2), Field(torch.float32, 1))
         fields = (*head, places, Field(torch.float32, None), places, signs)
-        return Layout(fields, lambda parts: check(parts, numel), most_bytes(numel))
+        return Layout(fields, lambda parts: check(parts, numel), max_bytes(numel))
 
-    def _parts(self, x: Tensor, turn: Turn) -> Parts:
+    def _parts(self, x: Tensor, ctx: EncodeContext) -> Parts:
         size = x.abs()
         scale = scale_for(size.nan_to_num(0.0, 0.0), count_of(self.ratio, x.numel()))
         # Written so that NaN is large.
         large = (x != 0) & ~(size < scale)
-        small = (uniform(turn.own_key(), x.numel(), x.device) * scale < size) & (size < scale)
+        small = (uniform(ctx.own_key(), x.numel(), x.device) * scale < size) & (size < scale)
         high, low = (torch.nonzero(chosen).view(-1) for chosen in (large, small))
         counts = torch.tensor([high.numel(), low.numel()], dtype=torch.int32, device=x.device)
         signs = pack_bits(x[low] < 0, 1)

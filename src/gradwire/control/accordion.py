@@ -14,7 +14,15 @@ from torch import Tensor
 
 from gradwire.base import Compressor
 from gradwire.checks import check_fraction, check_number, check_whole
-from gradwire.control.base import Controller, Heard, Log, Order, Pilot, Saved, at_setting
+from gradwire.control.base import (
+    Controller,
+    ControllerState,
+    Log,
+    Saved,
+    Setting,
+    StepReport,
+    at_setting,
+)
 from gradwire.errors import ConfigError
 from gradwire.spec import format_spec
 
@@ -52,14 +60,18 @@ class Known:
     rate: float | None = None
 
 
-class Regimes(Pilot):
+class Regimes(ControllerState):
     """Norms are told along with the first step after an epoch; their check counts from the next."""
 
     def __init__(
-        self, rule: Rule, levels: Mapping[str, Compressor], names: Sequence[str], old: Pilot | None
+        self,
+        rule: Rule,
+        levels: Mapping[str, Compressor],
+        names: Sequence[str],
+        old: ControllerState | None,
     ) -> None:
         self._rule = rule
-        self._orders = {level: Order(compressor) for level, compressor in levels.items()}
+        self._orders = {level: Setting(compressor) for level, compressor in levels.items()}
         self.known = Known(dict.fromkeys(names, "low"))
         self.log = Log() if old is None else old.log
         self._drafts: dict[str, Tensor] = {}
@@ -79,7 +91,7 @@ class Regimes(Pilot):
     def measures(self) -> bool:
         return self.asks
 
-    def order(self, name: str) -> Order:
+    def order(self, name: str) -> Setting:
         return self._orders[self.known.levels[name]]
 
     def listen(self, name: str, grad: Tensor, scale: float) -> None:
@@ -97,7 +109,7 @@ class Regimes(Pilot):
     def tell(self, names: Sequence[str]) -> list[Tensor] | None:
         return [self._told[name] for name in names]
 
-    def step(self, heard: Heard) -> None:
+    def step(self, heard: StepReport) -> None:
         known = self.known
         known.in_epoch += self._passes()
         if self.asks:
@@ -112,7 +124,7 @@ class Regimes(Pilot):
     def skip(self) -> None:
         self._drafts, self._told = {}, {}
 
-    def _check(self, heard: Heard) -> None:
+    def _check(self, heard: StepReport) -> None:
         """Compares the norms of this epoch with those of the check before."""
         known = self.known
         told = [pair for names, values in heard.numbers for pair in zip(names, values, strict=True)]
@@ -256,8 +268,12 @@ class Accordion(Controller):
         return {"low": self.accumulate_low, "high": self.accumulate_high}
 
     def pilot(
-        self, compressor: Compressor, names: Sequence[str], size: int, old: Pilot | None = None
-    ) -> Pilot:
+        self,
+        compressor: Compressor,
+        names: Sequence[str],
+        size: int,
+        old: ControllerState | None = None,
+    ) -> ControllerState:
         if self.setting == BATCH:
             return Regimes(self, {"low": compressor, "high": compressor}, names, old)
         low, high = self.settings(compressor)

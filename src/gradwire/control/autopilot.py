@@ -18,8 +18,8 @@ from gradwire.control._autopilot.budget import Horizon, Rest
 from gradwire.control._autopilot.candidates import Rung, check_factor, factor_of, is_whole, ladder
 from gradwire.control._autopilot.cost_model import Chart, Link, Spot
 from gradwire.control._autopilot.error_model import Kind
-from gradwire.control.base import Controller, Heard, Log, Order, Pilot, Saved
-from gradwire.control.timing import Lap
+from gradwire.control.base import Controller, ControllerState, Log, Saved, Setting, StepReport
+from gradwire.control.timing import StepTiming
 from gradwire.errors import ConfigError
 
 
@@ -59,7 +59,7 @@ steps that are taken to follow, whatever the link. Measured with a narrow ResNet
 rate falls evenly, on a slow link: 75.9 % at the end, 74.3 % with 0.5, 76.5 % with 1 % of top-k."""
 
 
-class Navigator(Pilot):
+class Navigator(ControllerState):
     """The same on every rank, since it hears the same."""
 
     samples_every: ClassVar[int] = 16
@@ -73,7 +73,7 @@ class Navigator(Pilot):
         by: By,
         names: Sequence[str],
         size: int,
-        old: Pilot | None,
+        old: ControllerState | None,
     ) -> None:
         self.log = Log() if old is None else old.log
         unbiased = own.traits().unbiased
@@ -92,7 +92,7 @@ class Navigator(Pilot):
         """Where layers were when that was sampled."""
         self._on_gpu = False
         self._rest = Rest()
-        self._orders = [Order(r.compressor, is_whole(p)) for p, r in enumerate(rungs)]
+        self._orders = [Setting(r.compressor, is_whole(p)) for p, r in enumerate(rungs)]
         if isinstance(old, Navigator):
             # Another method changes neither the link nor the computation.
             self.chart.costs.recent = list(old.chart.costs.recent)
@@ -109,7 +109,7 @@ class Navigator(Pilot):
     def measures(self) -> bool:
         return self.asks and bool(self._lost)
 
-    def order(self, name: str) -> Order:
+    def order(self, name: str) -> Setting:
         layer, place = self.chart.layers.get(name), self.places[name]
         # Small ones are shorter as they are, at a high rank for example.
         place = place if layer is None else layer.effective(place)
@@ -127,7 +127,7 @@ class Navigator(Pilot):
         zeros = torch.zeros_like(next(iter(self._lost.values())))
         return list(torch.cat([self._lost.get(name, zeros) for name in names]))
 
-    def step(self, heard: Heard) -> None:
+    def step(self, heard: StepReport) -> None:
         self.chart.meet(self._shapes)
         self.chart.ahead = self._horizon.ahead(heard.step)
         self._shapes = {}
@@ -144,7 +144,7 @@ class Navigator(Pilot):
         if arrived and self.chart.ready and (sampled or self._has_changed()):
             self._decide(heard.step)
 
-    def _time(self, lap: Lap) -> None:
+    def _time(self, lap: StepTiming) -> None:
         if self._last is not None:
             self.chart.costs.add(self.chart.said(self._last), lap)
         # A GPU replays steps that ask, so it is cheaper there to go on asking.
@@ -156,7 +156,7 @@ class Navigator(Pilot):
         if lost is not self._lost:
             self._lost, self._lost_at = dict(lost), self._last if lost else None
 
-    def _sample(self, last: Mapping[str, int], heard: Heard) -> bool:
+    def _sample(self, last: Mapping[str, int], heard: StepReport) -> bool:
         """Whether samples came that say something."""
         found = False
         for names, told in heard.numbers:
@@ -280,7 +280,11 @@ class Autopilot(Controller):
             raise ConfigError(f"autopilot: by must be one of {[*get_args(By)]}, got {self.by!r}")
 
     def pilot(
-        self, compressor: Compressor, names: Sequence[str], size: int, old: Pilot | None = None
-    ) -> Pilot:
+        self,
+        compressor: Compressor,
+        names: Sequence[str],
+        size: int,
+        old: ControllerState | None = None,
+    ) -> ControllerState:
         key = factor_of(compressor, self.setting)
         return Navigator(ladder(compressor, key), compressor, key, self.by, names, size, old)

@@ -15,7 +15,7 @@ from torch import Tensor
 import gradwire.control
 from gradwire.base import Compressor
 from gradwire.compressors._sparsifier import Pipeline
-from gradwire.control.timing import Lap
+from gradwire.control.timing import StepTiming
 from gradwire.engine.step import SAMPLE_EVERY
 from gradwire.errors import ConfigError
 from gradwire.spec import build_from, name_of
@@ -30,7 +30,7 @@ REMEMBERED = 200
 
 
 @dataclass(frozen=True)
-class Order:
+class Setting:
     """How a lane talks from now on."""
 
     compressor: Compressor
@@ -61,7 +61,7 @@ class Log:
         return [decision._asdict() for decision in self.decisions]
 
 
-class Heard(NamedTuple):
+class StepReport(NamedTuple):
     """What all ranks know of a step that counts."""
 
     step: int
@@ -70,7 +70,7 @@ class Heard(NamedTuple):
     """The mean over ranks of what pilots told: for each message, the parameters and the numbers."""
     last_s: float | None
     """How long the step before this one took, the mean over ranks; None where nobody knows."""
-    lap: Lap | None = None
+    lap: StepTiming | None = None
     """The same with where the time went."""
     lost: Mapping[str, Tensor] = {}
     """This rank's own, for pilots to tell: what of it the step lost, where that was sampled.
@@ -79,7 +79,7 @@ class Heard(NamedTuple):
     """
 
 
-class Pilot(ABC):
+class ControllerState(ABC):
     """Decides for the steered parameters of a model: those that are compressed at all."""
 
     log: "Log"
@@ -97,7 +97,7 @@ class Pilot(ABC):
         """Whether the next step takes more for them than others do, and cannot be replayed."""
 
     @abstractmethod
-    def order(self, name: str) -> Order:
+    def order(self, name: str) -> Setting:
         """What the lane of this parameter does at the next step."""
 
     @abstractmethod
@@ -115,7 +115,7 @@ class Pilot(ABC):
         """
 
     @abstractmethod
-    def step(self, heard: Heard) -> None:
+    def step(self, heard: StepReport) -> None:
         """A step has ended that counts."""
 
     @abstractmethod
@@ -149,8 +149,12 @@ class Controller(ABC):
 
     @abstractmethod
     def pilot(
-        self, compressor: Compressor, names: Sequence[str], size: int, old: Pilot | None = None
-    ) -> Pilot:
+        self,
+        compressor: Compressor,
+        names: Sequence[str],
+        size: int,
+        old: ControllerState | None = None,
+    ) -> ControllerState:
         """The state of a run on one of `size` ranks, for the parameters that are compressed.
 
         `old` is the pilot before a switch to this compressor: what it knows may still hold. Raises

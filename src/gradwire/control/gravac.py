@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gradwire.base import Compressor
 from gradwire.checks import check_fraction, check_number, check_whole
-from gradwire.control.base import Controller, Heard, Log, Order, Pilot, Saved
+from gradwire.control.base import Controller, ControllerState, Log, Saved, Setting, StepReport
 from gradwire.control.two_level import Gauge, Sends, check_factor, levels
 from gradwire.errors import ConfigError
 
@@ -114,7 +114,7 @@ class Known:
     throughput: dict[float, list[float]] = field(default_factory=dict)
 
 
-class Explorer(Pilot):
+class Explorer(ControllerState):
     """The same on every rank, since it hears the same."""
 
     def __init__(
@@ -137,12 +137,12 @@ class Explorer(Pilot):
         # Both levels are part of every step, and so of one that is recorded.
         return False
 
-    def order(self, name: str) -> Order:
+    def order(self, name: str) -> Setting:
         known = self.known
         floor, candidate = self._factors[known.floor], self._factors[known.candidate]
         gauge = self._gauges[name]
         made = levels(self._compressor, floor, candidate, known.sends, self._alone(), gauge)
-        return Order(made, dense=known.sends == "dense")
+        return Setting(made, dense=known.sends == "dense")
 
     def _alone(self) -> bool:
         """Whether only the candidate has to be computed: it is the floor, or it is settled."""
@@ -161,7 +161,7 @@ class Explorer(Pilot):
             gauge.open = False
         return folded(squares, self._rule.gain_norm)
 
-    def step(self, heard: Heard) -> None:
+    def step(self, heard: StepReport) -> None:
         columns = zip(*(numbers for _, numbers in heard.numbers), strict=True)
         sums = [sum(column) for column in columns]
         *levels, gradient = sums or [0.0]
@@ -361,8 +361,12 @@ class GraVAC(Controller):
         return found
 
     def pilot(
-        self, compressor: Compressor, names: Sequence[str], size: int, old: Pilot | None = None
-    ) -> Pilot:
+        self,
+        compressor: Compressor,
+        names: Sequence[str],
+        size: int,
+        old: ControllerState | None = None,
+    ) -> ControllerState:
         check_factor("gravac", compressor)
         # Gains of another method say nothing about this one, so exploring starts anew.
         return Explorer(self, compressor, names, size, None if old is None else old.log)

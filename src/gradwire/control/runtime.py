@@ -7,20 +7,20 @@ from time import thread_time
 import torch
 from torch import Tensor
 
-from gradwire.base import Talker
-from gradwire.control.base import Controller, Decision, Heard, Order, Pilot
-from gradwire.control.timing import Clock, Lap, heard_of, told_by
-from gradwire.engine.piggyback import Census
+from gradwire.base import Aggregator
+from gradwire.control.base import Controller, ControllerState, Decision, Setting, StepReport
+from gradwire.control.timing import Clock, StepTiming, heard_of, told_by
+from gradwire.engine.piggyback import Piggyback
 from gradwire.engine.plan import Plan
 from gradwire.engine.step import Lane
 from gradwire.errors import ConfigError
 from gradwire.spec import find_layers, format_spec, name_of
 
-UNKNOWN = Lap(-1.0, 0.0, 0.0, 0.0, 0.0)
+UNKNOWN = StepTiming(-1.0, 0.0, 0.0, 0.0, 0.0)
 """Told in the place of a step's lap where nobody knows it."""
 
 
-class Helm:
+class ControllerRuntime:
     """The lanes that a controller steers: those that the plan compresses."""
 
     def __init__(
@@ -47,7 +47,11 @@ class Helm:
         self.take_over(plan, lanes)
 
     def take_over(
-        self, plan: Plan, lanes: Mapping[str, Lane], old: Pilot | None = None, step: int = 0
+        self,
+        plan: Plan,
+        lanes: Mapping[str, Lane],
+        old: ControllerState | None = None,
+        step: int = 0,
     ) -> None:
         """Steers these lanes from now on, `old` having steered the same parameters until `step`."""
         if old is not None:
@@ -55,7 +59,7 @@ class Helm:
         self._plan, self._lanes = plan, lanes
         self.names = [n for n, lane in lanes.items() if _is_steered(lane, plan)]
         self.pilot = self.controller.pilot(plan.compressor, self.names, self.size, old)
-        self._orders: dict[str, Order] = {}
+        self._orders: dict[str, Setting] = {}
         for name in self.names:
             lanes[name].sample_every = self.pilot.samples_every
         self.redirect()
@@ -83,7 +87,7 @@ class Helm:
             if grads and self.pilot.asks:
                 self._write_lap(grads[0].device)
 
-    def census(self, names: Sequence[str], device: torch.device) -> Census | None:
+    def census(self, names: Sequence[str], device: torch.device) -> Piggyback | None:
         """What goes with the messages about these parameters, if anything does."""
         steered = [name for name in names if name in self._orders]
         if not self.pilot.asks or not steered:
@@ -97,7 +101,7 @@ class Helm:
                 lap = self._laps[device]
                 return torch.cat([torch.stack(told), lap]) if told else lap.clone()
 
-        return Census(numbers, self.size)
+        return Piggyback(numbers, self.size)
 
     def _write_lap(self, device: torch.device) -> None:
         """Once a step and device, and always in the same place, so that steps can be replayed."""
@@ -158,7 +162,7 @@ class Helm:
         yield
         self.clock.own_s += thread_time() - begun_s
 
-    def _heard(self, step: int) -> Heard:
+    def _heard(self, step: int) -> StepReport:
         flat = [] if self._host is None else self._host.tolist()
         numbers: list[tuple[Sequence[str], Sequence[float]]] = []
         last, length = UNKNOWN, len(told_by(UNKNOWN, 0, self.size))
@@ -169,8 +173,8 @@ class Helm:
             flat = flat[agreed.numel() :]
         self._names, self._host, self._known = [], None, None
         if last.step_s <= 0:
-            return Heard(step, numbers, None)
-        return Heard(step, numbers, last.step_s, last)
+            return StepReport(step, numbers, None)
+        return StepReport(step, numbers, last.step_s, last)
 
     def _lost(self) -> dict[str, Tensor]:
         """What lanes have sampled in this step."""
@@ -192,11 +196,11 @@ class Helm:
         if changed:
             self._on_change()
 
-    def _talker(self, order: Order) -> Talker:
+    def _talker(self, order: Setting) -> Aggregator:
         way = self._plan.exchange
         return self._plan.wrap(dense_way(way) if order.dense else way, order.compressor)
 
-    def orders(self) -> dict[str, Order]:
+    def orders(self) -> dict[str, Setting]:
         """What lanes follow now."""
         return dict(self._orders)
 
@@ -231,7 +235,7 @@ class Helm:
         self, last: list[float], log: list[tuple[int, str, str]], pilot: Mapping[str, object]
     ) -> None:
         try:
-            self.last = Lap(*last)
+            self.last = StepTiming(*last)
             self.pilot.log.decisions = [Decision(*decision) for decision in log]
             self.pilot.load(pilot)
         except (KeyError, TypeError, ValueError) as error:
@@ -243,7 +247,7 @@ class Helm:
 def _is_steered(lane: Lane, plan: Plan) -> bool:
     """Whether the plan compresses it; where it compresses nothing, what it else would."""
     if plan.is_dense():
-        return len(lane.turn.shape) > 1 and lane.turn.numel >= plan.min_numel
+        return len(lane.ctx.shape) > 1 and lane.ctx.numel >= plan.min_numel
     return lane.compressor is plan.compressor
 
 

@@ -11,11 +11,11 @@ from gradwire.checks import check_number, check_whole
 from gradwire.compressors.none import NoCompression
 from gradwire.control.base import (
     Controller,
-    Heard,
+    ControllerState,
     Log,
-    Order,
-    Pilot,
     Saved,
+    Setting,
+    StepReport,
     at_setting,
     with_setting,
 )
@@ -94,8 +94,12 @@ class Schedule(Controller):
             raise ConfigError(f"schedule: via must be numbers, a/b/c, got {self.via!r}") from None
 
     def pilot(
-        self, compressor: Compressor, names: Sequence[str], size: int, old: Pilot | None = None
-    ) -> Pilot:
+        self,
+        compressor: Compressor,
+        names: Sequence[str],
+        size: int,
+        old: ControllerState | None = None,
+    ) -> ControllerState:
         # Raises where one of them cannot be.
         self.settings(compressor)
         return _Scheduled(self, compressor, old)
@@ -106,21 +110,21 @@ class Schedule(Controller):
         return [at_setting(compressor, self.setting, value) for value in (*said, self.last)]
 
 
-class _Scheduled(Pilot):
+class _Scheduled(ControllerState):
     """How many steps or epochs have passed is all there is to know."""
 
-    def __init__(self, rule: Schedule, compressor: Compressor, old: Pilot | None) -> None:
+    def __init__(self, rule: Schedule, compressor: Compressor, old: ControllerState | None) -> None:
         self.log = Log() if old is None else old.log
         self._rule, self._compressor = rule, compressor
         self._passed: int = old._passed if isinstance(old, _Scheduled) else 0
         self._order = self._due()
         self._note(self.log.now)
 
-    def _due(self) -> Order:
+    def _due(self) -> Setting:
         value = self._rule.value(self._passed)
         if value is None:
-            return Order(NoCompression(), dense=True)
-        return Order(with_setting(self._compressor, self._rule.setting, value))
+            return Setting(NoCompression(), dense=True)
+        return Setting(with_setting(self._compressor, self._rule.setting, value))
 
     def _note(self, step: int) -> None:
         reason = f"{self._passed} {self._rule.unit}s have passed"
@@ -141,7 +145,7 @@ class _Scheduled(Pilot):
     def measures(self) -> bool:
         return False
 
-    def order(self, name: str) -> Order:
+    def order(self, name: str) -> Setting:
         return self._order
 
     def listen(self, name: str, grad: Tensor, scale: float) -> None:
@@ -150,7 +154,7 @@ class _Scheduled(Pilot):
     def tell(self, names: Sequence[str]) -> list[Tensor] | None:
         return None
 
-    def step(self, heard: Heard) -> None:
+    def step(self, heard: StepReport) -> None:
         if self._rule.unit == "step":
             self._pass(heard.step)
 

@@ -10,7 +10,7 @@ from gradwire.comm.cost_model import LinkModel
 from gradwire.comm.meter import Meter
 
 
-class Lap(NamedTuple):
+class StepTiming(NamedTuple):
     """One step: the whole iteration of the training loop, and what of it was the exchange."""
 
     step_s: float
@@ -28,19 +28,19 @@ SLOTS = 16
 """Ranks tell their time on the wire apart from each other, or in so many groups."""
 
 
-def told_by(lap: Lap, rank: int, size: int) -> list[float]:
+def told_by(lap: StepTiming, rank: int, size: int) -> list[float]:
     """What a rank tells of its lap, for `heard_of` to read in the mean over ranks."""
     slots = [0.0] * min(size, SLOTS)
     slots[rank * len(slots) // size] = lap.wire_s
     return [*lap, *slots]
 
 
-def heard_of(mean: Sequence[float], size: int) -> Lap:
+def heard_of(mean: Sequence[float], size: int) -> StepTiming:
     """The mean lap, but with the time on the wire of the ranks that had to wait least for others.
 
     What others waited more is due to how ranks compute, whatever they say.
     """
-    lap, slots = Lap(*mean[: len(Lap._fields)]), mean[len(Lap._fields) :]
+    lap, slots = StepTiming(*mean[: len(StepTiming._fields)]), mean[len(StepTiming._fields) :]
     ranks = [0] * len(slots)
     for rank in range(size):
         ranks[rank * len(slots) // size] += 1
@@ -56,7 +56,7 @@ class Clock(ABC):
     """What a controller has taken that was not told yet; models know of no such thing."""
 
     @abstractmethod
-    def lap(self) -> Lap | None:
+    def lap(self) -> StepTiming | None:
         """The step since it was asked before; None the first time, where nobody knows."""
 
 
@@ -68,18 +68,18 @@ class WallClock(Clock):
 
     def __init__(self, meter: Meter, *, overlaps: bool = False, on_device: bool = False) -> None:
         self._meter, self._overlaps, self._on_device = meter, overlaps, on_device
-        self._last: Lap | None = None
+        self._last: StepTiming | None = None
 
-    def lap(self) -> Lap | None:
+    def lap(self) -> StepTiming | None:
         meter = self._meter
         work_s = meter.encode_s + meter.decode_s
-        now = Lap(perf_counter(), work_s, meter.wire_s, meter.sent_bytes, meter.waited_s)
+        now = StepTiming(perf_counter(), work_s, meter.wire_s, meter.sent_bytes, meter.waited_s)
         last, self._last = self._last, now
         if last is None:
             return None
-        lap = Lap(*(after - before for after, before in zip(now, last, strict=True)))
+        lap = StepTiming(*(after - before for after, before in zip(now, last, strict=True)))
         if self._on_device:
-            return Lap(lap.step_s, 0.0, lap.step_s, lap.sent_bytes, lap.step_s, self.own_s)
+            return StepTiming(lap.step_s, 0.0, lap.step_s, lap.sent_bytes, lap.step_s, self.own_s)
         waited_s = lap.waited_s if self._overlaps else lap.work_s + lap.wire_s
         return lap._replace(waited_s=waited_s, own_s=self.own_s)
 
@@ -95,8 +95,8 @@ class ModelClock(Clock):
     _bytes: int = 0
     _calls: int = 0
 
-    def lap(self) -> Lap | None:
+    def lap(self) -> StepTiming | None:
         sent, calls = self.meter.sent_bytes - self._bytes, self.meter.calls - self._calls
         self._bytes, self._calls = self.meter.sent_bytes, self.meter.calls
         wire_s = calls * self.link.latency_s + 8 * sent / self.link.rate_bits
-        return Lap(self.compute_s + wire_s, 0.0, wire_s, sent, wire_s)
+        return StepTiming(self.compute_s + wire_s, 0.0, wire_s, sent, wire_s)

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.base import Compressor, Fused, Traits
-from gradwire.compressors._sparsifier import Passing, Pipeline, Sparsifier, ValueFormat
+from gradwire.base import Compressor, FusedOneRound, Traits
+from gradwire.compressors._sparsifier import Pipeline, Sparsifier, ThresholdSparsifier, ValueFormat
 from gradwire.compressors.none import NoCompression
 from gradwire.errors import ConfigError
 from gradwire.spec import format_spec
-from gradwire.types import Given, Layout, Parts, Turn, mix
+from gradwire.types import EFInput, EncodeContext, Layout, Parts, mix
 
 Sends: TypeAlias = Literal["candidate", "floor", "dense"]
 
@@ -37,11 +37,11 @@ class Gauge:
     def start(self) -> None:
         self.open, self.squares = True, None
 
-    def add(self, given: Given, floor: Tensor, candidate: Tensor) -> None:
+    def add(self, ef: EFInput, floor: Tensor, candidate: Tensor) -> None:
         """Adds a tensor, or one shard of it: the values that both levels would say."""
         if not self.open:
             return
-        came, total = given.came(), _total(given)
+        came, total = ef.gradient(), _total(ef)
         gradient = came.dot(came)
         reference = gradient if self.raw or came is total else total.dot(total)
         more = torch.stack([reference, floor.dot(floor), candidate.dot(candidate), gradient])
@@ -70,67 +70,72 @@ class Levels(Sparsifier):
         factor = self.floor if self.sends == "floor" else self.candidate
         return at_factor(self.base, factor).count(numel)
 
-    def select(self, given: Given, turn: Turn) -> Tensor:
+    def select(self, ef: EFInput, ctx: EncodeContext) -> Tensor:
         first = at_factor(self.base, self.candidate if self.alone else self.floor)
-        if given.x.is_cuda and not self.alone and isinstance(first, Passing) and first.bears_zeros:
-            return self.select_in_room(first, given, turn)
-        index = first.select(given, turn)
+        if (
+            ef.grad.is_cuda
+            and not self.alone
+            and isinstance(first, ThresholdSparsifier)
+            and first.bears_zeros
+        ):
+            return self.select_in_room(first, ef, ctx)
+        index = first.select(ef, ctx)
         if self.alone:
-            said = _total(given)[index]
-            self.gauge.add(given, said, said)
+            said = _total(ef)[index]
+            self.gauge.add(ef, said, said)
             return index
         if self.sends == "floor" and not self.gauge.open:
             return index
-        said = _total(given)[index]
-        inner = self._within(said, turn)
-        self.gauge.add(given, said, said[inner])
+        said = _total(ef)[index]
+        inner = self._within(said, ctx)
+        self.gauge.add(ef, said, said[inner])
         return index[inner] if self.sends == "candidate" else index
 
-    def overhear(self, given: Given, turn: Turn) -> None:
+    def accumulate_only(self, ef: EFInput, ctx: EncodeContext) -> None:
         # Every rank tells what it would have said.
-        self.select(given, turn)
+        self.select(ef, ctx)
 
-    def select_in_room(self, first: Passing, given: Given, turn: Turn) -> Tensor:
+    def select_in_room(self, first: ThresholdSparsifier, ef: EFInput, ctx: EncodeContext) -> Tensor:
         """The same for a card, which goes on before the host knows how many the floor says.
 
         What the candidate is chosen from has zeros behind it, up to the most there can be.
         """
-        aim = first.aim(turn.numel, turn)
-        count, index, said = kernels.at(given.x).passing_in_room(given, aim)
+        aim = first.aim(ctx.numel, ctx)
+        count, index, said = kernels.at(ef.grad).passing_in_room(ef, aim)
         if self.sends == "floor" and not self.gauge.open:
             return index[: int(count)]
-        inner = self._within(said, turn)
+        inner = self._within(said, ctx)
         inner = inner if inner.numel() < index.numel() else inner[: int(count)]
-        self.gauge.add(given, said, said[inner])
+        self.gauge.add(ef, said, said[inner])
         return index[inner] if self.sends == "candidate" else index[: int(count)]
 
-    def _within(self, said: Tensor, turn: Turn) -> Tensor:
+    def _within(self, said: Tensor, ctx: EncodeContext) -> Tensor:
         """The positions of the candidate's entries among those that the floor says."""
-        aim = at_factor(self.base, self.candidate).count(turn.numel)
+        aim = at_factor(self.base, self.candidate).count(ctx.numel)
         if aim >= said.numel():
             return torch.arange(said.numel(), device=said.device)
         method = at_factor(self.base, said.numel() / aim)
         # Numbers of its own: those of the first level have decided what there is to choose from.
-        again = turn._replace(shape=(said.numel(),), seed=mix(turn.seed, 2))
-        return method.select(Given(said), again)
+        again = ctx._replace(shape=(said.numel(),), seed=mix(ctx.seed, 2))
+        return method.select(EFInput(said), again)
 
 
 @dataclass(frozen=True)
 class ToldLevels(Levels):
     """Levels of a sparsifier that sends positions."""
 
-    told: ClassVar = True
+    sends_indices: ClassVar = True
 
 
 @dataclass(frozen=True)
 class DrawnLevels(Levels):
     """Levels of a sparsifier whose positions all ranks draw alike."""
 
-    told: ClassVar = False
+    sends_indices: ClassVar = False
 
 
 @dataclass(frozen=True)
-class DenseBeside(Fused):
+class DenseBeside(FusedOneRound):
     """Says all there is, and measures what two levels would have said."""
 
     levels: Levels
@@ -141,25 +146,28 @@ class DenseBeside(Fused):
         measured = self.levels.traits()
         # How many pass a threshold is asked for, though it is not how long the message is.
         return DENSE.traits()._replace(
-            waits=measured.varies or measured.waits, by_step=measured.by_step
+            syncs_host=measured.variable_length or measured.syncs_host,
+            step_dependent=measured.step_dependent,
         )
 
     def layout(self, numel: int) -> Layout:
         return DENSE.layout(numel)
 
-    def compress(self, x: Tensor, turn: Turn) -> Parts:
-        self.levels.select(Given(x), turn)
+    def compress(self, x: Tensor, ctx: EncodeContext) -> Parts:
+        self.levels.select(EFInput(x), ctx)
         return (x,)
 
-    def take(self, given: Given, turn: Turn) -> Parts:
-        self.levels.select(given, turn)
-        assert given.left is not None
-        said = given.left.clone()
-        given.left.zero_()
+    def encode_fused(self, ef: EFInput, ctx: EncodeContext) -> Parts:
+        self.levels.select(ef, ctx)
+        assert ef.residual_out is not None
+        said = ef.residual_out.clone()
+        ef.residual_out.zero_()
         return (said,)
 
-    def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
-        DENSE.add_to(out, messages, weight, turn)
+    def decode_add(
+        self, out: Tensor, messages: Sequence[Parts], weight: float, ctx: EncodeContext
+    ) -> None:
+        DENSE.decode_add(out, messages, weight, ctx)
 
 
 def levels(
@@ -167,7 +175,7 @@ def levels(
 ) -> Compressor:
     """The compressor with two levels in the place of its own factor."""
     base = sparsifier_of(compressor)
-    cls = ToldLevels if base.told else DrawnLevels
+    cls = ToldLevels if base.sends_indices else DrawnLevels
     made = cls(base, floor, candidate, sends, alone, gauge, base.values)
     if sends == "dense":
         return DenseBeside(made)
@@ -201,6 +209,6 @@ def at_factor(base: Sparsifier, factor: float) -> Sparsifier:
     return replace(base, ratio=1 / factor)  # type: ignore[type-var]
 
 
-def _total(given: Given) -> Tensor:
+def _total(ef: EFInput) -> Tensor:
     """All there was to say, once `select` has summed it up."""
-    return given.x if given.left is None else given.left
+    return ef.grad if ef.residual_out is None else ef.residual_out

@@ -6,27 +6,27 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from gradwire.comm.base import Call, Conversation, Ring
+from gradwire.comm.base import Collective, CollectiveProgram, Subgroup
 from gradwire.comm.internode import relay
 from gradwire.types import (
+    AllGather,
+    AllToAll,
     Answer,
     Broadcast,
-    Gather,
-    Inside,
+    IntraNode,
     Layout,
     Mean,
     Parts,
     Request,
-    Scatter,
     Scope,
 )
 from gradwire.wire.layout import join, longest, pack, packed_bytes, secrets, split, unpack
 
 T = TypeVar("T")
-R = TypeVar("R", Mean, Gather, Scatter, Broadcast)
+R = TypeVar("R", Mean, AllGather, AllToAll, Broadcast)
 
 
-def carry(waiting: Mapping[int, Request]) -> Conversation[dict[int, Answer]]:
+def carry(waiting: Mapping[int, Request]) -> CollectiveProgram[dict[int, Answer]]:
     """Answers every waiting lane; all ranks make the same calls in the same order."""
     answers: dict[int, Answer] = {}
     for scope in dict.fromkeys(request.scope for request in waiting.values()):
@@ -35,16 +35,16 @@ def carry(waiting: Mapping[int, Request]) -> Conversation[dict[int, Answer]]:
     return answers
 
 
-def _carry(waiting: Mapping[int, Request]) -> Conversation[dict[int, Answer]]:
+def _carry(waiting: Mapping[int, Request]) -> CollectiveProgram[dict[int, Answer]]:
     answers: dict[int, Answer] = {}
     answers |= yield from _means(_of_kind(waiting, Mean))
-    answers |= yield from _gathers(_of_kind(waiting, Gather))
-    answers |= yield from _scatters(_of_kind(waiting, Scatter))
+    answers |= yield from _gathers(_of_kind(waiting, AllGather))
+    answers |= yield from _scatters(_of_kind(waiting, AllToAll))
     answers |= yield from _broadcasts(_of_kind(waiting, Broadcast))
     return answers
 
 
-def _among(scope: Scope, calls: Conversation[T]) -> Conversation[T]:
+def _among(scope: Scope, calls: CollectiveProgram[T]) -> CollectiveProgram[T]:
     """The same calls, made by those who take part."""
     try:
         call = next(calls)
@@ -55,11 +55,11 @@ def _among(scope: Scope, calls: Conversation[T]) -> Conversation[T]:
         return result
 
 
-def _made(call: Call, scope: Scope) -> Conversation[list[Tensor]]:
+def _made(call: Collective, scope: Scope) -> CollectiveProgram[list[Tensor]]:
     if scope is None:
         return (yield call)
-    if isinstance(scope, Inside):
-        return (yield replace(call, ring=Ring(scope.node, across=False)))
+    if isinstance(scope, IntraNode):
+        return (yield replace(call, ring=Subgroup(scope.node, across=False)))
     return (yield from relay(call, scope))
 
 
@@ -67,16 +67,16 @@ def _of_kind(waiting: Mapping[int, Request], kind: type[R]) -> dict[int, R]:
     return {lane: r for lane, r in waiting.items() if isinstance(r, kind)}
 
 
-def _means(requests: Mapping[int, Mean]) -> Conversation[dict[int, Answer]]:
+def _means(requests: Mapping[int, Mean]) -> CollectiveProgram[dict[int, Answer]]:
     parts = [part for request in requests.values() for part in request.parts]
     if sum(part.numel() for part in parts):
-        [flat] = yield Call("mean", [join(parts)])
+        [flat] = yield Collective("mean", [join(parts)])
         parts = split(flat, parts)
     means = iter(parts)
     return {lane: [tuple(next(means) for _ in r.parts)] for lane, r in requests.items()}
 
 
-def _gathers(requests: Mapping[int, Gather]) -> Conversation[dict[int, Answer]]:
+def _gathers(requests: Mapping[int, AllGather]) -> CollectiveProgram[dict[int, Answer]]:
     if not requests:
         return {}
     asked = list(requests.values())
@@ -85,12 +85,14 @@ def _gathers(requests: Mapping[int, Gather]) -> Conversation[dict[int, Answer]]:
     sizes = None if secrets(layouts[0]) else [packed_bytes(None, row) for row in layouts]
     limits = [longest(row) for row in layouts] if sizes is None else None
     silent = sizes is not None and not any(sizes)
-    buffers = [buffer] * len(layouts) if silent else (yield Call("gather", [buffer], sizes, limits))
+    buffers = (
+        [buffer] * len(layouts) if silent else (yield Collective("gather", [buffer], sizes, limits))
+    )
     heard = [unpack(b, row) for b, row in zip(buffers, layouts, strict=True)]
     return _by_lane(requests, heard)
 
 
-def _scatters(requests: Mapping[int, Scatter]) -> Conversation[dict[int, Answer]]:
+def _scatters(requests: Mapping[int, AllToAll]) -> CollectiveProgram[dict[int, Answer]]:
     if not requests:
         return {}
     asked = list(requests.values())
@@ -102,18 +104,18 @@ def _scatters(requests: Mapping[int, Scatter]) -> Conversation[dict[int, Answer]
     mine = layouts[asked[0].rank]
     sizes = None if secrets(mine) else [packed_bytes(None, mine)] * len(layouts)
     limits = [longest(mine)] * len(layouts) if sizes is None else None
-    heard = [unpack(b, mine) for b in (yield Call("scatter", buffers, sizes, limits))]
+    heard = [unpack(b, mine) for b in (yield Collective("scatter", buffers, sizes, limits))]
     return _by_lane(requests, heard)
 
 
-def _broadcasts(requests: Mapping[int, Broadcast]) -> Conversation[dict[int, Answer]]:
+def _broadcasts(requests: Mapping[int, Broadcast]) -> CollectiveProgram[dict[int, Answer]]:
     answers: dict[int, Answer] = {}
     for root in sorted({r.root for r in requests.values()}):
         told = {lane: r for lane, r in requests.items() if r.root == root}
         layouts = [r.layout for r in told.values()]
         assert not secrets(layouts), "a broadcast needs lengths that all ranks know"
         buffer = pack([r.parts for r in told.values()], layouts)
-        [heard] = yield Call("broadcast", [buffer], root=root)
+        [heard] = yield Collective("broadcast", [buffer], root=root)
         answers |= _by_lane(told, [unpack(heard, layouts)])
     return answers
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.comm.base import Call, Conversation
-from gradwire.engine.step import Ended, Lane
+from gradwire.comm.base import Collective, CollectiveProgram
+from gradwire.engine.step import BucketResult, Lane
 from gradwire.types import State, mix
 
 
@@ -84,7 +84,7 @@ class Keys:
         if len(self._made) == first:
             return
         made = self._made[first:]
-        keys = [mix(lane.turn.step, *after, start=before) for lane, before, after in made]
+        keys = [mix(lane.ctx.step, *after, start=before) for lane, before, after in made]
         words = torch.tensor([(key & 0xFFFFFFFF, key >> 32) for key in keys])
         # From pageable memory: the copy is staged before this returns, and nobody waits for it.
         self._words[first : len(self._made)].copy_(words, non_blocking=True)
@@ -136,10 +136,10 @@ class _Segment:
 
     graph: torch.cuda.CUDAGraph
     told: list[Tensor] | None
-    call: Call | None
+    call: Collective | None
 
 
-class Recording:
+class CapturedProgram:
     """One step of some lanes, to be taken again with other gradients in the same places.
 
     Takes the place of the conversation that `talk` begins, first to record it and then to be it.
@@ -147,14 +147,16 @@ class Recording:
     call, first and ever after, is recorded and replayed up to there.
     """
 
-    def __init__(self, lanes: Sequence[Lane], talk: Callable[[], Conversation[Ended]]) -> None:
+    def __init__(
+        self, lanes: Sequence[Lane], talk: Callable[[], CollectiveProgram[BucketResult]]
+    ) -> None:
         self._talk = talk
         self._device = lanes[0].device
         self._keys = Keys(self._device)
         self._lanes = lanes
         self._memories: list[_Memories] = []
         self._segments: list[_Segment] = []
-        self._result = Ended()
+        self._result = BucketResult()
         self._rehearsed = False
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -163,7 +165,7 @@ class Recording:
         """Whether the next conversation is a replay."""
         return bool(self._segments)
 
-    def talk(self) -> Conversation[Ended]:
+    def talk(self) -> CollectiveProgram[BucketResult]:
         """The conversation about the gradients that are there now."""
         if not self._rehearsed:
             return (yield from self._rehearse())
@@ -182,23 +184,25 @@ class Recording:
             told = yield segment.call
         raise AssertionError("a step that was left when it was recorded goes on")
 
-    def _rehearse(self) -> Conversation[Ended]:
+    def _rehearse(self) -> CollectiveProgram[BucketResult]:
         """The step itself with keys on the GPU, since no kernel may be loaded under capture."""
         self._rehearsed = True
         for lane in self._lanes:
-            lane.turn = lane.turn._replace(keys=LaneKeys(self._keys, lane))
+            lane.ctx = lane.ctx._replace(key_store=LaneKeys(self._keys, lane))
         try:
             return (yield from self._talk())
         finally:
             for lane in self._lanes:
-                lane.turn = lane.turn._replace(keys=None)
+                lane.ctx = lane.ctx._replace(key_store=None)
             self._keys.end_rehearsal()
 
-    def _record(self) -> Conversation[Ended]:
+    def _record(self) -> CollectiveProgram[BucketResult]:
         for lane in self._lanes:
-            lane.turn = lane.turn._replace(keys=LaneKeys(self._keys, lane))
+            lane.ctx = lane.ctx._replace(key_store=LaneKeys(self._keys, lane))
             room, _ = lane.begin()
-            self._memories.append(_Memories(lane, dict(lane.kept), dict(lane.talk), dict(room)))
+            self._memories.append(
+                _Memories(lane, dict(lane.memory_state), dict(lane.aggregator_state), dict(room))
+            )
         conversation = self._talk()
         told: list[Tensor] | None = None
         try:
@@ -214,15 +218,15 @@ class Recording:
                 told = yield call
         finally:
             for own in self._memories:
-                own.lane.turn = own.lane.turn._replace(keys=None)
+                own.lane.ctx = own.lane.ctx._replace(key_store=None)
                 own.then, own.draft = (dict(state) for state in own.lane.drafted())
 
     def _captured(
         self,
         graph: torch.cuda.CUDAGraph,
-        conversation: Conversation[Ended],
+        conversation: CollectiveProgram[BucketResult],
         told: list[Tensor] | None,
-    ) -> Call | None:
+    ) -> Collective | None:
         """Captures the work up to the next call, which is returned; None where it was the last."""
         with capture(graph, self._pool, self._device):
             try:
@@ -237,23 +241,23 @@ class Recording:
         here: list[Tensor] = []
         for own in self._memories:
             lane = own.lane
-            for place, now in ((own.kept, lane.kept), (own.talk, lane.talk)):
+            for place, now in ((own.kept, lane.memory_state), (own.talk, lane.aggregator_state)):
                 for key, tensor in place.items():
                     if now[key] is not tensor:
                         there.append(tensor)
                         here.append(now[key])
-            lane.kept, lane.talk = dict(own.kept), dict(own.talk)
+            lane.memory_state, lane.aggregator_state = dict(own.kept), dict(own.talk)
         if there:
             torch._foreach_copy_(there, here)
 
 
-class Recorder:
+class GraphCache:
     """The recordings of a model's buckets: made when gradients have come to lie still."""
 
     def __init__(self) -> None:
         self._places: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._times: dict[tuple[str, ...], int] = {}
-        self._made: dict[tuple[str, ...], Recording] = {}
+        self._made: dict[tuple[str, ...], CapturedProgram] = {}
 
     @property
     def recordings(self) -> int:
@@ -275,8 +279,8 @@ class Recorder:
         lanes: Mapping[str, Lane],
         names: Sequence[str],
         grads: Sequence[Tensor],
-        talk: Callable[[], Conversation[Ended]],
-    ) -> Recording | None:
+        talk: Callable[[], CollectiveProgram[BucketResult]],
+    ) -> CapturedProgram | None:
         """The recording for these gradients, if there is one or it is time to make it."""
         bucket, places = tuple(names), tuple(grad.data_ptr() for grad in grads)
         if self._places.get(bucket) != places:
@@ -287,19 +291,21 @@ class Recorder:
         if self._times[bucket] <= WARM or any(is_sampled(lane) for lane in here):
             return None
         if bucket not in self._made:
-            self._made[bucket] = Recording(here, talk)
+            self._made[bucket] = CapturedProgram(here, talk)
         return self._made[bucket]
 
 
 def is_sampled(lane: Lane) -> bool:
     """Whether the lane's next step measures its error, which is not part of other steps."""
-    return lane.turn.step % lane.sample_every == 0
+    return lane.ctx.step % lane.sample_every == 0
 
 
 def is_steady(lane: Lane) -> bool:
     """Whether the lane does the same work at every step, without asking the host."""
     traits = lane.compressor.traits()
-    return lane.talker.steady and not (traits.varies or traits.waits or traits.by_step)
+    return lane.aggregator.graph_safe and not (
+        traits.variable_length or traits.syncs_host or traits.step_dependent
+    )
 
 
 def _move(places: Sequence[Tensor], told: Sequence[Tensor]) -> None:

@@ -11,22 +11,22 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.checks import read_number
-from gradwire.comm.base import Conversation
+from gradwire.comm.base import CollectiveProgram
 from gradwire.comm.meter import Meter, ring_bytes
 from gradwire.control.base import Controller
-from gradwire.control.runtime import Helm
+from gradwire.control.runtime import ControllerRuntime
 from gradwire.control.timing import Clock
-from gradwire.engine.cuda_graphs import Recorder, Recording, is_steady
-from gradwire.engine.nonfinite import Alarm, Skips, Verdict
-from gradwire.engine.piggyback import Census
+from gradwire.engine.cuda_graphs import CapturedProgram, GraphCache, is_steady
+from gradwire.engine.nonfinite import NonFiniteGuard, SkippedSteps, StepVerdict
+from gradwire.engine.piggyback import Piggyback
 from gradwire.engine.plan import Plan
-from gradwire.engine.step import Ended, Lane, exchange, together
+from gradwire.engine.step import BucketResult, Lane, exchange, together
 from gradwire.errors import ConfigError, NonFiniteError
 from gradwire.types import Rounds
 
 log = logging.getLogger("gradwire")
 
-Led: TypeAlias = Conversation[Ended]
+Led: TypeAlias = CollectiveProgram[BucketResult]
 
 NanPolicy: TypeAlias = Literal["propagate", "raise", "ignore"]
 """What becomes of a step in which a gradient is not finite on any rank.
@@ -38,7 +38,7 @@ aggregation that bears liars bears as many ranks with such gradients: the step c
 """
 
 
-class Lanes:
+class Engine:
     """The lanes by parameter name, their state, and their statistics."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Lanes:
         seed: int,
         nan_policy: NanPolicy = "propagate",
         cuda_graphs: bool = True,
-        listens: bool = True,
+        wants_mean: bool = True,
     ) -> None:
         if nan_policy not in get_args(NanPolicy):
             known = [*get_args(NanPolicy)]
@@ -58,22 +58,24 @@ class Lanes:
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise ConfigError(f"seed must be a whole number, got {seed!r}")
         self.rank, self.size, self.seed = rank, size, seed
-        self.nan_policy, self.cuda_graphs, self.listens = nan_policy, cuda_graphs, listens
+        self.nan_policy, self.cuda_graphs, self.wants_mean = nan_policy, cuda_graphs, wants_mean
         self.tensors = tensors
         self.plan, self.lanes = plan, self._open(plan)
         self.dense_bytes = 0
-        self.skips = Skips()
+        self.skips = SkippedSteps()
         self.loss_scale = 1.0
-        self._step = Verdict()
-        self.helm: Helm | None = None
-        self._recorder = Recorder()
+        self._step = StepVerdict()
+        self.helm: ControllerRuntime | None = None
+        self._recorder = GraphCache()
 
     def steer(self, controller: Controller, clock: Clock) -> None:
         """Lets a controller change the method's settings between steps."""
         forget = self._recorder.forget
-        self.helm = Helm(controller, self.plan, self.lanes, self.rank, self.size, clock, forget)
+        self.helm = ControllerRuntime(
+            controller, self.plan, self.lanes, self.rank, self.size, clock, forget
+        )
 
-    def talk(self, names: Sequence[str], grads: Sequence[Tensor]) -> Conversation[None]:
+    def talk(self, names: Sequence[str], grads: Sequence[Tensor]) -> CollectiveProgram[None]:
         """The conversation about some parameters' gradients, which become their mean.
 
         What lanes remember of it is a draft until `finish`.
@@ -112,7 +114,7 @@ class Lanes:
 
     def _noted(
         self, names: Sequence[str], grads: Sequence[Tensor], lead: Callable[[], Led]
-    ) -> Conversation[None]:
+    ) -> CollectiveProgram[None]:
         """The conversation, of which the pilot and the step's verdict hear."""
         if self.helm is not None:
             self.helm.listen(names, grads, self.loss_scale)
@@ -124,7 +126,7 @@ class Lanes:
 
     def _recording(
         self, names: Sequence[str], grads: Sequence[Tensor], led: Callable[[], Led]
-    ) -> Recording | None:
+    ) -> CapturedProgram | None:
         """What to replay in place of a conversation, if it can be recorded."""
         on_gpu = bool(grads) and grads[0].is_cuda
         if not on_gpu or not self._is_recordable(names):
@@ -143,11 +145,11 @@ class Lanes:
         if self.helm is not None and grads:
             census = self.helm.census(names, grads[0].device)
         alarm = yield from self._exchanged(names, grads, census)
-        return Ended(alarm, None if census is None else census.agreed)
+        return BucketResult(alarm, None if census is None else census.agreed)
 
     def _exchanged(
-        self, names: Sequence[str], grads: Sequence[Tensor], census: Census | None
-    ) -> Conversation[Tensor | None]:
+        self, names: Sequence[str], grads: Sequence[Tensor], census: Piggyback | None
+    ) -> CollectiveProgram[Tensor | None]:
         """The same; returns whether it was in vain, where that is looked for."""
         talks = [exchange(g, self.lanes[name]) for name, g in zip(names, grads, strict=True)]
         if self._has_alarm():
@@ -169,14 +171,16 @@ class Lanes:
         names: Sequence[str],
         talks: Sequence[Rounds],
         grads: Sequence[Tensor],
-        census: Census | None,
-    ) -> Conversation[Tensor | None]:
+        census: Piggyback | None,
+    ) -> CollectiveProgram[Tensor | None]:
         """The same with an alarm: gradients that are not finite anywhere are so everywhere.
 
         But where the exchange bears some liars, it is as if as many were not there.
         """
         borne = self.plan.bears(self.size)
-        alarm = Alarm(grads, [self.lanes[name].talker.shows for name in names], borne)
+        alarm = NonFiniteGuard(
+            grads, [self.lanes[name].aggregator.propagates_nonfinite for name in names], borne
+        )
         yield from together(talks, alarm, census)
         if borne:
             for name in names:
@@ -231,11 +235,11 @@ class Lanes:
         self._recorder.forget()
         dropped: list[Tensor] = []
         for name, lane in self.lanes.items():
-            lane.turn = lane.turn._replace(step=old[name].turn.step)
-            same = lane.kept.keys() == old[name].kept.keys()
+            lane.ctx = lane.ctx._replace(step=old[name].ctx.step)
+            same = lane.memory_state.keys() == old[name].memory_state.keys()
             if same:
-                lane.kept = old[name].kept
-            dropped += old[name].owed(kept=not same)
+                lane.memory_state = old[name].memory_state
+            dropped += old[name].unsent_keys(kept=not same)
         norm = hypot(*(float(tensor.norm()) for tensor in dropped))
         if norm:
             log.info("switch: residuals of norm %.3g are dropped", norm)
@@ -250,7 +254,7 @@ class Lanes:
         }
         for lane in lanes.values():
             # A memory that owes nothing remembers the mean.
-            lane.turn = lane.turn._replace(listens=self.listens or not lane.memory.owes)
+            lane.ctx = lane.ctx._replace(wants_mean=self.wants_mean or not lane.memory.is_debt)
         return lanes
 
     def close(self) -> None:
@@ -301,13 +305,13 @@ class Lanes:
 
     def steps(self) -> int:
         """Steps that count."""
-        return max((lane.turn.step for lane in self.lanes.values()), default=0)
+        return max((lane.ctx.step for lane in self.lanes.values()), default=0)
 
     def stats(self, meter: Meter) -> dict[str, object]:
         self.settle()
         sent = meter.sent_bytes
         errors = [e for lane in self.lanes.values() if (e := lane.relative_error) is not None]
-        waiting = [lane.memory.waiting(lane.kept) for lane in self.lanes.values()]
+        waiting = [lane.memory.unsent(lane.memory_state) for lane in self.lanes.values()]
         norms = [tensor.norm() for tensor in waiting if tensor is not None]
         device = next(iter(self.tensors.values())).device if self.tensors else torch.device("cpu")
         return {

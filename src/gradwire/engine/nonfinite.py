@@ -8,7 +8,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from gradwire.types import Answer, Field, Gather, Inside, Layout, Mean, Request, Scatter
+from gradwire.types import AllGather, AllToAll, Answer, Field, IntraNode, Layout, Mean, Request
 from gradwire.wire.layout import adjacent, join
 
 ALARM = -1
@@ -20,13 +20,15 @@ LARGE = 1 << 16
 """From so many entries on a tensor is looked at where it is; smaller ones are put together."""
 
 
-class Alarm:
+class NonFiniteGuard:
     """One bucket's word: 1 where something is not finite, 0 where all is well."""
 
-    def __init__(self, grads: Sequence[Tensor], shows: Sequence[bool] = (), borne: int = 0) -> None:
-        """Looks at the gradients but those whose lane `shows` in its first request how they are."""
+    def __init__(
+        self, grads: Sequence[Tensor], propagates_nonfinite: Sequence[bool] = (), borne: int = 0
+    ) -> None:
+        """Looks at the gradients but those whose lane `propagates_nonfinite` in its first request how they are."""
         self.borne = borne
-        self._shown = {lane for lane, shown in enumerate(shows) if shown}
+        self._shown = {lane for lane, shown in enumerate(propagates_nonfinite) if shown}
         hidden = [grad.detach() for lane, grad in enumerate(grads) if lane not in self._shown]
         self.raised = _not_finite(hidden, grads[0].device)  # [1], bool
         self._told = False
@@ -38,7 +40,7 @@ class Alarm:
             asked = None if self._told else self._like(request)
             if asked is not None:
                 # What a node's ranks have told each other has yet to be told to other nodes.
-                self._told = not isinstance(request.scope, Inside)
+                self._told = not isinstance(request.scope, IntraNode)
                 return {ALARM: asked}
         return {}
 
@@ -55,11 +57,11 @@ class Alarm:
             # A wider type than theirs would widen all that goes by the same call.
             return Mean((self.raised.to(request.parts[0].dtype),), request.scope)
         flag = (self.raised.to(torch.uint8),)
-        if isinstance(request, Gather):
-            return Gather(flag, FLAG, [FLAG] * len(request.layouts), request.scope)
-        if isinstance(request, Scatter):
+        if isinstance(request, AllGather):
+            return AllGather(flag, FLAG, [FLAG] * len(request.layouts), request.scope)
+        if isinstance(request, AllToAll):
             size = len(request.layouts)
-            return Scatter([flag] * size, [FLAG] * size, request.rank, request.scope)
+            return AllToAll([flag] * size, [FLAG] * size, request.rank, request.scope)
         return None
 
     def hears(self, answer: Answer) -> None:
@@ -83,7 +85,7 @@ class Alarm:
             )
 
 
-class Verdict:
+class StepVerdict:
     """Whether the talks of a step raised an alarm; known to the host when it asks."""
 
     def __init__(self) -> None:
@@ -128,7 +130,7 @@ class Verdict:
 
 def _numbers(request: Request) -> Iterable[Tensor]:
     """What a request says in floating point."""
-    messages = request.messages if isinstance(request, Scatter) else [request.parts]
+    messages = request.messages if isinstance(request, AllToAll) else [request.parts]
     return (part for parts in messages for part in parts if part.is_floating_point())
 
 
@@ -161,7 +163,7 @@ def _pieces(tensors: Sequence[Tensor]) -> list[Tensor]:
 log = logging.getLogger("gradwire")
 
 
-class Skips:
+class SkippedSteps:
     """Counts them, and says so of the 1st, 2nd, 4th, 8th ... in a row."""
 
     def __init__(self) -> None:

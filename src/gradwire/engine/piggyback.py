@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection
 import torch
 from torch import Tensor
 
-from gradwire.types import Answer, Field, Gather, Layout, Mean, Request, Scatter
+from gradwire.types import AllGather, AllToAll, Answer, Field, Layout, Mean, Request
 
 CENSUS = -2
 """Its place among the lanes."""
 
 
-class Census:
+class Piggyback:
     """One bucket's numbers: this rank's own, then the mean over all ranks."""
 
     def __init__(self, numbers: Callable[[], Tensor | None], size: int) -> None:
@@ -43,11 +43,11 @@ def _like(numbers: Tensor, beside: Collection[Request], size: int) -> Request:
     layout = Layout((Field(torch.float32, numbers.numel()),))
     everybody = [request for request in beside if request.scope is None]
     for request in everybody:
-        if isinstance(request, Scatter):
-            return Scatter([(numbers,)] * size, [layout] * size, request.rank)
+        if isinstance(request, AllToAll):
+            return AllToAll([(numbers,)] * size, [layout] * size, request.rank)
     sums = [part for r in everybody if isinstance(r, Mean) for part in r.parts]
-    gathers = any(isinstance(request, Gather) for request in everybody)
+    gathers = any(isinstance(request, AllGather) for request in everybody)
     # A wider type than theirs would widen all that goes by the same call.
     if gathers or any(part.dtype != torch.float32 for part in sums):
-        return Gather((numbers,), layout, [layout] * size)
+        return AllGather((numbers,), layout, [layout] * size)
     return Mean((numbers,))

@@ -8,7 +8,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from gradwire.base import Compressor, ManyRounds, Memory, OneRound, Talker
+from gradwire.base import Aggregator, Compressor, Memory, MultiRound, OneRound
 from gradwire.base.aggregation import borne
 from gradwire.comm.cost_model import LinkModel
 from gradwire.compressors.bf16 import Bf16
@@ -28,7 +28,7 @@ from gradwire.spec import (
     read_settings,
     wrap_in_exchange,
 )
-from gradwire.types import Turn
+from gradwire.types import EncodeContext
 
 DENSE: dict[torch.dtype, OneRound] = {
     torch.float32: NoCompression(),
@@ -40,7 +40,7 @@ DENSE: dict[torch.dtype, OneRound] = {
 BUCKET_BYTES = 25 << 20
 """The size of DDP's buckets, which is what one message says."""
 
-Wrap: TypeAlias = Callable[[str, Compressor], Talker]
+Wrap: TypeAlias = Callable[[str, Compressor], Aggregator]
 """An exchange's spec and a compressor to what talks."""
 
 
@@ -61,17 +61,17 @@ class Plan:
         """The way of one parameter."""
         if tensor.dtype not in DENSE:
             raise ConfigError(f"parameter {name!r} is {tensor.dtype}; expected {[*DENSE]}")
-        turn = Turn(tuple(tensor.shape), rank, size, seed, crc32(name.encode()))
+        ctx = EncodeContext(tuple(tensor.shape), rank, size, seed, crc32(name.encode()))
         compressor, memory = self._choice(tensor)
         device, wrap = tensor.device, self.wrap
-        return open_lane(name, compressor, memory, self.exchange, turn, device, careful, wrap)
+        return open_lane(name, compressor, memory, self.exchange, ctx, device, careful, wrap)
 
     def _choice(self, tensor: Tensor) -> tuple[Compressor, Memory]:
         dense = DENSE[tensor.dtype]
         if self.is_dense():
             # All is said, so there is nothing to keep.
             return dense, NoMemory()
-        if self.compressor.traits().everywhere:
+        if self.compressor.traits().suits_small_tensors:
             return self.compressor, self.memory
         small = tensor.dim() < 2 or tensor.numel() < self.min_numel
         if small or self.compressor.nbytes(tensor.shape) >= tensor.nbytes:
@@ -89,7 +89,7 @@ class Plan:
 
     def counts_votes(self) -> bool:
         """Whether the gradient becomes a majority of signs instead of a mean."""
-        return self.compressor.traits().votes or self.exchange.endswith("aggregate=majority")
+        return self.compressor.traits().is_vote or self.exchange.endswith("aggregate=majority")
 
     def node(self) -> int | None:
         """Ranks a node, where that matters."""
@@ -154,12 +154,12 @@ def wants_residual(compressor: Compressor) -> bool:
     traits = compressor.traits()
     if traits.accumulates:
         return True
-    return traits.contraction and not traits.unbiased and not traits.everywhere
+    return traits.contraction and not traits.unbiased and not traits.suits_small_tensors
 
 
 def check_memory(compressor: Compressor, memory: Memory) -> None:
     traits = compressor.traits()
-    if traits.accumulates and memory.keeps_apart:
+    if traits.accumulates and memory.separates_residual:
         return
     if traits.accumulates:
         raise ConfigError(
@@ -179,7 +179,7 @@ def check_exchange(compressor: Compressor, memory: Memory, exchange: str) -> Non
         check_exchange(compressor, memory, layers.between)
         return
     why = find_exchange(exchange).refuses(compressor)
-    if why is None and isinstance(compressor, ManyRounds) and ":" in exchange:
+    if why is None and isinstance(compressor, MultiRound) and ":" in exchange:
         why = "it talks in rounds of its own, which know no such setting"
     if why is None and exchange == "mean" and _rounds_unseen(compressor, memory):
         why = f"sums in 16 bits lose what memory {name_of(memory)!r} cannot see; use gather"
@@ -200,9 +200,9 @@ def choose_exchange(
 
     One exchange for all, so that the lanes of a bucket share their rounds.
     """
-    if isinstance(compressor, ManyRounds):
-        return compressor.how
-    if compressor.traits().votes:
+    if isinstance(compressor, MultiRound):
+        return compressor.rounds_like
+    if compressor.traits().is_vote:
         return "gather:aggregate=majority"
     if compressor.traits().summable and not _rounds_unseen(compressor, memory):
         return "mean"
@@ -219,11 +219,11 @@ def open_lane(
     compressor: Compressor,
     memory: Memory,
     exchange: str,
-    turn: Turn,
+    ctx: EncodeContext,
     device: torch.device,
     careful: bool = True,
     wrap: Wrap = wrap_in_exchange,
 ) -> Lane:
     """A lane as told; `check_memory` and `check_exchange` have passed."""
-    talker = wrap(exchange, compressor)
-    return Lane(name, compressor, talker, memory, turn, device, careful)
+    aggregator = wrap(exchange, compressor)
+    return Lane(name, compressor, aggregator, memory, ctx, device, careful)

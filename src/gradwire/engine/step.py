@@ -12,16 +12,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.base import Compressor, Memory, Talker
-from gradwire.comm.base import Conversation
+from gradwire.base import Aggregator, Compressor, Memory
+from gradwire.comm.base import CollectiveProgram
 from gradwire.engine.batching import carry
-from gradwire.engine.nonfinite import ALARM, Alarm
-from gradwire.engine.piggyback import CENSUS, Census
+from gradwire.engine.nonfinite import ALARM, NonFiniteGuard
+from gradwire.engine.piggyback import CENSUS, Piggyback
 from gradwire.kernels.validation import check_floating
-from gradwire.types import Answer, Given, Request, Rounds, State, Turn
+from gradwire.types import Answer, EFInput, EncodeContext, Request, Rounds, State
 
 
-class Ended(NamedTuple):
+class BucketResult(NamedTuple):
     """What a bucket's conversation leaves beside its gradients' means."""
 
     alarm: Tensor | None = None
@@ -43,16 +43,16 @@ class Lane:
 
     name: str
     compressor: Compressor
-    talker: Talker
+    aggregator: Aggregator
     """Who holds the conversation: the compressor itself, or an exchange around it."""
     memory: Memory
-    turn: Turn
+    ctx: EncodeContext
     device: torch.device
     careful: bool = True
     """Whether a step can be taken back; costs the memory's room twice."""
-    kept: State = field(init=False)
+    memory_state: State = field(init=False)
     """The memory's state."""
-    talk: State = field(init=False)
+    aggregator_state: State = field(init=False)
     """The talker's state."""
     message_bytes: int = field(init=False)
     """About as many as a message has: kept, since it is asked for at every step."""
@@ -60,77 +60,86 @@ class Lane:
     sample_every: int = field(init=False, default=SAMPLE_EVERY)
     lost: Tensor | None = field(init=False, default=None)  # [2]
     """Sums of squares of what the last step left unsaid and of all it had to say, if sampled."""
-    _then: State = field(init=False)
-    _draft: State | None = field(init=False, default=None)
+    _pending_memory: State = field(init=False)
+    _pending_aggregator: State | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.kept = self.memory.state(self.turn.numel, self.device)
-        self.talk = self.talker.state(self.turn, self.device)
-        self._then = self._room()
-        self.message_bytes = self.compressor.nbytes(self.turn.shape)
+        self.memory_state = self.memory.state(self.ctx.numel, self.device)
+        self.aggregator_state = self.aggregator.state(self.ctx, self.device)
+        self._pending_memory = self._room()
+        self.message_bytes = self.compressor.nbytes(self.ctx.shape)
 
     def begin(self) -> tuple[State, State]:
         """Room for what the memory and the talker will remember of the coming step."""
         if not self.careful:
-            self._then = self.kept
-        elif self._then.keys() != self.kept.keys() or self._then is self.kept:
-            self._then = self._room()
-        self._draft = dict(self.talk)
-        return self._then, self._draft
+            self._pending_memory = self.memory_state
+        elif (
+            self._pending_memory.keys() != self.memory_state.keys()
+            or self._pending_memory is self.memory_state
+        ):
+            self._pending_memory = self._room()
+        self._pending_aggregator = dict(self.aggregator_state)
+        return self._pending_memory, self._pending_aggregator
 
     def keep(self) -> None:
         """The step counts: what it drafted is what is remembered from now on."""
-        if self._draft is not None:
-            self.kept, self._then = self._then, self.kept
-            self.talk, self._draft = self._draft, None
-            self.turn = self.turn._replace(step=self.turn.step + 1)
+        if self._pending_aggregator is not None:
+            self.memory_state, self._pending_memory = self._pending_memory, self.memory_state
+            self.aggregator_state, self._pending_aggregator = self._pending_aggregator, None
+            self.ctx = self.ctx._replace(step=self.ctx.step + 1)
 
     def drafted(self) -> tuple[State, State]:
         """What the memory and the talker will remember if the step counts."""
-        assert self._draft is not None, "no step is under way"
-        return self._then, self._draft
+        assert self._pending_aggregator is not None, "no step is under way"
+        return self._pending_memory, self._pending_aggregator
 
     def draft(self, then: State, talk: State) -> None:
         """Takes over what a recorded step has written for its draft."""
-        self._then, self._draft = then, talk
+        self._pending_memory, self._pending_aggregator = then, talk
 
     def mend(self) -> None:
         """The memory's draft becomes what is kept already, where it is not finite."""
-        sound = [tensor.isfinite().all() for tensor in self._then.values()]
-        for key, tensor in self._then.items():
-            self._then[key] = torch.where(torch.stack(sound).all(), tensor, self.kept[key])
+        sound = [tensor.isfinite().all() for tensor in self._pending_memory.values()]
+        for key, tensor in self._pending_memory.items():
+            self._pending_memory[key] = torch.where(
+                torch.stack(sound).all(), tensor, self.memory_state[key]
+            )
 
     def forget(self) -> None:
         """The step does not count: all is as it was before it."""
-        self._draft = None
+        self._pending_aggregator = None
 
-    def redirect(self, compressor: Compressor, talker: Talker) -> None:
+    def redirect(self, compressor: Compressor, aggregator: Aggregator) -> None:
         """Goes on with another setting of the method; all that still fits is remembered."""
-        assert self._draft is None, "a lane changes between two steps"
-        self.compressor, self.talker = compressor, talker
-        self.message_bytes = compressor.nbytes(self.turn.shape)
-        for key, fresh in talker.state(self.turn, self.device).items():
-            self.talk[key] = _fitted(self.talk.get(key), fresh)
+        assert self._pending_aggregator is None, "a lane changes between two steps"
+        self.compressor, self.aggregator = compressor, aggregator
+        self.message_bytes = compressor.nbytes(self.ctx.shape)
+        for key, fresh in aggregator.state(self.ctx, self.device).items():
+            self.aggregator_state[key] = _fitted(self.aggregator_state.get(key), fresh)
 
-    def owed(self, *, kept: bool) -> list[Tensor]:
+    def unsent_keys(self, *, kept: bool) -> list[Tensor]:
         """What waits to be sent: in the talker's state, and what is kept if that is asked for."""
-        waiting = self.memory.waiting(self.kept) if kept else None
-        talk = [self.talk[key] for key in self.talker.owed if key in self.talk]
+        waiting = self.memory.unsent(self.memory_state) if kept else None
+        talk = [
+            self.aggregator_state[key]
+            for key in self.aggregator.unsent_keys
+            if key in self.aggregator_state
+        ]
         return talk if waiting is None else [waiting, *talk]
 
     def rescale(self, factor: float) -> None:
         """Multiplies what waits to be sent."""
-        self.memory.rescale(self.kept, factor)
-        if self.memory.owes:
-            _multiply(self.talk, self.talker.owed, factor)
+        self.memory.rescale(self.memory_state, factor)
+        if self.memory.is_debt:
+            _multiply(self.aggregator_state, self.aggregator.unsent_keys, factor)
 
     def change_units(self, factor: float) -> None:
         """Multiplies all that is in units of the gradient."""
-        _multiply(self.kept, self.memory.units, factor)
-        _multiply(self.talk, self.talker.units, factor)
+        _multiply(self.memory_state, self.memory.loss_scaled_keys, factor)
+        _multiply(self.aggregator_state, self.aggregator.loss_scaled_keys, factor)
 
     def _room(self) -> State:
-        return self.memory.state(self.turn.numel, self.device) if self.careful else self.kept
+        return self.memory.state(self.ctx.numel, self.device) if self.careful else self.memory_state
 
 
 def _multiply(state: State, keys: Sequence[str], factor: float) -> None:
@@ -150,26 +159,26 @@ def _fitted(old: Tensor | None, fresh: Tensor) -> Tensor:
 def exchange(grad: Tensor, lane: Lane) -> Rounds:
     """Replaces `grad` by its mean over all ranks, as far as the lane's compressor can say it."""
     then, talk = lane.begin()
-    given = lane.memory.before(_flat(grad), lane.kept, then)
+    ef = lane.memory.before(_flat(grad), lane.memory_state, then)
     norm = stirs = None
-    if lane.turn.step % lane.sample_every == 0:
-        given, norm = _sampled(given)
-        stirs = given.came().any()
-    mean = yield from lane.talker.rounds(given, talk, lane.turn)
-    mean = lane.memory.after(given, mean, lane.kept, then)
+    if lane.ctx.step % lane.sample_every == 0:
+        ef, norm = _sampled(ef)
+        stirs = ef.gradient().any()
+    mean = yield from lane.aggregator.rounds(ef, talk, lane.ctx)
+    mean = lane.memory.after(ef, mean, lane.memory_state, then)
     if mean.data_ptr() != grad.data_ptr():
         grad.copy_(mean.view(grad.shape))
-    if norm is not None and stirs is not None and given.left is not None:
-        left = given.left.norm()
-        lane.relative_error = torch.where(norm > 0, left / norm, 0.0)
+    if norm is not None and stirs is not None and ef.residual_out is not None:
+        residual_out = ef.residual_out.norm()
+        lane.relative_error = torch.where(norm > 0, residual_out / norm, 0.0)
         # Where no gradient came, only a residual, it is no sample of what gradients lose.
-        lane.lost = torch.stack([left, norm]).square() * stirs
+        lane.lost = torch.stack([residual_out, norm]).square() * stirs
     return mean
 
 
 def together(
-    talks: Sequence[Rounds], alarm: Alarm | None = None, census: Census | None = None
-) -> Conversation[list[Tensor]]:
+    talks: Sequence[Rounds], alarm: NonFiniteGuard | None = None, census: Piggyback | None = None
+) -> CollectiveProgram[list[Tensor]]:
     """Leads all talks at once: what they ask for in one round goes out together.
 
     An alarm and a census travel along with them.
@@ -205,8 +214,8 @@ def _flat(grad: Tensor) -> Tensor:
     return grad.to(torch.float32, memory_format=torch.contiguous_format, copy=True).view(-1)
 
 
-def _sampled(given: Given) -> tuple[Given, Tensor]:
+def _sampled(ef: EFInput) -> tuple[EFInput, Tensor]:
     """The same with room for what is left, and the norm of all there is to say."""
-    if given.residual is None:
-        return given._replace(left=torch.empty_like(given.x)), given.x.norm()
-    return given, torch.add(given.x, given.residual, alpha=given.decay).norm()
+    if ef.residual is None:
+        return ef._replace(residual_out=torch.empty_like(ef.grad)), ef.grad.norm()
+    return ef, torch.add(ef.grad, ef.residual, alpha=ef.decay).norm()

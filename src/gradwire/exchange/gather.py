@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from gradwire.base import Compressor, Exchange, OneRound, carried_by, take
+from gradwire.base import Compressor, Exchange, OneRound, carried_by, encode_with_feedback
 from gradwire.base.aggregation import Aggregation, aggregate, check_aggregation
-from gradwire.types import Gather, Given, Rounds, State, Turn
+from gradwire.types import AllGather, EFInput, EncodeContext, Rounds, State
 
 
 @dataclass(frozen=True)
@@ -28,24 +28,24 @@ class GatherExchange(Exchange):
         return carried_by("gather", codec)
 
     @property
-    def shows(self) -> bool:
-        return self.codec.traits().shows
+    def propagates_nonfinite(self) -> bool:
+        return self.codec.traits().propagates_nonfinite
 
-    def state(self, turn: Turn, device: torch.device) -> State:
+    def state(self, ctx: EncodeContext, device: torch.device) -> State:
         return {}
 
-    def rounds(self, given: Given, state: State, turn: Turn) -> Rounds:
-        layout = self.codec.layout(turn.numel)
-        parts = take(self.codec, given, turn)
-        messages = yield Gather(parts, layout, [layout] * turn.size)
-        out = given.x.zero_()
-        if not turn.listens:
+    def rounds(self, ef: EFInput, state: State, ctx: EncodeContext) -> Rounds:
+        layout = self.codec.layout(ctx.numel)
+        parts = encode_with_feedback(self.codec, ef, ctx)
+        messages = yield AllGather(parts, layout, [layout] * ctx.world_size)
+        out = ef.grad.zero_()
+        if not ctx.wants_mean:
             return out
         if self.aggregate == "mean":
-            self.codec.add_to(out, messages, 1 / turn.size, turn)
+            self.codec.decode_add(out, messages, 1 / ctx.world_size, ctx)
         else:
-            said = torch.zeros(turn.size, turn.numel, device=out.device)
+            said = torch.zeros(ctx.world_size, ctx.numel, device=out.device)
             for row, message in zip(said, messages, strict=True):
-                self.codec.add_to(row, [message], 1.0, turn)
+                self.codec.decode_add(row, [message], 1.0, ctx)
             out.copy_(aggregate(said, self.aggregate))
         return out

@@ -5,12 +5,21 @@ from typing import ClassVar
 
 import torch
 
-from gradwire.base import Layered, Talker
-from gradwire.types import Between, Given, Inside, Mean, Mixed, Rounds, State, Turn
+from gradwire.base import Aggregator, TwoLevelExchange
+from gradwire.types import (
+    CombinedInput,
+    EFInput,
+    EncodeContext,
+    InterNode,
+    IntraNode,
+    Mean,
+    Rounds,
+    State,
+)
 
 
 @dataclass(frozen=True)
-class HierarchicalExchange(Layered):
+class HierarchicalExchange(TwoLevelExchange):
     """The mean of each node in float32, then whatever exchange `between` names, among the nodes.
 
     A node is `node` consecutive ranks, and talks to the others as if it were one rank: after an
@@ -28,7 +37,7 @@ class HierarchicalExchange(Layered):
     keep is what nodes have not said.
     """
 
-    talker: Talker
+    aggregator: Aggregator
     node: int
 
     examples: ClassVar = (
@@ -37,35 +46,35 @@ class HierarchicalExchange(Layered):
         {"node": 2, "between": "mean"},
     )
 
-    def state(self, turn: Turn, device: torch.device) -> State:
-        return self.talker.state(self._of_node(turn), device)
+    def state(self, ctx: EncodeContext, device: torch.device) -> State:
+        return self.aggregator.state(self._of_node(ctx), device)
 
-    def rounds(self, given: Given, state: State, turn: Turn) -> Rounds:
-        own = given.total()
+    def rounds(self, ef: EFInput, state: State, ctx: EncodeContext) -> Rounds:
+        own = ef.total()
         # An all-reduce overwrites what it is given, and what comes later may be refused.
-        [(mean,)] = yield Mean((own.clone(),), Inside(self.node))
+        [(mean,)] = yield Mean((own.clone(),), IntraNode(self.node))
         # As a residual of nothing, so that it is still there to see what was said of it.
-        whole = Given(mean) if given.left is None else _as_residual(mean)
-        talk = self.talker.rounds(whole, state, self._of_node(turn))
-        out = yield from _between(talk, self._scope(turn))
-        if given.left is not None:
-            assert whole.left is not None
-            given.left.copy_(torch.where(whole.left == mean, own, whole.left))
+        whole = EFInput(mean) if ef.residual_out is None else _as_residual(mean)
+        talk = self.aggregator.rounds(whole, state, self._of_node(ctx))
+        out = yield from _between(talk, self._scope(ctx))
+        if ef.residual_out is not None:
+            assert whole.residual_out is not None
+            ef.residual_out.copy_(torch.where(whole.residual_out == mean, own, whole.residual_out))
         return out
 
-    def _of_node(self, turn: Turn) -> Turn:
+    def _of_node(self, ctx: EncodeContext) -> EncodeContext:
         """The turn of this rank's node among the nodes."""
-        return turn._replace(rank=turn.rank // self.node, size=turn.size // self.node)
+        return ctx._replace(rank=ctx.rank // self.node, world_size=ctx.world_size // self.node)
 
-    def _scope(self, turn: Turn) -> Between:
-        return Between(self.node, turn.size // self.node, turn.rank % self.node)
-
-
-def _as_residual(mean: torch.Tensor) -> Given:
-    return Mixed(torch.zeros_like(mean), mean, torch.empty_like(mean))
+    def _scope(self, ctx: EncodeContext) -> InterNode:
+        return InterNode(self.node, ctx.world_size // self.node, ctx.rank % self.node)
 
 
-def _between(talk: Rounds, scope: Between) -> Rounds:
+def _as_residual(mean: torch.Tensor) -> EFInput:
+    return CombinedInput(torch.zeros_like(mean), mean, torch.empty_like(mean))
+
+
+def _between(talk: Rounds, scope: InterNode) -> Rounds:
     """The same conversation, held by nodes."""
     try:
         request = next(talk)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.base import Compressor, Exchange, OneRound, take
+from gradwire.base import Compressor, Exchange, OneRound, encode_with_feedback
 from gradwire.compressors._sparsifier import Pipeline, Sparsifier
-from gradwire.types import Broadcast, Given, Layout, Mean, Parts, Rounds, State, Turn
+from gradwire.types import Broadcast, EFInput, EncodeContext, Layout, Mean, Parts, Rounds, State
 from gradwire.wire.indices import check_index, index_field, pack_index, unpack_index
 
 
@@ -31,47 +31,47 @@ class LeaderExchange(Exchange):
             return "values are added up as float32, so no second method can write them"
         if not isinstance(codec, Sparsifier):
             return "it chooses no positions that a leader could tell"
-        if not codec.told:
+        if not codec.sends_indices:
             return "all ranks know its positions already; use mean"
-        if codec.traits().varies:
+        if codec.traits().variable_length:
             return "only the leader would know how many positions it tells"
         return None
 
     @property
-    def steady(self) -> bool:
+    def graph_safe(self) -> bool:
         """Another rank leads at each step."""
         return False
 
-    def state(self, turn: Turn, device: torch.device) -> State:
+    def state(self, ctx: EncodeContext, device: torch.device) -> State:
         return {}
 
-    def rounds(self, given: Given, state: State, turn: Turn) -> Rounds:
+    def rounds(self, ef: EFInput, state: State, ctx: EncodeContext) -> Rounds:
         if not isinstance(self.codec, Sparsifier):
-            return (yield from _dense(self.codec, given, turn))
-        count = self.codec.count(turn.numel)
-        [(packed,)] = yield self._positions(given, turn)
-        index = unpack_index(packed, turn.numel, count)
-        if given.left is None:
-            values = given.x[index]
+            return (yield from _dense(self.codec, ef, ctx))
+        count = self.codec.count(ctx.numel)
+        [(packed,)] = yield self._positions(ef, ctx)
+        index = unpack_index(packed, ctx.numel, count)
+        if ef.residual_out is None:
+            values = ef.grad[index]
         else:
-            values = given.left[index]
-            given.left.index_fill_(0, index, 0.0)
+            values = ef.residual_out[index]
+            ef.residual_out.index_fill_(0, index, 0.0)
         [(means,)] = yield Mean((values,))
-        return given.x.zero_().index_copy_(0, index, means)
+        return ef.grad.zero_().index_copy_(0, index, means)
 
-    def _positions(self, given: Given, turn: Turn) -> Broadcast:
+    def _positions(self, ef: EFInput, ctx: EncodeContext) -> Broadcast:
         """The leader's choice; the others only bring what they have to say together."""
         assert isinstance(self.codec, Sparsifier)
-        numel, count = turn.numel, self.codec.count(turn.numel)
+        numel, count = ctx.numel, self.codec.count(ctx.numel)
         field = index_field(numel, count)
-        leader = turn.step % turn.size
+        leader = ctx.step % ctx.world_size
         packed: Tensor
-        if turn.rank == leader:
-            packed = pack_index(self.codec.select(given, turn), numel)
+        if ctx.rank == leader:
+            packed = pack_index(self.codec.select(ef, ctx), numel)
         else:
-            self.codec.overhear(given, turn)
+            self.codec.accumulate_only(ef, ctx)
             assert field.numel is not None
-            packed = torch.zeros(field.numel, dtype=field.dtype, device=given.x.device)
+            packed = torch.zeros(field.numel, dtype=field.dtype, device=ef.grad.device)
 
         def check(parts: Parts) -> None:
             check_index(parts[0], numel, count)
@@ -79,15 +79,15 @@ class LeaderExchange(Exchange):
         return Broadcast((packed,), Layout((field,), check), leader)
 
 
-def _dense(codec: OneRound, given: Given, turn: Turn) -> Rounds:
+def _dense(codec: OneRound, ef: EFInput, ctx: EncodeContext) -> Rounds:
     """For small tensors beside a sparsifier's, which go uncompressed."""
     assert codec.traits().summable, "only dense formats go along"
     # Nothing in the first round: in the second they share the call with the chosen values.
     yield Mean(())
-    parts = take(codec, given, turn)
+    parts = encode_with_feedback(codec, ef, ctx)
     [means] = yield Mean(parts)
-    if parts[0] is given.x:
+    if parts[0] is ef.grad:
         return means[0]
-    out = given.x.zero_()
-    codec.add_to(out, [means], 1.0, turn)
+    out = ef.grad.zero_()
+    codec.decode_add(out, [means], 1.0, ctx)
     return out

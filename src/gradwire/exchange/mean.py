@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from gradwire.base import Compressor, Exchange, OneRound, carried_by, take
-from gradwire.types import Given, Mean, Rounds, State, Turn
+from gradwire.base import Compressor, Exchange, OneRound, carried_by, encode_with_feedback
+from gradwire.types import EFInput, EncodeContext, Mean, Rounds, State
 
 
 @dataclass(frozen=True)
@@ -21,18 +21,18 @@ class MeanExchange(Exchange):
         return carried_by("mean", codec)
 
     @property
-    def shows(self) -> bool:
-        return self.codec.traits().shows
+    def propagates_nonfinite(self) -> bool:
+        return self.codec.traits().propagates_nonfinite
 
-    def state(self, turn: Turn, device: torch.device) -> State:
+    def state(self, ctx: EncodeContext, device: torch.device) -> State:
         return {}
 
-    def rounds(self, given: Given, state: State, turn: Turn) -> Rounds:
-        parts = take(self.codec, given, turn)
+    def rounds(self, ef: EFInput, state: State, ctx: EncodeContext) -> Rounds:
+        parts = encode_with_feedback(self.codec, ef, ctx)
         [means] = yield Mean(parts)
-        if parts[0] is given.x:
+        if parts[0] is ef.grad:
             # The message was the gradient itself, and is the mean now.
             return means[0]
-        out = given.x.zero_()
-        self.codec.add_to(out, [means], 1.0, turn)
+        out = ef.grad.zero_()
+        self.codec.decode_add(out, [means], 1.0, ctx)
         return out

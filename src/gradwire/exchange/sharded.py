@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import torch
 
-from gradwire.base import Compressor, Exchange, OneRound, carried_by, take
-from gradwire.types import Gather, Given, Rounds, Scatter, State, Turn, mix
+from gradwire.base import Compressor, Exchange, OneRound, carried_by, encode_with_feedback
+from gradwire.types import AllGather, AllToAll, EFInput, EncodeContext, Rounds, State, mix
 
 
 @dataclass(frozen=True)
@@ -21,43 +21,43 @@ class ShardedExchange(Exchange):
 
     codec: OneRound
 
-    units: ClassVar = ("server",)
-    shards: ClassVar = ("server",)
-    owed: ClassVar = ("server",)
+    loss_scaled_keys: ClassVar = ("server",)
+    sharded_keys: ClassVar = ("server",)
+    unsent_keys: ClassVar = ("server",)
 
     @classmethod
     def refuses(cls, codec: Compressor) -> str | None:
-        if codec.traits().votes:
+        if codec.traits().is_vote:
             return "votes must be counted all at once"
         return carried_by("sharded", codec)
 
     @property
-    def shows(self) -> bool:
-        return self.codec.traits().shows
+    def propagates_nonfinite(self) -> bool:
+        return self.codec.traits().propagates_nonfinite
 
-    def state(self, turn: Turn, device: torch.device) -> State:
+    def state(self, ctx: EncodeContext, device: torch.device) -> State:
         if not self.codec.traits().contraction:
             return {}
-        start, stop = bounds(turn.numel, turn.size)[turn.rank]
+        start, stop = bounds(ctx.numel, ctx.world_size)[ctx.rank]
         return {"server": torch.zeros(stop - start, device=device)}
 
-    def rounds(self, given: Given, state: State, turn: Turn) -> Rounds:
-        mine = yield from own_shard(self.codec, given, turn)
-        shards, turns = bounds(turn.numel, turn.size), shard_turns(turn)
-        layouts = [self.codec.layout(shard.numel) for shard in turns]
+    def rounds(self, ef: EFInput, state: State, ctx: EncodeContext) -> Rounds:
+        mine = yield from own_shard(self.codec, ef, ctx)
+        sharded_keys, contexts = bounds(ctx.numel, ctx.world_size), shard_contexts(ctx)
+        layouts = [self.codec.layout(shard.numel) for shard in contexts]
         server = state.get("server")
         rest = None if server is None else torch.empty_like(server)
         # The second encoding draws numbers of its own, but shares the choices that all ranks share.
-        again = [shard._replace(rank=turn.size + i) for i, shard in enumerate(turns)]
-        parts = take(self.codec, Given(mine, server, rest), again[turn.rank])
-        answers = yield Gather(parts, layouts[turn.rank], layouts)
+        again = [shard._replace(rank=ctx.world_size + i) for i, shard in enumerate(contexts)]
+        parts = encode_with_feedback(self.codec, EFInput(mine, server, rest), again[ctx.rank])
+        answers = yield AllGather(parts, layouts[ctx.rank], layouts)
         if rest is not None:
             state["server"] = rest
-        out = given.x.zero_()
-        if not turn.listens:
+        out = ef.grad.zero_()
+        if not ctx.wants_mean:
             return out
-        for (start, stop), parts, shard in zip(shards, answers, again, strict=True):
-            self.codec.add_to(out[start:stop], [parts], 1.0, shard)
+        for (start, stop), parts, shard in zip(sharded_keys, answers, again, strict=True):
+            self.codec.decode_add(out[start:stop], [parts], 1.0, shard)
         return out
 
 
@@ -67,22 +67,22 @@ def bounds(numel: int, size: int) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
-def shard_turns(turn: Turn) -> list[Turn]:
+def shard_contexts(ctx: EncodeContext) -> list[EncodeContext]:
     """The turns of all shards; each draws random numbers of its own."""
     return [
-        turn._replace(shape=(stop - start,), seed=mix(turn.seed, shard))
-        for shard, (start, stop) in enumerate(bounds(turn.numel, turn.size))
+        ctx._replace(shape=(stop - start,), seed=mix(ctx.seed, shard))
+        for shard, (start, stop) in enumerate(bounds(ctx.numel, ctx.world_size))
     ]
 
 
-def own_shard(codec: OneRound, given: Given, turn: Turn) -> Rounds:
+def own_shard(codec: OneRound, ef: EFInput, ctx: EncodeContext) -> Rounds:
     """Tells every rank its shard, and returns the mean of this rank's."""
-    turns = shard_turns(turn)
+    contexts = shard_contexts(ctx)
     messages = [
-        take(codec, given.slice(start, stop), shard)
-        for (start, stop), shard in zip(bounds(turn.numel, turn.size), turns, strict=True)
+        encode_with_feedback(codec, ef.slice(start, stop), shard)
+        for (start, stop), shard in zip(bounds(ctx.numel, ctx.world_size), contexts, strict=True)
     ]
-    heard = yield Scatter(messages, [codec.layout(shard.numel) for shard in turns], turn.rank)
-    mine = torch.zeros(turns[turn.rank].numel, device=given.x.device)
-    codec.add_to(mine, heard, 1 / turn.size, turns[turn.rank])
+    heard = yield AllToAll(messages, [codec.layout(shard.numel) for shard in contexts], ctx.rank)
+    mine = torch.zeros(contexts[ctx.rank].numel, device=ef.grad.device)
+    codec.decode_add(mine, heard, 1 / ctx.world_size, contexts[ctx.rank])
     return mine

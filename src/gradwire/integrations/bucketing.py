@@ -17,7 +17,7 @@ LEAST_BYTES = 1_000_000
 """Half of this takes 4 ms at 1 Gbit/s, and to wait for the card some more where ranks share one."""
 
 
-class Load(NamedTuple):
+class PendingBucket(NamedTuple):
     """A bucket that DDP waits for."""
 
     names: list[str]
@@ -30,7 +30,7 @@ class Ready(NamedTuple):
     """Messages to send, and the buckets that are done when all of them are."""
 
     messages: list[tuple[list[str], list[Tensor]]]
-    loads: list[Load]
+    loads: list[PendingBucket]
 
 
 def read_groups(saved: object, names: Collection[str]) -> list[list[str]]:
@@ -51,7 +51,7 @@ class Buckets:
         self._now: list[list[str]] = []
         self._last: list[list[str]] = []
         self._replay: list[list[str]] | None = None
-        self._held: list[Load] = []
+        self._held: list[PendingBucket] = []
 
     def last(self) -> list[list[str]]:
         """The names in each message of the last whole backward pass."""
@@ -62,7 +62,7 @@ class Buckets:
         self._last = [list(names) for names in groups]
         self._replay = self.last() or None
 
-    def add(self, load: Load, nbytes: int, is_last: bool) -> Ready | None:
+    def add(self, load: PendingBucket, nbytes: int, is_last: bool) -> Ready | None:
         """What can go out now that this bucket is full, of which so many bytes are to be said.
 
         None where more are waited for.

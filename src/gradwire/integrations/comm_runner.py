@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from gradwire.comm.process_group import LEAVING
-from gradwire.comm.side_stream import Side
-from gradwire.integrations.bucketing import Load
+from gradwire.comm.process_group import SHUTDOWN
+from gradwire.comm.side_stream import SideStream
+from gradwire.integrations.bucketing import PendingBucket
 
-Errand: TypeAlias = Callable[[], None]
+Task: TypeAlias = Callable[[], None]
 
 
-class Courier(ABC):
+class CommRunner(ABC):
     """Carries errands in order."""
 
     @abstractmethod
@@ -31,11 +31,11 @@ class Courier(ABC):
         """A future that an errand can complete."""
 
     @abstractmethod
-    def send(self, errand: Errand, loads: Sequence[Load]) -> None:
+    def send(self, errand: Task, loads: Sequence[PendingBucket]) -> None:
         """Runs the errand, then completes the loads' futures with their buffers."""
 
     @abstractmethod
-    def begin(self, start: Callable[[], Errand], loads: Sequence[Load]) -> None:
+    def begin(self, start: Callable[[], Task], loads: Sequence[PendingBucket]) -> None:
         """The same for an errand that `start` returns, and of which only the end has to wait.
 
         Nothing else is sent before `arrive`.
@@ -46,7 +46,7 @@ class Courier(ABC):
         """Sees to the end of all that was begun."""
 
     @abstractmethod
-    def settle(self, last: Errand) -> None:
+    def settle(self, last: Task) -> None:
         """Waits until nothing is under way but a last errand, and raises what went wrong."""
 
     @abstractmethod
@@ -58,22 +58,22 @@ class Courier(ABC):
         """Ends; nothing may be under way."""
 
 
-class OnStream(Courier):
+class OnStream(CommRunner):
     """Enqueues at once, in the calling thread."""
 
     def __init__(self, device: torch.device) -> None:
-        self._side = Side(device)
+        self._side = SideStream(device)
 
     def future(self) -> "Future[Tensor]":
         return self._side.future()
 
-    def send(self, errand: Errand, loads: Sequence[Load]) -> None:
+    def send(self, errand: Task, loads: Sequence[PendingBucket]) -> None:
         with self._side.after(self._side.mark()):
             errand()
             for load in loads:
                 load.future.set_result(load.buffer)
 
-    def begin(self, start: Callable[[], Errand], loads: Sequence[Load]) -> None:
+    def begin(self, start: Callable[[], Task], loads: Sequence[PendingBucket]) -> None:
         def on_the_side() -> None:
             start()()
 
@@ -82,7 +82,7 @@ class OnStream(Courier):
     def arrive(self) -> None:
         pass
 
-    def settle(self, last: Errand) -> None:
+    def settle(self, last: Task) -> None:
         self.send(last, [])
 
     def sound(self) -> bool:
@@ -93,12 +93,12 @@ class OnStream(Courier):
 
 
 class _Item(NamedTuple):
-    errand: Errand
-    loads: Sequence[Load]
+    errand: Task
+    loads: Sequence[PendingBucket]
     mark: torch.cuda.Event | None
 
 
-class OnThread(Courier):
+class OnThread(CommRunner):
     """Runs errands on one thread; after a failure it runs no more.
 
     A future cannot carry an exception through DDP's reducer, so it is completed all the same, and
@@ -107,7 +107,7 @@ class OnThread(Courier):
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._side = Side(device)
+        self._side = SideStream(device)
         self._failure: Exception | None = None
         self._begun: list[_Item] = []
         self._queue: Queue[list[_Item] | None] = Queue()
@@ -119,10 +119,10 @@ class OnThread(Courier):
     def future(self) -> "Future[Tensor]":
         return self._side.future()
 
-    def send(self, errand: Errand, loads: Sequence[Load]) -> None:
+    def send(self, errand: Task, loads: Sequence[PendingBucket]) -> None:
         self._send([_Item(errand, loads, self._side.mark())])
 
-    def begin(self, start: Callable[[], Errand], loads: Sequence[Load]) -> None:
+    def begin(self, start: Callable[[], Task], loads: Sequence[PendingBucket]) -> None:
         self._begun.append(_Item(start() if self._failure is None else _nothing, loads, None))
 
     def arrive(self) -> None:
@@ -130,7 +130,7 @@ class OnThread(Courier):
         begun, self._begun = self._begun, []
         self._send(begun)
 
-    def settle(self, last: Errand) -> None:
+    def settle(self, last: Task) -> None:
         self.arrive()
         self._queue.join()
         # The thread is idle now, and to wake it would take longer.
@@ -149,7 +149,7 @@ class OnThread(Courier):
             self._thread.join()
 
     def _leave(self) -> None:
-        LEAVING.set()
+        SHUTDOWN.set()
         self.close()
 
     def _work(self) -> None:

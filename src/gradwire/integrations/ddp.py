@@ -13,21 +13,21 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwire.base import Compressor, Memory
 from gradwire.checks import check_whole
-from gradwire.comm.base import Conversation, drive
+from gradwire.comm.base import CollectiveProgram, drive
 from gradwire.comm.consistency import check_same
 from gradwire.comm.groups import borrow, check_member
 from gradwire.control.base import Controller, find_controller
 from gradwire.engine.engine import NanPolicy
 from gradwire.engine.plan import make_plan
 from gradwire.errors import ConfigError
-from gradwire.integrations.bucketing import Load, Ready
+from gradwire.integrations.bucketing import PendingBucket, Ready
 from gradwire.integrations.comm_runner import OnStream, OnThread
-from gradwire.integrations.dense_allreduce import begin_means
+from gradwire.integrations.dense_allreduce import start_means
 from gradwire.integrations.handle import Handle, Options, Wanted, at_end_of_backward
 from gradwire.integrations.parameters import check_dense
 
 
-class Slot:
+class HookSlot:
     """DDP's only hook slot, which cannot be emptied again; but who answers in it can change."""
 
     def __init__(self, model: DDP) -> None:
@@ -37,14 +37,14 @@ class Slot:
 
 
 # A hook stays for the life of its DDP, and this must not prolong it.
-_slots: WeakKeyDictionary[DDP, Slot] = WeakKeyDictionary()
+_slots: WeakKeyDictionary[DDP, HookSlot] = WeakKeyDictionary()
 
-_orphans: list[Slot] = []
+_orphans: list[HookSlot] = []
 """Slots whose model died attached. Who collects it may hold any lock, so it is only noted there."""
 
 
 # DDP compares these annotations by identity, so this file has no postponed annotations.
-def _hook(state: Slot, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
+def _hook(state: HookSlot, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
     if isinstance(bucket, tuple):
         raise ConfigError(
             "compiled autograd's python_reducer hands over single gradients instead of buckets; "
@@ -63,7 +63,7 @@ class Link(Handle):
 
     def __init__(
         self,
-        slot: Slot,
+        slot: HookSlot,
         group: dist.ProcessGroup,
         names: dict[nn.Parameter, str],
         wanted: Wanted,
@@ -107,7 +107,7 @@ class Link(Handle):
         names = [self._parameters[p] for p in bucket.parameters()]
         future = self._courier.future()
         straight = self._is_straight()
-        load = Load(names, bucket.gradients(), bucket.buffer(), future)
+        load = PendingBucket(names, bucket.gradients(), bucket.buffer(), future)
         nbytes = load.buffer.nbytes if straight else self._lanes.message_bytes(names)
         ready = self._buckets.add(load, nbytes, bucket.is_last())
         if ready is not None and straight:
@@ -122,12 +122,12 @@ class Link(Handle):
     def _go_straight(self, ready: Ready, is_last: bool) -> None:
         for load in ready.loads:
             self._lanes.pass_by(load.names, load.buffer.nbytes)
-        self._courier.begin(lambda: begin_means(self._comm, ready), ready.loads)
+        self._courier.begin(lambda: start_means(self._comm, ready), ready.loads)
         if is_last:
             # Now, since with a static graph DDP waits for them before any callback of ours.
             self._courier.arrive()
 
-    def _carry(self, talks: list[Conversation[None]]) -> None:
+    def _carry(self, talks: list[CollectiveProgram[None]]) -> None:
         for talk in talks:
             drive(talk, self._comm)
 
@@ -225,14 +225,14 @@ def _names(model: DDP) -> dict[nn.Parameter, str]:
     return {p: n for n, p in named if p.requires_grad and n not in model.parameters_to_ignore}
 
 
-def _take_slot(model: DDP) -> Slot:
+def _take_slot(model: DDP) -> HookSlot:
     if model not in _slots:
         occupant = model._get_ddp_logging_data().get("comm_hook")
         if model.mixed_precision is not None:
             occupant = "DDP's mixed_precision"
         if occupant:
             raise ConfigError(f"attach: the model's only hook slot is taken by {occupant}")
-        slot = Slot(model)
+        slot = HookSlot(model)
         model.register_comm_hook(slot, _hook)
         _slots[model] = slot
         finalize(model, _orphans.append, slot).atexit = False
@@ -241,7 +241,7 @@ def _take_slot(model: DDP) -> Slot:
     return _slots[model]
 
 
-def _bury(slot: Slot) -> None:
+def _bury(slot: HookSlot) -> None:
     """Ends what a model left behind that died without a detach."""
     if slot.link is not None:
         slot.link._leave()

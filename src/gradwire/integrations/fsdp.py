@@ -14,7 +14,7 @@ from gradwire.control.base import Controller, find_controller
 from gradwire.engine.engine import NanPolicy
 from gradwire.engine.plan import make_plan
 from gradwire.errors import ConfigError
-from gradwire.integrations.dense_allreduce import begin_mean, own_row
+from gradwire.integrations.dense_allreduce import own_row, start_mean
 from gradwire.integrations.fsdp_private import (
     ReduceScatter,
     Unit,
@@ -68,7 +68,7 @@ class Shards(Handle):
         pieces = _split(unit, flat)
         if self._is_straight():
             self._pass_by(unit, flat)
-            begin_mean(self._comm, [flat])()
+            start_mean(self._comm, [flat])()
         else:
             self._talk(unit, [p.view(s) for p, s in zip(pieces, unit.shapes, strict=True)])
         if unit.divide_factor() is not None:

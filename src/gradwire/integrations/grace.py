@@ -208,7 +208,7 @@ def _exchange(grace: Grace, compressor: Compressor, memory: str) -> str:
     if asked == "broadcast":
         grace.notes.append("broadcast becomes gather, which tells all ranks the same in one call")
     exchange = COMMUNICATORS[asked]
-    if compressor.traits().votes and exchange == "gather":
+    if compressor.traits().is_vote and exchange == "gather":
         # Which counts votes.
         return "auto"
     try:

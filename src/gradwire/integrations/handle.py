@@ -25,10 +25,10 @@ from gradwire.checkpoint.state import (
     save,
 )
 from gradwire.comm.consistency import agree
-from gradwire.comm.process_group import TorchComm
+from gradwire.comm.process_group import ProcessGroupComm
 from gradwire.control.base import Controller
 from gradwire.control.timing import WallClock
-from gradwire.engine.engine import Lanes, NanPolicy
+from gradwire.engine.engine import Engine, NanPolicy
 from gradwire.engine.ownership import check_free, claim, release
 from gradwire.engine.plan import Plan
 from gradwire.errors import ConfigError
@@ -85,11 +85,13 @@ class Handle(ABC):
         check_free(parameters.items(), type(self) if self.has_slot else None)
         self._parameters = dict(parameters)
         self._device = next(iter(tensors.values())).device
-        self._comm = TorchComm(group, checksum=options.checksum)
+        self._comm = ProcessGroupComm(group, checksum=options.checksum)
         self._planner = planner
         size, seed, policy = self._comm.size, options.seed, options.nan_policy
         plan = planner(*wanted, tensors.values(), size)
-        self._lanes = Lanes(plan, tensors, self._comm.rank, size, seed, policy, options.cuda_graphs)
+        self._lanes = Engine(
+            plan, tensors, self._comm.rank, size, seed, policy, options.cuda_graphs
+        )
         least_bytes = options.least_bytes
         if least_bytes is None:
             least_bytes = 0 if self._comm.is_direct(self._device) else LEAST_BYTES
@@ -101,7 +103,7 @@ class Handle(ABC):
             "controller": "none" if options.controller is None else format_spec(options.controller),
         }
         # Without checksums, on which they have yet to agree.
-        bare = TorchComm(group, self._comm.meter)
+        bare = ProcessGroupComm(group, self._comm.meter)
         agree(bare, self._device, {**_settings(plan, tensors, seed), **guards})
         if options.controller is not None:
             clock = WallClock(

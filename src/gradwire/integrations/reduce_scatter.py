@@ -7,13 +7,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.base import Compressor, ManyRounds, Memory, OneRound, Talker
+from gradwire.base import Aggregator, Compressor, Memory, MultiRound, OneRound
 from gradwire.engine.plan import Plan, make_plan
 from gradwire.errors import ConfigError
 from gradwire.exchange.sharded import bounds, own_shard
 from gradwire.memory.none import NoMemory
 from gradwire.spec import compressor_of, format_spec, name_of
-from gradwire.types import Given, Rounds, State, Turn
+from gradwire.types import EFInput, EncodeContext, Rounds, State
 
 
 @dataclass(frozen=True)
@@ -25,29 +25,29 @@ class Scattered:
 
     codec: OneRound
 
-    units: ClassVar[tuple[str, ...]] = ()
-    shards: ClassVar[tuple[str, ...]] = ()
-    owed: ClassVar[tuple[str, ...]] = ()
-    unison: ClassVar[int] = 1
-    steady: ClassVar[bool] = True
+    loss_scaled_keys: ClassVar[tuple[str, ...]] = ()
+    sharded_keys: ClassVar[tuple[str, ...]] = ()
+    unsent_keys: ClassVar[tuple[str, ...]] = ()
+    ranks_per_replica: ClassVar[int] = 1
+    graph_safe: ClassVar[bool] = True
 
     @property
-    def shows(self) -> bool:
-        return self.codec.traits().shows
+    def propagates_nonfinite(self) -> bool:
+        return self.codec.traits().propagates_nonfinite
 
-    def state(self, turn: Turn, device: torch.device) -> State:
+    def state(self, ctx: EncodeContext, device: torch.device) -> State:
         return {}
 
-    def rounds(self, given: Given, state: State, turn: Turn) -> Rounds:
-        mine = yield from own_shard(self.codec, given, turn)
-        start, stop = bounds(turn.numel, turn.size)[turn.rank]
-        given.x[start:stop] = mine
-        return given.x
+    def rounds(self, ef: EFInput, state: State, ctx: EncodeContext) -> Rounds:
+        mine = yield from own_shard(self.codec, ef, ctx)
+        start, stop = bounds(ctx.numel, ctx.world_size)[ctx.rank]
+        ef.grad[start:stop] = mine
+        return ef.grad
 
 
-def talker(exchange: str, compressor: Compressor) -> Talker:
+def aggregator(exchange: str, compressor: Compressor) -> Aggregator:
     """Who talks: a method in rounds of its own tells every rank all, so that is in it too."""
-    if isinstance(compressor, ManyRounds):
+    if isinstance(compressor, MultiRound):
         return compressor
     assert isinstance(compressor, OneRound)
     return Scattered(compressor)
@@ -66,15 +66,15 @@ def scatter_plan(
             f"exchange: a reduce-scatter is one, leave it at 'auto', got {exchange!r}"
         )
     compressor = compressor_of(compressor)
-    if compressor.traits().votes:
+    if compressor.traits().is_vote:
         raise ConfigError(
             f"{format_spec(compressor)} does not go with a reduce-scatter: votes are no mean"
         )
     way = "sharded" if isinstance(compressor, OneRound) else "auto"
     plan = make_plan(compressor, memory, way, tensors, size)
-    if not (plan.memory.owes or isinstance(plan.memory, NoMemory)):
+    if not (plan.memory.is_debt or isinstance(plan.memory, NoMemory)):
         raise ConfigError(
             f"memory {name_of(plan.memory)!r} does not go with a reduce-scatter: it needs all of "
             "the mean, of which a rank hears its shard (use residual, lowbit or none)"
         )
-    return replace(plan, wrap=talker)
+    return replace(plan, wrap=aggregator)

@@ -14,14 +14,14 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwire.base import Compressor, Memory
 from gradwire.checks import check_whole
-from gradwire.comm.base import Call, drive
+from gradwire.comm.base import Collective, drive
 from gradwire.comm.consistency import check_same
 from gradwire.control.base import Controller, find_controller
 from gradwire.engine.engine import NanPolicy
 from gradwire.engine.plan import BUCKET_BYTES, make_plan
 from gradwire.errors import ConfigError
-from gradwire.integrations.comm_runner import Errand
-from gradwire.integrations.dense_allreduce import begin_mean, one_ahead
+from gradwire.integrations.comm_runner import Task
+from gradwire.integrations.dense_allreduce import one_ahead, start_mean
 from gradwire.integrations.handle import Handle, Options, Wanted
 from gradwire.integrations.parameters import group_of, names_of
 
@@ -96,12 +96,12 @@ class Reducer(Handle):
                 "make the reducer anew"
             )
 
-    def _errand(self, message: list[nn.Parameter]) -> Errand:
+    def _errand(self, message: list[nn.Parameter]) -> Task:
         names, gradients = [self._parameters[p] for p in message], [_gradient(p) for p in message]
         if not self._is_straight():
             return partial(drive, self._lanes.talk(names, gradients), self._comm)
         self._lanes.pass_by(names, sum(g.nbytes for g in gradients))
-        return begin_mean(self._comm, gradients)
+        return start_mean(self._comm, gradients)
 
     def _present(self) -> list[nn.Parameter]:
         """The parameters with a gradient on any rank; it is zero where there was none."""
@@ -122,7 +122,7 @@ class Reducer(Handle):
         """Whether any rank has a gradient, by parameter."""
         own = torch.tensor([p.grad is not None for p in self._parameters], device=self._device)
         told = self._comm.answer(
-            Call("gather", [own.view(torch.uint8)], [own.numel()] * self._comm.size)
+            Collective("gather", [own.view(torch.uint8)], [own.numel()] * self._comm.size)
         )
         some: list[bool] = torch.stack(told).any(0).tolist()
         return some

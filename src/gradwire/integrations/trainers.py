@@ -18,7 +18,7 @@ from torch.torch_version import TorchVersion
 
 from gradwire.base import Compressor
 from gradwire.checkpoint.files import Checkpoints
-from gradwire.comm.base import Call
+from gradwire.comm.base import Collective
 from gradwire.control.base import find_controller
 from gradwire.errors import ConfigError
 from gradwire.integrations.ddp import Link, attach
@@ -119,5 +119,5 @@ def _files(handle: Handle, folder: Path) -> Checkpoints:
 def _missing(handle: Handle, there: bool) -> list[int]:
     """The ranks that have nothing, as all ranks are told."""
     own = torch.tensor([there], device=handle._device).view(torch.uint8)
-    told = handle._comm.answer(Call("gather", [own], [1] * handle._comm.size))
+    told = handle._comm.answer(Collective("gather", [own], [1] * handle._comm.size))
     return [rank for rank, has in enumerate(torch.cat(told).tolist()) if not has]

@@ -13,7 +13,7 @@ from gradwire.types import Key
 ThresholdKind: TypeAlias = Literal["fixed", "sampled", "bisected", "excess", "normal"]
 
 
-class Aim(NamedTuple):
+class ThresholdSpec(NamedTuple):
     """How a border is found, and how many entries may be chosen at most.
 
     `kernels/reference/thresholds.py` says what the kinds mean; "fixed" is a border that is known.
@@ -40,7 +40,7 @@ class Aim(NamedTuple):
 RoundingKind: TypeAlias = Literal["chance", "nearest", "e4m3", "e5m2", "tree", "power"]
 
 
-class Rule(NamedTuple):
+class RoundingSpec(NamedTuple):
     """A rounding and the scale that goes with it; `kernels/reference/rounding.py` says how.
 
     - "chance" and "nearest": multiples of 1/levels of the scale, up or down by chance or nearest;

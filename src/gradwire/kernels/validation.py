@@ -8,23 +8,23 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import ConfigError
-from gradwire.types import Given
+from gradwire.types import EFInput
 
 
-def check_given(given: Given) -> None:
-    """Raises ConfigError unless all is flat float32 on one device, and `left` is free to write."""
-    x, residual, left = given.x, given.residual, given.left
+def check_given(ef: EFInput) -> None:
+    """Raises ConfigError unless all is flat float32 on one device, and `residual_out` is free to write."""
+    x, residual, residual_out = ef.grad, ef.residual, ef.residual_out
     _check("x", x, x)
     if residual is not None:
         _check("residual", residual, x)
-    if left is None:
+    if residual_out is None:
         return
-    _check("left", left, x)
-    if _overlap(left, x):
+    _check("left", residual_out, x)
+    if _overlap(residual_out, x):
         raise ConfigError("kernels: left must not share memory with x, which is still to be read")
-    if residual is None or left.data_ptr() == residual.data_ptr():
+    if residual is None or residual_out.data_ptr() == residual.data_ptr():
         return
-    if _overlap(left, residual):
+    if _overlap(residual_out, residual):
         raise ConfigError("kernels: left must be the residual itself or share no memory with it")
 
 

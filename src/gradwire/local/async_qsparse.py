@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwire.base import Compressor, OneRound, take
-from gradwire.comm.base import Call, Conversation
+from gradwire.base import Compressor, OneRound, encode_with_feedback
+from gradwire.comm.base import Collective, CollectiveProgram
 from gradwire.comm.tcp import PostOffice, connect, own_host
-from gradwire.engine.engine import Lanes
+from gradwire.engine.engine import Engine
 from gradwire.errors import ConfigError, NonFiniteError
 from gradwire.local.base import LocalSteps, drift_plan, message_ratio
 from gradwire.local.server import Form, News, Server, news_bytes
@@ -106,7 +106,7 @@ class AsyncQsparseLocalSGD(LocalSteps):
 
     def _tell(self) -> None:
         assert self._counter is not None
-        step = next(iter(self._drift_lanes.lanes.values())).turn.step
+        step = next(iter(self._drift_lanes.lanes.values())).ctx.step
         message = self._form.pack(self._messages())
         news = self._counter.visit(self._peers.rank, step, message)
         self._peers.meter.scatter(message.numel(), news_bytes(news))
@@ -123,9 +123,9 @@ class AsyncQsparseLocalSGD(LocalSteps):
         for name, drift in drifts.items():
             lane = self._drift_lanes.lanes[name]
             then, _ = lane.begin()
-            given = lane.memory.before(drift, lane.kept, then)
+            given = lane.memory.before(drift, lane.memory_state, then)
             assert isinstance(lane.compressor, OneRound)
-            messages.append(take(lane.compressor, given, lane.turn))
+            messages.append(encode_with_feedback(lane.compressor, given, lane.ctx))
             lane.keep()
         return messages
 
@@ -145,7 +145,7 @@ class AsyncQsparseLocalSGD(LocalSteps):
             for name, parameter in self.parameters.items():
                 parameter.copy_(self._anchor[name].view(parameter.shape))
 
-    def _meet_server(self) -> Conversation[None]:
+    def _meet_server(self) -> CollectiveProgram[None]:
         """Worker 0 opens the server, and tells the others where."""
         first = self._peers.rank == 0
         if first:
@@ -157,7 +157,7 @@ class AsyncQsparseLocalSGD(LocalSteps):
             return
         yield from self._exchange_addresses()
 
-    def _exchange_addresses(self) -> Conversation[None]:
+    def _exchange_addresses(self) -> CollectiveProgram[None]:
         where = b""
         if self._server is not None:
             server, token = self._server, secrets.token_bytes(16)
@@ -165,7 +165,7 @@ class AsyncQsparseLocalSGD(LocalSteps):
             self._office = PostOffice(host, token, lambda box: serve(server, box))
             where = json.dumps([*self._office.address, token.hex()]).encode()
         letter = torch.frombuffer(bytearray(where.ljust(_LETTER)), dtype=torch.uint8)
-        [told] = yield Call("broadcast", [letter.to(self.device)])
+        [told] = yield Collective("broadcast", [letter.to(self.device)])
         host, port, key = json.loads(bytes(told.tolist()))
         box = connect((host, port), bytes.fromhex(key))
         self._counter = Correspondence(box, self._peers.rank, self._anchor)
@@ -184,7 +184,7 @@ class AsyncQsparseLocalSGD(LocalSteps):
         if self._patience is not None:
             self._patience.cancel()
 
-    def _lanes(self) -> Sequence[Lanes]:
+    def _lanes(self) -> Sequence[Engine]:
         return [self._drift_lanes]
 
     def _tensors(self) -> dict[str, State]:
@@ -195,7 +195,7 @@ class AsyncQsparseLocalSGD(LocalSteps):
         # Workers have come at different times, and know different models.
         return {}
 
-    def _open(self, compressor: Compressor | str) -> Lanes:
+    def _open(self, compressor: Compressor | str) -> Engine:
         chosen = compressor_of(compressor)
         if not isinstance(chosen, OneRound):
             raise ConfigError(
@@ -205,4 +205,4 @@ class AsyncQsparseLocalSGD(LocalSteps):
         rank, size, tensors = self._peers.rank, self._peers.size, self.parameters
         name = type(self).__name__
         plan = drift_plan(name, chosen, Residual(), "gather", tensors.values(), size)
-        return Lanes(plan, tensors, rank, size, self.seed, "ignore")
+        return Engine(plan, tensors, rank, size, self.seed, "ignore")

@@ -15,8 +15,8 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwire.base import Compressor, Memory
 from gradwire.checks import check_whole
-from gradwire.comm.base import Conversation
-from gradwire.engine.engine import Lanes
+from gradwire.comm.base import CollectiveProgram
+from gradwire.engine.engine import Engine
 from gradwire.engine.ownership import check_free, claim, release
 from gradwire.engine.plan import Plan, make_plan
 from gradwire.errors import ConfigError
@@ -69,10 +69,10 @@ def drift_plan(
     return plan
 
 
-def message_ratio(*lanes: Lanes) -> float:
+def message_ratio(*lanes: Engine) -> float:
     """Bytes of all parameters over those of one worker's messages about them."""
     ways = [lane for one in lanes for lane in one.lanes.values()]
-    said = sum(lane.compressor.nbytes(lane.turn.shape) for lane in ways)
+    said = sum(lane.compressor.nbytes(lane.ctx.shape) for lane in ways)
     return sum(t.nbytes for one in lanes for t in one.tensors.values()) / max(1, said)
 
 
@@ -109,7 +109,7 @@ class LocalSteps(ABC):
         self._broadcast = broadcast
         self._peers = peers_of(group, self.device)
         self._hook: RemovableHandle | None = None
-        self._meet: Callable[[], Conversation[None]] | None = None
+        self._meet: Callable[[], CollectiveProgram[None]] | None = None
         self._leave: Callable[[bool], None] | None = None
 
     @abstractmethod
@@ -129,7 +129,7 @@ class LocalSteps(ABC):
         """What this worker does after its optimiser's step number `self.steps`, counted from 1."""
 
     @abstractmethod
-    def _lanes(self) -> Sequence[Lanes]:
+    def _lanes(self) -> Sequence[Engine]:
         """Everything that remembers what was said; the first describes the method."""
 
     @abstractmethod
@@ -209,7 +209,7 @@ class LocalSteps(ABC):
         self.steps += 1
         self._step()
 
-    def _entry(self) -> Conversation[None]:
+    def _entry(self) -> CollectiveProgram[None]:
         # Those who meet nobody but a server have taken different numbers of steps.
         done = self.steps if self._meet is None else self.steps > 0
         still = {name: f"{form}, not trained" for name, form in _forms(held(self.model)).items()}

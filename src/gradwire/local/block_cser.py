@@ -9,15 +9,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradwire.base import Compressor
-from gradwire.comm.base import Conversation
+from gradwire.comm.base import CollectiveProgram
 from gradwire.compressors._sparsifier import Sparsifier
-from gradwire.engine.engine import Lanes
+from gradwire.engine.engine import Engine
 from gradwire.engine.step import together
 from gradwire.errors import ConfigError
 from gradwire.local.base import LocalSteps, drift_plan
 from gradwire.local.workers import Group
 from gradwire.spec import compressor_of, format_spec
-from gradwire.types import Given, Mean, Rounds, State, Turn, mix
+from gradwire.types import EFInput, EncodeContext, Mean, Rounds, State, mix
 
 
 class BlockCSER(LocalSteps):
@@ -58,7 +58,7 @@ class BlockCSER(LocalSteps):
             said += (1 - share) * self._said_bytes(self._updates)
         return sum(p.nbytes for p in self.parameters.values()) / said
 
-    def _said_bytes(self, lanes: Lanes) -> int:
+    def _said_bytes(self, lanes: Engine) -> int:
         """The bytes of the blocks that are averaged at one step."""
         return sum(
             p.itemsize * _count(lanes.lanes[name].compressor, p.numel())
@@ -75,15 +75,15 @@ class BlockCSER(LocalSteps):
         if lanes is not None:
             self._peers.talk(self._talk(lanes))
 
-    def _talk(self, lanes: Lanes) -> Conversation[None]:
+    def _talk(self, lanes: Engine) -> CollectiveProgram[None]:
         talks = []
         for name, parameter in self.parameters.items():
             lane = lanes.lanes[name]
-            turn = lane.turn._replace(step=self.steps)
-            talks.append(_mean_of_blocks(parameter.detach(), lane.compressor, turn))
+            ctx = lane.ctx._replace(step=self.steps)
+            talks.append(_mean_of_blocks(parameter.detach(), lane.compressor, ctx))
         yield from together(talks)
 
-    def _lanes(self) -> Sequence[Lanes]:
+    def _lanes(self) -> Sequence[Engine]:
         return [self._errors] if self._updates is None else [self._updates, self._errors]
 
     def _tensors(self) -> dict[str, State]:
@@ -93,10 +93,10 @@ class BlockCSER(LocalSteps):
         # Workers differ in all but the blocks of the last step.
         return {}
 
-    def _open(self, compressor: Compressor | str, seed: int) -> Lanes:
+    def _open(self, compressor: Compressor | str, seed: int) -> Engine:
         rank, size, tensors = self._peers.rank, self._peers.size, self.parameters
         chosen = compressor_of(compressor)
-        alike = isinstance(chosen, Sparsifier) and not chosen.told
+        alike = isinstance(chosen, Sparsifier) and not chosen.sends_indices
         if not alike and chosen.family != "dense":
             raise ConfigError(
                 f"BlockCSER: {format_spec(chosen)} does not choose the same entries on all "
@@ -108,18 +108,18 @@ class BlockCSER(LocalSteps):
                 "said of them; leave out values, which go in the parameters' own format"
             )
         plan = drift_plan("BlockCSER", chosen, "none", "mean", tensors.values(), size)
-        return Lanes(plan, tensors, rank, size, seed, "ignore")
+        return Engine(plan, tensors, rank, size, seed, "ignore")
 
 
 def _count(compressor: Compressor, numel: int) -> int:
     return compressor.count(numel) if isinstance(compressor, Sparsifier) else numel
 
 
-def _mean_of_blocks(parameter: Tensor, compressor: Compressor, turn: Turn) -> Rounds:
+def _mean_of_blocks(parameter: Tensor, compressor: Compressor, ctx: EncodeContext) -> Rounds:
     """Replaces the chosen entries, or all where there is no choice, by their mean over workers."""
     flat = parameter.reshape(-1)
     if isinstance(compressor, Sparsifier):
-        index = compressor.select(Given(flat), turn)
+        index = compressor.select(EFInput(flat), ctx)
         [[mean]] = yield Mean((flat[index],))
         flat.index_copy_(0, index, mean)
     else:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradwire.base import Compressor
-from gradwire.comm.base import Conversation
-from gradwire.engine.engine import Lanes
+from gradwire.comm.base import CollectiveProgram
+from gradwire.engine.engine import Engine
 from gradwire.errors import NonFiniteError
 from gradwire.local.base import (
     LocalNanPolicy,
@@ -109,7 +109,7 @@ class CSER(LocalSteps):
             update[name] = room.copy_(before).sub_(parameter.detach().reshape(-1))
         return update
 
-    def _talk(self, update: State, is_reset: bool) -> Conversation[None]:
+    def _talk(self, update: State, is_reset: bool) -> CollectiveProgram[None]:
         if self._updates is not None:
             yield from self._tell_update(self._updates, update)
         if is_reset:
@@ -119,7 +119,7 @@ class CSER(LocalSteps):
                 both = self._common_part[name] + self._error[name]
                 parameter.copy_(both.view(parameter.shape))
 
-    def _tell_update(self, lanes: Lanes, update: State) -> Conversation[None]:
+    def _tell_update(self, lanes: Engine, update: State) -> CollectiveProgram[None]:
         """p', r = PSync(p, C2); x -= p', e -= r."""
         left = yield from psync(lanes, update)
         for name, mean in update.items():
@@ -127,7 +127,7 @@ class CSER(LocalSteps):
             if name in left:
                 self._error[name].sub_(left[name])
 
-    def _reset(self) -> Conversation[None]:
+    def _reset(self) -> CollectiveProgram[None]:
         """e', e = PSync(e, C1); x += e' - e."""
         told = {name: error.clone() for name, error in self._error.items()}
         left = yield from psync(self._errors, told)
@@ -138,7 +138,7 @@ class CSER(LocalSteps):
             else:
                 self._error[name].zero_()
 
-    def _lanes(self) -> Sequence[Lanes]:
+    def _lanes(self) -> Sequence[Engine]:
         return [self._errors] if self._updates is None else [self._updates, self._errors]
 
     def _tensors(self) -> dict[str, State]:
@@ -147,7 +147,7 @@ class CSER(LocalSteps):
     def _common(self) -> Mapping[str, Tensor]:
         return self._common_part
 
-    def _open(self, compressor: Compressor | str, seed: int) -> Lanes:
+    def _open(self, compressor: Compressor | str, seed: int) -> Engine:
         rank, size, tensors = self._peers.rank, self._peers.size, self.parameters
         plan = drift_plan("CSER", compressor, Aside(), self._exchange, tensors.values(), size)
-        return Lanes(plan, tensors, rank, size, seed, self._nan_policy)
+        return Engine(plan, tensors, rank, size, seed, self._nan_policy)

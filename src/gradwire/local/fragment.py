@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from gradwire import kernels
 from gradwire.checks import check_number, check_share, check_whole
-from gradwire.comm.base import Conversation
-from gradwire.engine.engine import Lanes
+from gradwire.comm.base import CollectiveProgram
+from gradwire.engine.engine import Engine
 from gradwire.errors import ConfigError
 from gradwire.kernels.specs import Drifted
 from gradwire.local.state import float_copies, room_for
@@ -26,32 +26,36 @@ Division: TypeAlias = int | Sequence[Sequence[str]]
 Named: TypeAlias = dict[str, nn.Parameter]
 
 
-def divide(method: str, parameters: Mapping[str, nn.Parameter], how: Division) -> list[Named]:
+def divide(
+    method: str, parameters: Mapping[str, nn.Parameter], rounds_like: Division
+) -> list[Named]:
     """The parts, each with its parameters in the model's order; every parameter is in one."""
-    if isinstance(how, Sequence):
-        return _by_names(method, parameters, how)
-    check_whole(method, "fragments", how, 1)
+    if isinstance(rounds_like, Sequence):
+        return _by_names(method, parameters, rounds_like)
+    check_whole(method, "fragments", rounds_like, 1)
     layers = list(dict.fromkeys(_layer(name) for name in parameters))
-    if how > len(layers):
-        raise ConfigError(f"{method}: {how} fragments of a model with {len(layers)} layers")
+    if rounds_like > len(layers):
+        raise ConfigError(f"{method}: {rounds_like} fragments of a model with {len(layers)} layers")
     # Neighbouring layers go into different parts, so that all parts are alike in depth.
-    part_of = {layer: number % how for number, layer in enumerate(layers)}
-    return [{n: p for n, p in parameters.items() if part_of[_layer(n)] == i} for i in range(how)]
+    part_of = {layer: number % rounds_like for number, layer in enumerate(layers)}
+    return [
+        {n: p for n, p in parameters.items() if part_of[_layer(n)] == i} for i in range(rounds_like)
+    ]
 
 
 def _by_names(
-    method: str, parameters: Mapping[str, nn.Parameter], how: Sequence[Sequence[str]]
+    method: str, parameters: Mapping[str, nn.Parameter], rounds_like: Sequence[Sequence[str]]
 ) -> list[Named]:
     parts = [
         {name: p for name, p in parameters.items() if name.startswith(tuple(starts))}
-        for starts in how
+        for starts in rounds_like
     ]
     for name in parameters:
         count = sum(name in part for part in parts)
         if count != 1:
             raise ConfigError(f"{method}: parameter {name!r} is in {count} fragments, not in one")
     if not all(parts):
-        raise ConfigError(f"{method}: a fragment without parameters in {list(how)}")
+        raise ConfigError(f"{method}: a fragment without parameters in {list(rounds_like)}")
     return parts
 
 
@@ -99,7 +103,7 @@ class Fragment:
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
-        lanes: Lanes,
+        lanes: Engine,
         outer: Outer,
         alpha: float | None,
         ahead: float,
@@ -136,7 +140,7 @@ class Fragment:
             torch._foreach_copy_(drifts, self._starts())
             torch._foreach_sub_(drifts, self._flat())
 
-    def talk(self) -> Conversation[None]:
+    def talk(self) -> CollectiveProgram[None]:
         """The drift becomes the mean of all workers', as far as the method says it."""
         yield from self.lanes.talk(list(self.drift), list(self.drift.values()))
         self.lanes.finish()
@@ -171,7 +175,7 @@ class Fragment:
         with self._drifted(drifts) as given:
             kernels.at(drifts[0]).relay(given, self.outer.rate, self.ahead)
 
-    def sync(self) -> Conversation[None]:
+    def sync(self) -> CollectiveProgram[None]:
         """All of it at once."""
         self.depart()
         yield from self.talk()

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from gradwire.base import Compressor, Memory
 from gradwire.checks import check_fraction, check_share, check_whole
-from gradwire.engine.engine import Lanes
+from gradwire.engine.engine import Engine
 from gradwire.errors import ConfigError, NonFiniteError
 from gradwire.local.base import (
     LocalNanPolicy,
@@ -197,7 +197,7 @@ class AnchoredSteps(LocalSteps):
     def _learning_rate(self) -> float:
         return max(float(group["lr"]) for group in self.optimizer.param_groups)
 
-    def _lanes(self) -> Sequence[Lanes]:
+    def _lanes(self) -> Sequence[Engine]:
         for number in range(len(self._fragments)):
             self._rest(number)
         return [fragment.lanes for fragment in self._fragments]
@@ -226,6 +226,6 @@ class AnchoredSteps(LocalSteps):
             parameters.values(),
             size,
         )
-        lanes = Lanes(plan, parameters, rank, size, self.seed, telling.nan_policy)
+        lanes = Engine(plan, parameters, rank, size, self.seed, telling.nan_policy)
         when = self.streaming
         return Fragment(parameters, lanes, self.outer, when.alpha, when.ahead)

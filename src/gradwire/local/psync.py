@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from gradwire.base import Memory
-from gradwire.comm.base import Conversation
-from gradwire.engine.engine import Lanes
+from gradwire.comm.base import CollectiveProgram
+from gradwire.engine.engine import Engine
 from gradwire.errors import ConfigError
-from gradwire.types import Given, State
+from gradwire.types import EFInput, State
 
 
 @dataclass(frozen=True)
@@ -26,32 +26,32 @@ class Aside(Memory):
 
     examples: ClassVar = ({},)
     needs_contraction: ClassVar = True
-    units: ClassVar = ()
-    keeps_apart: ClassVar = False
-    owes: ClassVar = False
+    loss_scaled_keys: ClassVar = ()
+    separates_residual: ClassVar = False
+    is_debt: ClassVar = False
 
     def state(self, numel: int, device: torch.device) -> State:
         return {}
 
-    def before(self, grad: Tensor, now: State, then: State) -> Given:
-        return Given(grad, left=torch.empty_like(grad))
+    def before(self, grad: Tensor, state: State, pending: State) -> EFInput:
+        return EFInput(grad, residual_out=torch.empty_like(grad))
 
-    def after(self, given: Given, mean: Tensor, now: State, then: State) -> Tensor:
-        assert given.left is not None
-        then["left"] = given.left
+    def after(self, ef: EFInput, mean: Tensor, state: State, pending: State) -> Tensor:
+        assert ef.residual_out is not None
+        pending["left"] = ef.residual_out
         return mean
 
     def combined(self, states: Sequence[State], weights: Sequence[float]) -> State:
         return {}
 
-    def waiting(self, state: State) -> Tensor | None:
+    def unsent(self, state: State) -> Tensor | None:
         return None
 
     def rescale(self, state: State, factor: float) -> None:
         raise ConfigError("what was not said is in the model, and follows no learning rate")
 
 
-def psync(lanes: Lanes, vectors: Mapping[str, Tensor]) -> Conversation[dict[str, Tensor]]:
+def psync(lanes: Engine, vectors: Mapping[str, Tensor]) -> CollectiveProgram[dict[str, Tensor]]:
     """The vectors become the mean of what was said of them; returns what this worker did not say.
 
     A vector that was said in full has no entry there. A worker's v' is the sum of both.
@@ -61,5 +61,5 @@ def psync(lanes: Lanes, vectors: Mapping[str, Tensor]) -> Conversation[dict[str,
     complaint = lanes.settle()
     if complaint is not None:
         raise complaint
-    left = {name: lanes.lanes[name].kept.pop("left", None) for name in vectors}
-    return {name: tensor for name, tensor in left.items() if tensor is not None}
+    residual_out = {name: lanes.lanes[name].memory_state.pop("left", None) for name in vectors}
+    return {name: tensor for name, tensor in residual_out.items() if tensor is not None}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gradwire.base import OneRound
 from gradwire.engine.step import Lane
-from gradwire.types import Layout, Parts, State, Turn
+from gradwire.types import EncodeContext, Layout, Parts, State
 from gradwire.wire.layout import pack, unpack
 
 log = logging.getLogger("gradwire")
@@ -44,7 +44,7 @@ class Form:
         for lane in lanes.values():
             assert isinstance(lane.compressor, OneRound)
             self._codecs.append(lane.compressor)
-        self._turns = [lane.turn for lane in lanes.values()]
+        self._turns = [lane.ctx for lane in lanes.values()]
 
     def pack(self, messages: Sequence[Parts]) -> Tensor:
         return pack(messages, self._layouts()).cpu()
@@ -54,13 +54,13 @@ class Form:
         buffer = said.message.to(next(iter(model.values())).device)
         messages = unpack(buffer, self._layouts())
         rows = zip(self.names, self._codecs, self._turns, messages, strict=True)
-        for name, codec, turn, parts in rows:
-            told: Turn = turn._replace(rank=said.rank, step=said.step)
-            codec.add_to(model[name], [parts], -said.weight, told)
+        for name, codec, ctx, parts in rows:
+            told: EncodeContext = ctx._replace(rank=said.rank, step=said.step)
+            codec.decode_add(model[name], [parts], -said.weight, told)
 
     def _layouts(self) -> list[Layout]:
         pairs = zip(self._codecs, self._turns, strict=True)
-        return [codec.layout(turn.numel) for codec, turn in pairs]
+        return [codec.layout(ctx.numel) for codec, ctx in pairs]
 
 
 class Server:

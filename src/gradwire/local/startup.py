@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Optimizer
 
-from gradwire.comm.base import Call, Conversation
+from gradwire.comm.base import Collective, CollectiveProgram
 from gradwire.comm.consistency import compare, differences, digests_call, settings_call
 from gradwire.errors import ConfigError, PeerError
 from gradwire.wire.layout import join, split
@@ -69,12 +69,14 @@ def held(model: nn.Module) -> dict[str, Tensor]:
     return {n: torch.view_as_real(t) if t.is_complex() else t for n, t in tensors.items()}
 
 
-def agreed(size: int, device: torch.device, settings: Mapping[str, object]) -> Conversation[None]:
+def agreed(
+    size: int, device: torch.device, settings: Mapping[str, object]
+) -> CollectiveProgram[None]:
     """Raises ConfigError on all workers unless all have the same settings."""
     compare((yield settings_call(size, device, settings)))
 
 
-def checked_same(tensors: Mapping[str, Tensor], size: int) -> Conversation[None]:
+def checked_same(tensors: Mapping[str, Tensor], size: int) -> CollectiveProgram[None]:
     """Raises PeerError on all workers, naming parameters and ranks, unless all have the same."""
     if not tensors:
         return
@@ -84,17 +86,19 @@ def checked_same(tensors: Mapping[str, Tensor], size: int) -> Conversation[None]
         raise PeerError("\n".join([text, *lines]))
 
 
-def copied_from_first(tensors: Mapping[str, Tensor]) -> Conversation[None]:
+def copied_from_first(tensors: Mapping[str, Tensor]) -> CollectiveProgram[None]:
     """Gives all workers the tensors of worker 0."""
     for tensor in tensors.values():
         data = tensor.detach()
-        [told] = yield Call("broadcast", [data.clone().contiguous().view(-1).view(torch.uint8)])
+        [told] = yield Collective(
+            "broadcast", [data.clone().contiguous().view(-1).view(torch.uint8)]
+        )
         data.copy_(told.view(data.dtype).view(data.shape))
 
 
-def averaged(tensors: Mapping[str, Tensor]) -> Conversation[None]:
+def averaged(tensors: Mapping[str, Tensor]) -> CollectiveProgram[None]:
     """Replaces the tensors by their mean over all workers."""
     own = [tensor.detach() for tensor in tensors.values()]
-    [mean] = yield Call("mean", [join(own).clone()])
+    [mean] = yield Collective("mean", [join(own).clone()])
     for tensor, its_mean in zip(own, split(mean, own), strict=True):
         tensor.copy_(its_mean)

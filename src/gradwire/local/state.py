@@ -9,14 +9,14 @@ from torch import Tensor
 
 from gradwire.checkpoint.state import load, own_part, save
 from gradwire.comm.meter import ring_bytes
-from gradwire.engine.engine import Lanes
+from gradwire.engine.engine import Engine
 from gradwire.errors import ConfigError
 from gradwire.local.workers import Peers
 from gradwire.types import State
 
 
 def summary(
-    lanes: Sequence[Lanes], peers: Peers, tensors: Sequence[Tensor], steps: int
+    lanes: Sequence[Engine], peers: Peers, tensors: Sequence[Tensor], steps: int
 ) -> dict[str, object]:
     """The statistics of all lanes as one; dense bytes are those of a dense mean at every step."""
     each = [one.stats(peers.meter) for one in lanes]
@@ -34,14 +34,14 @@ def summary(
 
 
 def write_state(
-    head: Mapping[str, object], lanes: Sequence[Lanes], tensors: Mapping[str, State]
+    head: Mapping[str, object], lanes: Sequence[Engine], tensors: Mapping[str, State]
 ) -> dict[str, object]:
     copies = {kind: {n: t.clone() for n, t in some.items()} for kind, some in tensors.items()}
     return {**head, "lanes": [save(one) for one in lanes], "tensors": copies}
 
 
 def read_state(
-    state: Mapping[str, object], key: str, identity: Mapping[str, object], lanes: Sequence[Lanes]
+    state: Mapping[str, object], key: str, identity: Mapping[str, object], lanes: Sequence[Engine]
 ) -> Mapping[str, object]:
     """A worker's own state, if it is of the set-up expected; the lanes take theirs."""
     own = own_part(state, key)

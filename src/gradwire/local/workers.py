@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 
 from gradwire.checks import check_whole
-from gradwire.comm.base import Comm, Conversation, drive
+from gradwire.comm.base import CollectiveProgram, Comm, drive
 from gradwire.comm.groups import borrow, check_member
 from gradwire.comm.meter import Meter
-from gradwire.comm.process_group import TorchComm
-from gradwire.comm.side_stream import Side
+from gradwire.comm.process_group import ProcessGroupComm
+from gradwire.comm.side_stream import SideStream
 from gradwire.comm.simulated import Simulated
 from gradwire.errors import ConfigError, PeerError
 
@@ -29,10 +29,10 @@ class Beside:
     """Holds one conversation after the other, in the order in which they were started."""
 
     def __init__(self, device: torch.device) -> None:
-        self._side = Side(device)
+        self._side = SideStream(device)
         self._thread = ThreadPoolExecutor(1, "gradwire-local", initializer=self._side.settle)
 
-    def start(self, conversation: Conversation[None], comm: Comm) -> Wait:
+    def start(self, conversation: CollectiveProgram[None], comm: Comm) -> Wait:
         """Begins when the GPU has done what it was given so far; what it is given later goes on."""
         over = self._thread.submit(self._hold, conversation, comm, self._side.mark())
         return lambda: self._side.join(over.result())
@@ -41,7 +41,7 @@ class Beside:
         self._thread.shutdown(wait=wait)
 
     def _hold(
-        self, conversation: Conversation[None], comm: Comm, begin: torch.cuda.Event | None
+        self, conversation: CollectiveProgram[None], comm: Comm, begin: torch.cuda.Event | None
     ) -> torch.cuda.Event | None:
         """The point on the side from which on all is there that the conversation has brought."""
         with self._side.after(begin):
@@ -63,11 +63,11 @@ class Peers(ABC):
     """What is said before it starts, and for evaluation."""
 
     @abstractmethod
-    def talk(self, conversation: Conversation[None], *, aside: bool = False) -> None:
+    def talk(self, conversation: CollectiveProgram[None], *, aside: bool = False) -> None:
         """Holds a conversation with all others; simulated workers' begins when the last comes."""
 
     @abstractmethod
-    def start(self, conversation: Conversation[None], *, in_peace: bool = False) -> Wait:
+    def start(self, conversation: CollectiveProgram[None], *, in_peace: bool = False) -> Wait:
         """Begins a conversation that goes on while this worker computes, or `in_peace` does not."""
 
     @abstractmethod
@@ -98,13 +98,13 @@ class GroupPeers(Peers):
         loan = borrow(group, device)
         # Whoever ends in peace leaves the group to the next.
         self._give_back = finalize(self, loan.give_back)
-        self._comm, self._aside = TorchComm(loan.group), TorchComm(loan.group)
+        self._comm, self._aside = ProcessGroupComm(loan.group), ProcessGroupComm(loan.group)
         self.rank, self.size = self._comm.rank, self._comm.size
         self.meter, self.aside = self._comm.meter, self._aside.meter
         self._device = device
         self._beside: Beside | None = None
 
-    def talk(self, conversation: Conversation[None], *, aside: bool = False) -> None:
+    def talk(self, conversation: CollectiveProgram[None], *, aside: bool = False) -> None:
         comm = self._aside if aside else self._comm
         if self._beside is None:
             drive(conversation, comm)
@@ -112,7 +112,7 @@ class GroupPeers(Peers):
             # Behind what is under way, since calls must come in the same order on all ranks.
             self._beside.start(conversation, comm)()
 
-    def start(self, conversation: Conversation[None], *, in_peace: bool = False) -> Wait:
+    def start(self, conversation: CollectiveProgram[None], *, in_peace: bool = False) -> Wait:
         if self._beside is None:
             self._beside = Beside(self._device)
         wait = self._beside.start(conversation, self._comm)
@@ -141,10 +141,10 @@ class Seat(Peers):
         self._table, self.rank, self.size = table, rank, table.size
         self.meter, self.aside = table.network.meters[rank], table.aside.meters[rank]
 
-    def talk(self, conversation: Conversation[None], *, aside: bool = False) -> None:
+    def talk(self, conversation: CollectiveProgram[None], *, aside: bool = False) -> None:
         self._table.come(self.rank, conversation, aside)
 
-    def start(self, conversation: Conversation[None], *, in_peace: bool = False) -> Wait:
+    def start(self, conversation: CollectiveProgram[None], *, in_peace: bool = False) -> Wait:
         self._table.come(self.rank, conversation, aside=False)
         return self.check_over
 
@@ -171,9 +171,9 @@ class _Table:
         self.size = size
         self.network, self.aside = Simulated(size), Simulated(size)
         self.things: dict[str, object] = {}
-        self._here: dict[int, Conversation[None]] = {}
+        self._here: dict[int, CollectiveProgram[None]] = {}
 
-    def come(self, rank: int, conversation: Conversation[None], aside: bool) -> None:
+    def come(self, rank: int, conversation: CollectiveProgram[None], aside: bool) -> None:
         self.check_over(rank)
         self._here[rank] = conversation
         if len(self._here) == self.size:

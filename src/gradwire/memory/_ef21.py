@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradwire.types import Given, Mixed, State
+from gradwire.types import CombinedInput, EFInput, State
 
 
 def start(numel: int, device: torch.device) -> State:
@@ -19,24 +19,24 @@ def known_to_all(states: Sequence[State]) -> State:
     return {"own": mean.clone(), "mean": mean.clone()}
 
 
-def ahead(target: Tensor, now: State) -> Given:
+def ahead(target: Tensor, state: State) -> EFInput:
     """What the target is ahead of what was said."""
-    difference = target - now["own"]
+    difference = target - state["own"]
     # As a residual of nothing, so that it is still there when what was said has to be told.
-    return Mixed(torch.zeros_like(difference), difference, torch.empty_like(difference))
+    return CombinedInput(torch.zeros_like(difference), difference, torch.empty_like(difference))
 
 
-def caught_up(given: Given, mean: Tensor, now: State, then: State) -> Tensor:
+def caught_up(ef: EFInput, mean: Tensor, state: State, pending: State) -> Tensor:
     """Adds what was said on both sides; returns the mean of all that workers have said.
 
     Where that is not finite the result is not either, but what is kept stays as it was.
     """
-    assert given.residual is not None
-    assert given.left is not None
+    assert ef.residual is not None
+    assert ef.residual_out is not None
     # An entry that was not chosen has left all it was ahead: it does not move by one bit.
-    own = now["own"] + (given.residual - given.left)
-    total = mean.add_(now["mean"])
+    own = state["own"] + (ef.residual - ef.residual_out)
+    total = mean.add_(state["mean"])
     good = total.isfinite()
-    then["own"] = torch.where(good & own.isfinite(), own, now["own"])
-    then["mean"] = torch.where(good, total, now["mean"])
+    pending["own"] = torch.where(good & own.isfinite(), own, state["own"])
+    pending["mean"] = torch.where(good, total, state["mean"])
     return total

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwire.base import Memory
 from gradwire.memory._ef21 import ahead, caught_up, known_to_all, start
-from gradwire.types import Given, State
+from gradwire.types import EFInput, State
 
 
 @dataclass(frozen=True)
@@ -24,23 +24,23 @@ class EF21(Memory):
 
     examples: ClassVar = ({},)
     needs_contraction: ClassVar = True
-    units: ClassVar = ("own", "mean")
-    keeps_apart: ClassVar = False
-    owes: ClassVar = False
+    loss_scaled_keys: ClassVar = ("own", "mean")
+    separates_residual: ClassVar = False
+    is_debt: ClassVar = False
 
     def state(self, numel: int, device: torch.device) -> State:
         return start(numel, device)
 
-    def before(self, grad: Tensor, now: State, then: State) -> Given:
-        return ahead(grad, now)
+    def before(self, grad: Tensor, state: State, pending: State) -> EFInput:
+        return ahead(grad, state)
 
-    def after(self, given: Given, mean: Tensor, now: State, then: State) -> Tensor:
-        return caught_up(given, mean, now, then)
+    def after(self, ef: EFInput, mean: Tensor, state: State, pending: State) -> Tensor:
+        return caught_up(ef, mean, state, pending)
 
     def combined(self, states: Sequence[State], weights: Sequence[float]) -> State:
         return known_to_all(states)
 
-    def waiting(self, state: State) -> Tensor | None:
+    def unsent(self, state: State) -> Tensor | None:
         return None
 
     def rescale(self, state: State, factor: float) -> None:

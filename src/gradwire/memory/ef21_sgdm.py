@@ -10,7 +10,7 @@ from torch import Tensor
 from gradwire.base import Memory, weighted_sum
 from gradwire.checks import check_fraction
 from gradwire.memory._ef21 import ahead, caught_up, known_to_all, start
-from gradwire.types import Given, State
+from gradwire.types import EFInput, State
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class EF21SGDM(Memory):
 
     examples: ClassVar = ({}, {"eta": 0.5})
     needs_contraction: ClassVar = True
-    units: ClassVar = ("momentum", "own", "mean")
-    keeps_apart: ClassVar = False
-    owes: ClassVar = False
+    loss_scaled_keys: ClassVar = ("momentum", "own", "mean")
+    separates_residual: ClassVar = False
+    is_debt: ClassVar = False
 
     def __post_init__(self) -> None:
         check_fraction("ef21-sgdm", "eta", self.eta)
@@ -38,20 +38,20 @@ class EF21SGDM(Memory):
     def state(self, numel: int, device: torch.device) -> State:
         return {"momentum": torch.zeros(numel, device=device), **start(numel, device)}
 
-    def before(self, grad: Tensor, now: State, then: State) -> Given:
-        kept = now["momentum"]
+    def before(self, grad: Tensor, state: State, pending: State) -> EFInput:
+        kept = state["momentum"]
         momentum = kept.lerp(grad, _rate(kept, self.eta))
-        then["momentum"] = torch.where(momentum.isfinite(), momentum, kept)
-        return ahead(momentum, now)
+        pending["momentum"] = torch.where(momentum.isfinite(), momentum, kept)
+        return ahead(momentum, state)
 
-    def after(self, given: Given, mean: Tensor, now: State, then: State) -> Tensor:
-        return caught_up(given, mean, now, then)
+    def after(self, ef: EFInput, mean: Tensor, state: State, pending: State) -> Tensor:
+        return caught_up(ef, mean, state, pending)
 
     def combined(self, states: Sequence[State], weights: Sequence[float]) -> State:
         momentum = weighted_sum([s["momentum"] for s in states], [1 / len(states)] * len(states))
         return {"momentum": momentum, **known_to_all(states)}
 
-    def waiting(self, state: State) -> Tensor | None:
+    def unsent(self, state: State) -> Tensor | None:
         return None
 
     def rescale(self, state: State, factor: float) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from gradwire.base import Memory, weighted_sum
-from gradwire.types import Given, State
+from gradwire.types import EFInput, State
 
 BLOCK = 256
 """So many entries share one scale."""
@@ -27,9 +27,9 @@ class LowBit(Memory):
 
     examples: ClassVar = ({},)
     needs_contraction: ClassVar = True
-    units: ClassVar = ("scales",)
-    keeps_apart: ClassVar = True
-    owes: ClassVar = True
+    loss_scaled_keys: ClassVar = ("scales",)
+    separates_residual: ClassVar = True
+    is_debt: ClassVar = True
 
     def state(self, numel: int, device: torch.device) -> State:
         return {
@@ -37,13 +37,13 @@ class LowBit(Memory):
             "scales": torch.zeros(-(-numel // BLOCK), device=device),
         }
 
-    def before(self, grad: Tensor, now: State, then: State) -> Given:
-        residual = _decode(now["codes"], now["scales"])
-        return Given(grad, residual, residual)
+    def before(self, grad: Tensor, state: State, pending: State) -> EFInput:
+        residual = _decode(state["codes"], state["scales"])
+        return EFInput(grad, residual, residual)
 
-    def after(self, given: Given, mean: Tensor, now: State, then: State) -> Tensor:
-        assert given.left is not None
-        then["codes"], then["scales"] = _encode(given.left)
+    def after(self, ef: EFInput, mean: Tensor, state: State, pending: State) -> Tensor:
+        assert ef.residual_out is not None
+        pending["codes"], pending["scales"] = _encode(ef.residual_out)
         return mean
 
     def combined(self, states: Sequence[State], weights: Sequence[float]) -> State:
@@ -51,7 +51,7 @@ class LowBit(Memory):
         codes, scales = _encode(weighted_sum(waiting, weights))
         return {"codes": codes, "scales": scales}
 
-    def waiting(self, state: State) -> Tensor | None:
+    def unsent(self, state: State) -> Tensor | None:
         return _decode(state["codes"], state["scales"])
 
     def rescale(self, state: State, factor: float) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwire.base import Memory, weighted_sum
 from gradwire.errors import ConfigError
-from gradwire.types import Given, State
+from gradwire.types import EFInput, State
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class MomentumCorrection(Memory):
 
     examples: ClassVar = ({}, {"nesterov": True, "clip": 100.0})
     needs_contraction: ClassVar = True
-    units: ClassVar = ("momentum", "residual")
-    keeps_apart: ClassVar = False
-    owes: ClassVar = True
+    loss_scaled_keys: ClassVar = ("momentum", "residual")
+    separates_residual: ClassVar = False
+    is_debt: ClassVar = True
 
     def __post_init__(self) -> None:
         numbers = all(isinstance(n, int | float) for n in (self.momentum, self.clip))
@@ -44,32 +44,32 @@ class MomentumCorrection(Memory):
     def state(self, numel: int, device: torch.device) -> State:
         return {name: torch.zeros(numel, device=device) for name in ("momentum", "residual")}
 
-    def before(self, grad: Tensor, now: State, then: State) -> Given:
+    def before(self, grad: Tensor, state: State, pending: State) -> EFInput:
         if self.clip:
             # The root of a sum of squares, which need not fit into float32.
             size = grad.norm(dtype=torch.float64)
             grad = grad * (self.clip / size).clamp(max=1).to(grad.dtype)
-        u, v = then["momentum"], then["residual"]
+        u, v = pending["momentum"], pending["residual"]
         if self.nesterov:
-            torch.add(now["momentum"], grad, out=u).mul_(self.momentum)
-            torch.add(now["residual"], grad, out=v).add_(u)
+            torch.add(state["momentum"], grad, out=u).mul_(self.momentum)
+            torch.add(state["residual"], grad, out=v).add_(u)
         else:
-            torch.mul(now["momentum"], self.momentum, out=u).add_(grad)
-            torch.add(now["residual"], u, out=v)
+            torch.mul(state["momentum"], self.momentum, out=u).add_(grad)
+            torch.add(state["residual"], u, out=v)
         # A copy, since it becomes the mean; v itself is kept to see what was sent.
-        return Given(v.clone(), left=torch.empty_like(v))
+        return EFInput(v.clone(), residual_out=torch.empty_like(v))
 
-    def after(self, given: Given, mean: Tensor, now: State, then: State) -> Tensor:
-        assert given.left is not None
-        sent = then["residual"] != given.left
-        then["momentum"].masked_fill_(sent, 0.0)
-        then["residual"] = given.left
+    def after(self, ef: EFInput, mean: Tensor, state: State, pending: State) -> Tensor:
+        assert ef.residual_out is not None
+        sent = pending["residual"] != ef.residual_out
+        pending["momentum"].masked_fill_(sent, 0.0)
+        pending["residual"] = ef.residual_out
         return mean
 
     def combined(self, states: Sequence[State], weights: Sequence[float]) -> State:
         return {k: weighted_sum([s[k] for s in states], weights) for k in states[0]}
 
-    def waiting(self, state: State) -> Tensor | None:
+    def unsent(self, state: State) -> Tensor | None:
         return state["residual"]
 
     def rescale(self, state: State, factor: float) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire.base import Memory
-from gradwire.types import Given, State
+from gradwire.types import EFInput, State
 
 
 @dataclass(frozen=True)
@@ -17,23 +17,23 @@ class NoMemory(Memory):
 
     examples: ClassVar = ({},)
     needs_contraction: ClassVar = False
-    units: ClassVar = ()
-    keeps_apart: ClassVar = False
-    owes: ClassVar = True
+    loss_scaled_keys: ClassVar = ()
+    separates_residual: ClassVar = False
+    is_debt: ClassVar = True
 
     def state(self, numel: int, device: torch.device) -> State:
         return {}
 
-    def before(self, grad: Tensor, now: State, then: State) -> Given:
-        return Given(grad)
+    def before(self, grad: Tensor, state: State, pending: State) -> EFInput:
+        return EFInput(grad)
 
-    def after(self, given: Given, mean: Tensor, now: State, then: State) -> Tensor:
+    def after(self, ef: EFInput, mean: Tensor, state: State, pending: State) -> Tensor:
         return mean
 
     def combined(self, states: Sequence[State], weights: Sequence[float]) -> State:
         return {}
 
-    def waiting(self, state: State) -> Tensor | None:
+    def unsent(self, state: State) -> Tensor | None:
         return None
 
     def rescale(self, state: State, factor: float) -> None:

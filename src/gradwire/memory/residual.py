@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwire.base import Memory, weighted_sum
 from gradwire.checks import check_fraction
-from gradwire.types import Given, State
+from gradwire.types import EFInput, State
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Residual(Memory):
 
     examples: ClassVar = ({}, {"decay": 0.9})
     needs_contraction: ClassVar = True
-    units: ClassVar = ("residual",)
-    keeps_apart: ClassVar = True
-    owes: ClassVar = True
+    loss_scaled_keys: ClassVar = ("residual",)
+    separates_residual: ClassVar = True
+    is_debt: ClassVar = True
 
     def __post_init__(self) -> None:
         check_fraction("residual", "decay", self.decay)
@@ -33,16 +33,16 @@ class Residual(Memory):
     def state(self, numel: int, device: torch.device) -> State:
         return {"residual": torch.zeros(numel, device=device)}
 
-    def before(self, grad: Tensor, now: State, then: State) -> Given:
-        return Given(grad, now["residual"], then["residual"], self.decay)
+    def before(self, grad: Tensor, state: State, pending: State) -> EFInput:
+        return EFInput(grad, state["residual"], pending["residual"], self.decay)
 
-    def after(self, given: Given, mean: Tensor, now: State, then: State) -> Tensor:
+    def after(self, ef: EFInput, mean: Tensor, state: State, pending: State) -> Tensor:
         return mean
 
     def combined(self, states: Sequence[State], weights: Sequence[float]) -> State:
         return {"residual": weighted_sum([s["residual"] for s in states], weights)}
 
-    def waiting(self, state: State) -> Tensor | None:
+    def unsent(self, state: State) -> Tensor | None:
         return state["residual"]
 
     def rescale(self, state: State, factor: float) -> None:

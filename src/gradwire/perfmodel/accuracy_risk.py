@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from gradwire.engine.engine import Lanes
+from gradwire.engine.engine import Engine
 from gradwire.engine.plan import Plan
 from gradwire.perfmodel.compute import Bucket
 from gradwire.simulate import Simulation
@@ -40,7 +40,7 @@ def judge(plan: Plan, error: float, size: int) -> Risk:
         return Risk("none", error, "all is said")
     if plan.counts_votes():
         return Risk("high", error, "votes: needs a learning rate of its own")
-    if traits.everywhere:
+    if traits.suits_small_tensors:
         return Risk("none" if error < 0.01 else "low", error, "rounds to 16 bits")
     if plan.memory.needs_contraction:
         return Risk(_delay_level(error), error, f"{1 - error**2:.0%} said now, the rest later")
@@ -64,7 +64,7 @@ def _noise_level(noise: float) -> Level:
 def lost(plan: Plan, tensors: Mapping[str, Tensor], steps: Sequence[Sequence[Bucket]]) -> float:
     """The relative error of the last of some steps between two workers (or nodes)."""
     workers = _NODES * (plan.node() or 1)
-    lanes = [Lanes(plan, tensors, rank, workers, seed=0) for rank in range(workers)]
+    lanes = [Engine(plan, tensors, rank, workers, seed=0) for rank in range(workers)]
     simulation = Simulation(lanes)
     gradients = [{n: g for bucket in step for n, g in zip(*bucket, strict=True)} for step in steps]
     for number in range(len(gradients)):
@@ -78,12 +78,12 @@ def lost(plan: Plan, tensors: Mapping[str, Tensor], steps: Sequence[Sequence[Buc
     return float(lost / whole) if whole > 0 else 0.0
 
 
-def _due(lanes: Lanes, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _due(lanes: Engine, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What a worker has to say: its gradient, and what waits."""
     due = {}
     for name, gradient in gradients.items():
         lane = lanes.lanes[name]
-        waiting = lane.memory.waiting(lane.kept)
+        waiting = lane.memory.unsent(lane.memory_state)
         due[name] = gradient if waiting is None else gradient + waiting.view(gradient.shape)
     return due
 

@@ -13,7 +13,7 @@ from torch.optim import SGD, Optimizer
 from gradwire.comm.base import Comm
 from gradwire.comm.cost_model import Network
 from gradwire.comm.groups import check_member
-from gradwire.comm.process_group import TorchComm
+from gradwire.comm.process_group import ProcessGroupComm
 from gradwire.engine.plan import Plan, make_plan
 from gradwire.errors import ConfigError
 from gradwire.perfmodel.accuracy_risk import LEVELS, Risk, judge, lost
@@ -121,9 +121,9 @@ class Advice:
             "no method" if self.temptation is None else "no method without a high risk to accuracy"
         )
         in_16_bits = self.choice.spec == BITS16
-        where, how = ("16 bits", "in 16 bits") if in_16_bits else ("fp32", "as it is")
+        where, rounds_like = ("16 bits", "in 16 bits") if in_16_bits else ("fp32", "as it is")
         gain = f"{who} gains more than {WORTH - 1:.0%} over DDP in {where}"
-        return f"Do not compress here: {gain}. Use DDP {how}."
+        return f"Do not compress here: {gain}. Use DDP {rounds_like}."
 
     def __str__(self) -> str:
         rows = [_HEAD, *(self._row(option) for option in self.options)]
@@ -204,7 +204,7 @@ def advise(
         _check_callable("optimiser", optimiser)
     group = model.process_group if process_group is None else process_group
     check_member(group)
-    comm = TorchComm(group)
+    comm = ProcessGroupComm(group)
     copy = deepcopy(model.module)
     tensors: dict[str, Tensor] = {n: p for n, p in copy.named_parameters() if p.requires_grad}
     device = next(iter(tensors.values())).device

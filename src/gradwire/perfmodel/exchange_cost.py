@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.comm.base import Call, Conversation
+from gradwire.comm.base import Collective, CollectiveProgram
 from gradwire.comm.mirror import Ghost, Said, Unheard
 from gradwire.engine.cuda_graphs import BEFORE_REPLAYS
-from gradwire.engine.engine import Lanes
+from gradwire.engine.engine import Engine
 from gradwire.engine.plan import Plan
 from gradwire.errors import WireError
 from gradwire.exchange.sharded import bounds
@@ -49,9 +49,9 @@ class World:
         ranks = range(plan.node() or 1)
         alike = _alike([tensor.numel() for tensor in tensors.values()], size)
         self.ghosts = [Ghost(size, rank, alike) for rank in ranks]
-        self._lanes = [Lanes(plan, tensors, rank, size, seed=0) for rank in ranks]
+        self._lanes = [Engine(plan, tensors, rank, size, seed=0) for rank in ranks]
         for lane in (lane for lanes in self._lanes for lane in lanes.lanes.values()):
-            lane.turn = lane.turn._replace(step=first_step)
+            lane.ctx = lane.ctx._replace(step=first_step)
         self.device = next(iter(tensors.values())).device
         self._clock = clock
         self._lies_still = self.device.type == "cuda"
@@ -96,7 +96,9 @@ class World:
         torch._foreach_copy_(room.gradients, bucket.gradients)
         return room
 
-    def _hold(self, talks: Sequence[Conversation[None]], clock: Clock, end: int | None) -> Talk:
+    def _hold(
+        self, talks: Sequence[CollectiveProgram[None]], clock: Clock, end: int | None
+    ) -> Talk:
         """Leads the conversations to their end, or as far as ghosts can answer."""
         spans: list[tuple[int, int]] = []
         calls: list[tuple[Said, ...]] = []
@@ -107,7 +109,7 @@ class World:
             if asked[0] is not _UNREADABLE:
                 spans.append((start, clock.mark()))
             asked += [_go_on(t, a) for t, a in zip(talks[1:], answers[1:], strict=True)]
-            made = [call for call in asked if isinstance(call, Call)]
+            made = [call for call in asked if isinstance(call, Collective)]
             if len(made) < len(talks):
                 break
             said, answers = self._answered(made)
@@ -118,7 +120,7 @@ class World:
         return Talk(tuple(works_s + works_s[-1:] * (len(calls) + 1 - len(works_s))), tuple(calls))
 
     def _answered(
-        self, calls: Sequence[Call]
+        self, calls: Sequence[Collective]
     ) -> tuple[tuple[Said, ...], list[list[Tensor] | None] | None]:
         """What rank 0 said, and each rank's answer; None where ghosts have none."""
         before = len(self.ghosts[0].said)
@@ -146,7 +148,7 @@ class _Over:
 _ENDED, _UNREADABLE = _Over(), _Over()
 
 
-def _go_on(talk: Conversation[None], answer: list[Tensor] | None) -> Call | _Over:
+def _go_on(talk: CollectiveProgram[None], answer: list[Tensor] | None) -> Collective | _Over:
     """The next call, or why there is none."""
     try:
         return next(talk) if answer is None else talk.send(answer)

@@ -93,7 +93,7 @@ def _less(left_s: float, done_s: float) -> float:
 
 
 @dataclass(frozen=True)
-class Errand:
+class Task:
     """One bucket: work, a call, work, a call ... work. A call may be two, lengths first."""
 
     ready_s: float
@@ -109,7 +109,7 @@ class Errand:
 class StepWork:
     """What one worker has to do in a step, in seconds of a core or a GPU of its own."""
 
-    errands: tuple[Errand, ...]
+    errands: tuple[Task, ...]
     rest_s: float
     """What is left when all buckets are back: gradients are handed over, the optimiser steps."""
 
@@ -123,7 +123,7 @@ class StepWork:
         rest_s, *others = numbers
         seconds = iter(others)
         errands = tuple(
-            Errand(next(seconds), tuple(next(seconds) for _ in e.works_s), e.calls)
+            Task(next(seconds), tuple(next(seconds) for _ in e.works_s), e.calls)
             for e in like.errands
         )
         return cls(errands, rest_s)
@@ -190,7 +190,7 @@ def _threads(works: Sequence[StepWork], network: Network) -> Threads:
     return Threads(computing, carrying)
 
 
-def _carried(errand: Errand, network: Network, needs: int) -> Iterator[Stage]:
+def _carried(errand: Task, network: Network, needs: int) -> Iterator[Stage]:
     yield Stage(errand.works_s[0], needs=needs)
     for call, work_s in zip(errand.calls, errand.works_s[1:], strict=True):
         # Ranks wake each other hop by hop; but bytes are copied while others are on the wire.

@@ -10,7 +10,7 @@ from gradwire.comm.cost_model import Network
 from gradwire.engine.plan import Plan
 from gradwire.perfmodel.compute import Compute
 from gradwire.perfmodel.exchange_cost import Rehearsed, Talk, rehearse
-from gradwire.perfmodel.overlap import Errand, Forecast, StepWork, predict
+from gradwire.perfmodel.overlap import Forecast, StepWork, Task, predict
 
 
 @dataclass(frozen=True)
@@ -67,5 +67,5 @@ def step_samples(compute: Compute, rehearsed: Rehearsed) -> list[StepWork]:
 def _step_work(computed_s: Sequence[float], talks: Sequence[Talk]) -> StepWork:
     *ready_s, rest_s = computed_s
     pairs = zip(ready_s, talks, strict=True)
-    errands = (Errand(full_s, talk.works_s, talk.calls) for full_s, talk in pairs)
+    errands = (Task(full_s, talk.works_s, talk.calls) for full_s, talk in pairs)
     return StepWork(tuple(errands), rest_s)

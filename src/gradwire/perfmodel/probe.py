@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from gradwire.comm.base import Call, Comm
+from gradwire.comm.base import Collective, Comm
 from gradwire.comm.cost_model import KINDS, Kind, LinkModel, Network, fit, way
 from gradwire.errors import ConfigError
 from gradwire.perfmodel.timers import Cold
@@ -36,7 +36,7 @@ def cores_each(workers: int, device: torch.device) -> float:
 def workers_here(comm: Comm, device: torch.device) -> int:
     """How many ranks run on this machine; called on all of them."""
     name = torch.frombuffer(bytearray(socket.gethostname().encode()), dtype=torch.uint8)
-    call = Call("gather", [name.to(device)], limits=[MOST_NAME_BYTES] * comm.size)
+    call = Collective("gather", [name.to(device)], limits=[MOST_NAME_BYTES] * comm.size)
     told = [bytes(heard.tolist()) for heard in comm.answer(call)]
     return told.count(bytes(name.tolist()))
 
@@ -44,14 +44,14 @@ def workers_here(comm: Comm, device: torch.device) -> int:
 def all_of_ranks(comm: Comm, device: torch.device, numbers: Sequence[float]) -> list[list[float]]:
     """What each rank has measured, rank by rank; called on all of them with as many numbers."""
     own = torch.tensor(numbers, dtype=torch.float64, device=device).view(torch.uint8)
-    heard = comm.answer(Call("gather", [own], [own.numel()] * comm.size))
+    heard = comm.answer(Collective("gather", [own], [own.numel()] * comm.size))
     return [row.clone().view(torch.float64).tolist() for row in heard]
 
 
 def mean_of_ranks(comm: Comm, device: torch.device, numbers: Sequence[float]) -> list[float]:
     """What all ranks have measured, as one for all; called on all of them."""
     own = torch.tensor(numbers, dtype=torch.float64, device=device)
-    [mean] = comm.answer(Call("mean", [own]))
+    [mean] = comm.answer(Collective("mean", [own]))
     agreed: list[float] = mean.tolist()
     return agreed
 
@@ -142,7 +142,7 @@ def _timed(comm: Comm, device: torch.device, kind: Kind, nbytes: int) -> _Cost:
     return _Cost(perf_counter() - start_s, process_time() - worked_s)
 
 
-def _answer(comm: Comm, device: torch.device, call: Call) -> None:
+def _answer(comm: Comm, device: torch.device, call: Collective) -> None:
     """Makes a call to its end, which on NCCL is later than it returns."""
     comm.answer(call)
     if device.type == "cuda":
@@ -153,10 +153,10 @@ def _lower_quartile(times_s: Sequence[float]) -> float:
     return sorted(times_s)[len(times_s) // 4]
 
 
-def _call(comm: Comm, device: torch.device, kind: Kind, nbytes: int) -> Call:
+def _call(comm: Comm, device: torch.device, kind: Kind, nbytes: int) -> Collective:
     if kind == "mean":
-        return Call(kind, [torch.zeros(nbytes // 4, device=device)])
+        return Collective(kind, [torch.zeros(nbytes // 4, device=device)])
     pieces = comm.size if kind == "scatter" else 1
     each = nbytes // pieces
     buffers = [torch.zeros(each, dtype=torch.uint8, device=device) for _ in range(pieces)]
-    return Call(kind, buffers, [each] * comm.size)
+    return Collective(kind, buffers, [each] * comm.size)

@@ -12,11 +12,18 @@ from typing import TypeVar, cast
 
 from torch import Tensor
 
-from gradwire.base import Compressor, Fused, OneRound, Talker, Traits, take
+from gradwire.base import (
+    Aggregator,
+    Compressor,
+    FusedOneRound,
+    OneRound,
+    Traits,
+    encode_with_feedback,
+)
 from gradwire.engine.plan import Plan
 from gradwire.perfmodel.timers import Clock
 from gradwire.spec import find_layers, read_settings
-from gradwire.types import Given, Layout, Parts, Turn
+from gradwire.types import EFInput, EncodeContext, Layout, Parts
 
 T = TypeVar("T")
 
@@ -59,7 +66,7 @@ class SamplingClock(Clock):
         return median(self._clock.seconds(*span) for span in self._done[kind])
 
 
-class _Sampled(Fused):
+class _Sampled(FusedOneRound):
     """A method that encodes and decodes only some of the shards of each length."""
 
     def __init__(self, codec: OneRound, clock: SamplingClock) -> None:
@@ -72,17 +79,19 @@ class _Sampled(Fused):
         kind = "layout", id(self._codec), numel
         return self._clock.once(kind, lambda: self._codec.layout(numel))
 
-    def compress(self, x: Tensor, turn: Turn) -> Parts:
+    def compress(self, x: Tensor, ctx: EncodeContext) -> Parts:
         kind = "compress", id(self._codec), x.numel()
-        return self._clock.once(kind, lambda: self._codec.compress(x, turn))
+        return self._clock.once(kind, lambda: self._codec.compress(x, ctx))
 
-    def take(self, given: Given, turn: Turn) -> Parts:
-        kind = "take", id(self._codec), given.x.numel()
-        return self._clock.once(kind, lambda: take(self._codec, given, turn))
+    def encode_fused(self, ef: EFInput, ctx: EncodeContext) -> Parts:
+        kind = "take", id(self._codec), ef.grad.numel()
+        return self._clock.once(kind, lambda: encode_with_feedback(self._codec, ef, ctx))
 
-    def add_to(self, out: Tensor, messages: Sequence[Parts], weight: float, turn: Turn) -> None:
+    def decode_add(
+        self, out: Tensor, messages: Sequence[Parts], weight: float, ctx: EncodeContext
+    ) -> None:
         kind = "add_to", id(self._codec), out.numel(), len(messages)
-        self._clock.once(kind, lambda: self._codec.add_to(out, messages, weight, turn))
+        self._clock.once(kind, lambda: self._codec.decode_add(out, messages, weight, ctx))
 
 
 def sampled(plan: Plan, clock: SamplingClock) -> Plan:
@@ -95,8 +104,8 @@ def sampled(plan: Plan, clock: SamplingClock) -> Plan:
     if read_settings(between)[0] != "sharded":
         return plan
 
-    def wrap(exchange: str, compressor: Compressor) -> Talker:
-        if isinstance(compressor, OneRound) and not compressor.traits().varies:
+    def wrap(exchange: str, compressor: Compressor) -> Aggregator:
+        if isinstance(compressor, OneRound) and not compressor.traits().variable_length:
             compressor = _Sampled(compressor, clock)
         return plan.wrap(exchange, compressor)
 

@@ -20,7 +20,7 @@ def secrets(layouts: Sequence[Layout]) -> int:
     return sum(field.numel is None for layout in layouts for field in layout.fields)
 
 
-def most_bytes(numel: int) -> int:
+def max_bytes(numel: int) -> int:
     """No message about `numel` entries is longer: twice their float32, and room for tables.
 
     A receiver knows it before a byte has come, so no sender makes it wait for more, or hold more.
@@ -32,7 +32,7 @@ def longest(layouts: Sequence[Layout]) -> int:
     """The most bytes that a buffer of these messages may take."""
     total = 0
     for layout in layouts:
-        most = layout.most_bytes if secrets([layout]) else packed_bytes(None, [layout])
+        most = layout.max_bytes if secrets([layout]) else packed_bytes(None, [layout])
         assert most is not None, "a layout with secret lengths must say the most that it takes"
         total += most
     return total

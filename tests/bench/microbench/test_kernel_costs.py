@@ -16,7 +16,7 @@ from gradwire.bench.report.plotdata import Axis, Bar, Bars, cut_at, ticks
 from gradwire.bench.report.write import render
 from gradwire.errors import ConfigError
 from gradwire.spec import methods, parse
-from gradwire.types import Turn
+from gradwire.types import EncodeContext
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_a_method_that_fails_does_not_end_the_run(
 def test_a_step_keeps_its_numbers(spec: str) -> None:
     """TernGrad's residual would grow for ever if it were kept, and soon be no number."""
     x = torch.randn(30, 30, generator=torch.Generator().manual_seed(0))
-    call = ef_step(parse(spec), x, Turn((30, 30)))
+    call = ef_step(parse(spec), x, EncodeContext((30, 30)))
     for _ in range(300):
         said = call()
     assert isinstance(said, tuple)

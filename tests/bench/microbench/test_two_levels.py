@@ -11,7 +11,7 @@ from gradwire.bench.records.files import read_kinds
 from gradwire.bench.records.schema import LevelsRecord
 from gradwire.control.two_level import sparsifier_of
 from gradwire.spec import parse
-from gradwire.types import Given, Turn
+from gradwire.types import EFInput, EncodeContext
 
 FACTORS = 10.0, 100.0
 
@@ -26,9 +26,9 @@ def run(monkeypatch: pytest.MonkeyPatch, words: str) -> int:
 
 def test_the_top_of_the_top_is_the_top() -> None:
     x, residual = torch.randn(2, 5000, generator=torch.Generator().manual_seed(0))
-    turn, base = Turn((5000,)), sparsifier_of(parse("topk:ratio=0.1"))
-    found = in_two_levels(base, FACTORS, Given(x, residual, torch.empty(5000), 0.5), turn)
-    first, second = twice(base, FACTORS, Given(x, residual, torch.empty(5000), 0.5), turn)
+    ctx, base = EncodeContext((5000,)), sparsifier_of(parse("topk:ratio=0.1"))
+    found = in_two_levels(base, FACTORS, EFInput(x, residual, torch.empty(5000), 0.5), ctx)
+    first, second = twice(base, FACTORS, EFInput(x, residual, torch.empty(5000), 0.5), ctx)
     assert first.numel() == 500
     assert torch.equal(found, second)
     total = torch.sort((x + 0.5 * residual).abs(), descending=True).values

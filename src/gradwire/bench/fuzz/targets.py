@@ -15,13 +15,13 @@ from torch import Tensor
 from gradwire.base import OneRound
 from gradwire.base.aggregation import Aggregation
 from gradwire.bench.fuzz.guard_pages import Guarded
-from gradwire.comm.base import Conversation
+from gradwire.comm.base import CollectiveProgram
 from gradwire.comm.simulated import Simulated
 from gradwire.engine.plan import make_plan, open_lane
 from gradwire.engine.step import exchange, together
 from gradwire.errors import ConfigError
 from gradwire.spec import compressor_classes, exchange_classes, find_layers, format_spec, parse
-from gradwire.types import Turn
+from gradwire.types import EncodeContext
 from gradwire.wire.layout import pack, unpack
 
 ROOM_BYTES = 1 << 16
@@ -89,21 +89,21 @@ class Decoder(Target):
 
     def __init__(self, codec: OneRound) -> None:
         self._codec = codec
-        self._turns = [Turn((numel,), 1, 2, step=1) for numel in NUMELS]
+        self._turns = [EncodeContext((numel,), 1, 2, step=1) for numel in NUMELS]
         self._layouts = [codec.layout(numel) for numel in NUMELS]
         self._room, self._mail = Guarded(ROOM_BYTES), Guarded(ROOM_BYTES)
         dice = torch.Generator().manual_seed(0)
         self._starts = [torch.randn(numel, generator=dice) for numel in NUMELS]
         self.places = []
-        for call, (turn, layout) in enumerate(zip(self._turns, self._layouts, strict=True)):
-            parts = codec.compress(torch.randn(turn.numel, generator=dice), turn)
+        for call, (ctx, layout) in enumerate(zip(self._turns, self._layouts, strict=True)):
+            parts = codec.compress(torch.randn(ctx.numel, generator=dice), ctx)
             self.places.append(Place(call, 1, pack([parts], [layout]), fixed=False))
 
     def hears(self, place: Place, message: Tensor, *, at_end: bool = True) -> Tensor:
         out = self._room.hold(self._starts[place.call], at_end=at_end)
         buffer = self._mail.hold(message, at_end=at_end)
         parts = unpack(buffer, [self._layouts[place.call]])
-        self._codec.add_to(out, parts, 0.5, self._turns[place.call])
+        self._codec.decode_add(out, parts, 0.5, self._turns[place.call])
         return out
 
     def spoilt(self) -> str:
@@ -114,7 +114,7 @@ SHAPE = (13, 17)
 """Small, so that messages are many; odd, so that last bytes and shards are not full."""
 
 
-class Heard(NamedTuple):
+class StepReport(NamedTuple):
     """What a rank was answered in one call."""
 
     kind: str
@@ -127,15 +127,16 @@ class Listener(Target):
     def __init__(self, case: Case) -> None:
         plan = make_plan(case.spec, None, case.exchange, [torch.zeros(SHAPE)], case.ranks)
         # Not step 0, in which the error is measured too.
-        turns = [Turn(SHAPE, rank, case.ranks, step=1) for rank in range(case.ranks)]
+        contexts = [EncodeContext(SHAPE, rank, case.ranks, step=1) for rank in range(case.ranks)]
         cpu = torch.device("cpu")
         self._lanes = [
-            open_lane("w", plan.compressor, plan.memory, plan.exchange, turn, cpu) for turn in turns
+            open_lane("w", plan.compressor, plan.memory, plan.exchange, ctx, cpu)
+            for ctx in contexts
         ]
         dice = torch.Generator().manual_seed(0)
-        self._grads = [torch.randn(SHAPE, generator=dice) for _ in turns]
+        self._grads = [torch.randn(SHAPE, generator=dice) for _ in contexts]
         self._room, self._mail = Guarded(ROOM_BYTES), Guarded(ROOM_BYTES)
-        self._tape: list[Heard] = []
+        self._tape: list[StepReport] = []
         talks = [self._talk(rank, grad.clone()) for rank, grad in enumerate(self._grads)]
         Simulated(case.ranks).run([_taped(talks[0], self._tape), *talks[1:]])
         self.places = [
@@ -173,13 +174,15 @@ class Listener(Target):
     def _remembers(self) -> list[Tensor]:
         """Copies of all that the lane keeps for later steps."""
         lane = self._lanes[0]
-        return [t.clone() for t in (*lane.kept.values(), *lane.talk.values())]
+        return [t.clone() for t in (*lane.memory_state.values(), *lane.aggregator_state.values())]
 
-    def _talk(self, rank: int, grad: Tensor) -> Conversation[list[Tensor]]:
+    def _talk(self, rank: int, grad: Tensor) -> CollectiveProgram[list[Tensor]]:
         return together([exchange(grad, self._lanes[rank])])
 
 
-def _taped(talk: Conversation[list[Tensor]], tape: list[Heard]) -> Conversation[list[Tensor]]:
+def _taped(
+    talk: CollectiveProgram[list[Tensor]], tape: list[StepReport]
+) -> CollectiveProgram[list[Tensor]]:
     answer: Sequence[Tensor] | None = None
     while True:
         try:
@@ -188,7 +191,7 @@ def _taped(talk: Conversation[list[Tensor]], tape: list[Heard]) -> Conversation[
             result: list[Tensor] = end.value
             return result
         answer = yield call
-        tape.append(Heard(call.kind, [buffer.clone() for buffer in answer]))
+        tape.append(StepReport(call.kind, [buffer.clone() for buffer in answer]))
 
 
 def all_specs() -> list[str]:

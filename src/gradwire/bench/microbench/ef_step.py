@@ -6,45 +6,45 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from gradwire.base import Compressor, ManyRounds, OneRound, take
-from gradwire.compressors._sparsifier import Passing
-from gradwire.types import Gather, Given, Mean, Parts, State, Turn
+from gradwire.base import Compressor, MultiRound, OneRound, encode_with_feedback
+from gradwire.compressors._sparsifier import ThresholdSparsifier
+from gradwire.types import AllGather, EFInput, EncodeContext, Mean, Parts, State
 
-Call: TypeAlias = Callable[[], object]
+Collective: TypeAlias = Callable[[], object]
 
 WARM_UPS = 3
 HALF = 0.5
 
 
-def ef_step(compressor: Compressor, x: Tensor, turn: Turn) -> Call:
+def ef_step(compressor: Compressor, x: Tensor, ctx: EncodeContext) -> Collective:
     """Gradient and residual in, message and new residual out.
 
     The residual is renewed in place, and counts half in the next call: so it comes to the gradient
     itself where nothing is said, and does not grow from call to call. A method that may not have a
     residual is measured without one.
     """
-    given = _given(compressor, x)
+    ef = _given(compressor, x)
     if isinstance(compressor, OneRound):
-        return lambda: take(compressor, given, turn)
-    assert isinstance(compressor, ManyRounds)
-    alone = turn._replace(size=1)
+        return lambda: encode_with_feedback(compressor, ef, ctx)
+    assert isinstance(compressor, MultiRound)
+    alone = ctx._replace(world_size=1)
     state = compressor.state(alone, x.device)
     # The mean goes to the memory of the gradient, which must be there for the next call.
-    kept = given._replace(x=given.x.clone())
+    kept = ef._replace(grad=ef.grad.clone())
     return lambda: _alone(compressor, kept, state, alone)
 
 
-def replayed_step(compressor: Compressor, x: Tensor, turn: Turn) -> Call:
+def replayed_step(compressor: Compressor, x: Tensor, ctx: EncodeContext) -> Collective:
     """The same with the card's work as a CUDA graph.
 
     Where the length of a message varies, the host asks for it after each replay.
     """
-    if not isinstance(compressor, Passing):
-        return replay_of(ef_step(compressor, x, turn))
-    given, drafts = _given(compressor, x), list[Parts]()
+    if not isinstance(compressor, ThresholdSparsifier):
+        return replay_of(ef_step(compressor, x, ctx))
+    ef, drafts = _given(compressor, x), list[Parts]()
 
     def draft() -> None:
-        drafts.append(compressor.draft(given, turn))
+        drafts.append(compressor.draft(ef, ctx))
 
     replay = replay_of(draft)
 
@@ -55,14 +55,14 @@ def replayed_step(compressor: Compressor, x: Tensor, turn: Turn) -> Call:
     return step
 
 
-def _given(compressor: Compressor, x: Tensor) -> Given:
+def _given(compressor: Compressor, x: Tensor) -> EFInput:
     grad = x.view(-1)
     feeds_back = compressor.traits().contraction or compressor.traits().accumulates
     residual = left = torch.zeros_like(grad) if feeds_back else None
-    return Given(grad, residual, left, HALF)
+    return EFInput(grad, residual, left, HALF)
 
 
-def replay_of(call: Call) -> Call:
+def replay_of(call: Collective) -> Collective:
     """The call as a CUDA graph: the work of the card, without the host's part in it.
 
     Raises RuntimeError where the host takes part in the work itself.
@@ -79,13 +79,13 @@ def replay_of(call: Call) -> Call:
     return graph.replay
 
 
-def _alone(method: ManyRounds, given: Given, state: State, turn: Turn) -> None:
+def _alone(method: MultiRound, ef: EFInput, state: State, ctx: EncodeContext) -> None:
     """A conversation in a world of one, where every answer is what was said."""
-    talk = method.rounds(given, state, turn)
+    talk = method.rounds(ef, state, ctx)
     try:
         request = next(talk)
         while True:
-            assert isinstance(request, Mean | Gather)
+            assert isinstance(request, Mean | AllGather)
             request = talk.send([request.parts])
     except StopIteration:
         return

@@ -94,8 +94,8 @@ def race(width: int, steps: int) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for name, pair in pairs(width):
         seconds: list[list[float]] = [[], []]
-        for turn in range(steps + 2):
-            for mounted in (0, 1) if turn % 2 else (1, 0):
+        for ctx in range(steps + 2):
+            for mounted in (0, 1) if ctx % 2 else (1, 0):
                 dist.barrier()
                 start = perf_counter()
                 pair[mounted]()

@@ -87,9 +87,9 @@ def race(specs: list[str], hidden: int, steps: int) -> list[dict[str, object]]:
     cases = {spec: case(spec, hidden) for spec in specs}
     seconds: dict[str, list[float]] = {spec: [] for spec in specs}
     said: dict[str, int] = {}
-    for turn in range(WARMUP + steps):
+    for i in range(WARMUP + steps):
         for spec, (step, reducer) in cases.items():
-            if turn == WARMUP:
+            if i == WARMUP:
                 said[spec] = _sent(reducer)
             dist.barrier()
             start = perf_counter()

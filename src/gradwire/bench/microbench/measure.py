@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from gradwire.base import Compressor, OneRound
-from gradwire.bench.microbench.ef_step import Call, ef_step, replay_of, replayed_step
+from gradwire.bench.microbench.ef_step import Collective, ef_step, replay_of, replayed_step
 from gradwire.bench.records.schema import KernelRecord
 from gradwire.checks import check_whole
-from gradwire.compressors._sparsifier import Passing
+from gradwire.compressors._sparsifier import ThresholdSparsifier
 from gradwire.errors import ConfigError
-from gradwire.types import Payload, Turn
+from gradwire.types import EncodeContext, Payload
 
 WARM_UPS = 3
 BUDGET_S = 0.25
@@ -118,12 +118,12 @@ def measure(
     compressor: Compressor, x: Tensor, watch: Stopwatch, ground: Ground, blank: KernelRecord
 ) -> KernelRecord:
     """The record with all that is measured filled in."""
-    turn = Turn(tuple(x.shape), size=MESSAGES)
-    payload = compressor.encode(x, turn)
-    decode8 = _decode8(compressor, payload, turn, watch)
+    ctx = EncodeContext(tuple(x.shape), world_size=MESSAGES)
+    payload = compressor.encode(x, ctx)
+    decode8 = _decode8(compressor, payload, ctx, watch)
     step = cost(
-        ef_step(compressor, x, turn),
-        lambda: replayed_step(compressor, x, turn),
+        ef_step(compressor, x, ctx),
+        lambda: replayed_step(compressor, x, ctx),
         _waits(compressor),
         watch,
         x.device,
@@ -132,7 +132,7 @@ def measure(
     read_and_write = 8 * x.numel() + MESSAGES * payload.nbytes
     return replace(
         blank,
-        encode_us=watch.median_us(lambda: compressor.encode(x, turn)),
+        encode_us=watch.median_us(lambda: compressor.encode(x, ctx)),
         decode_us=watch.median_us(lambda: compressor.decode(payload)),
         decode8_us=decode8 and decode8.us,
         decode8_eager_us=decode8 and decode8.eager_us,
@@ -180,7 +180,9 @@ def ground_at(numel: int, device: torch.device, watch: Stopwatch) -> Ground:
     return Ground(2 * source.nbytes / copy_us, add_us)
 
 
-def _decode8(compressor: Compressor, payload: Payload, turn: Turn, watch: Stopwatch) -> Cost | None:
+def _decode8(
+    compressor: Compressor, payload: Payload, ctx: EncodeContext, watch: Stopwatch
+) -> Cost | None:
     """Eight messages added up, for methods whose messages are."""
     if not isinstance(compressor, OneRound):
         return None
@@ -188,10 +190,10 @@ def _decode8(compressor: Compressor, payload: Payload, turn: Turn, watch: Stopwa
     # In memory of their own, as they are gathered: one that is read eight times stays in the cache.
     rows = [torch.stack([part] * MESSAGES) for part in payload.parts]
     said = [tuple(row[i] for row in rows) for i in range(MESSAGES)]
-    out = torch.zeros(turn.numel, device=device)
+    out = torch.zeros(ctx.numel, device=device)
 
     def add() -> None:
-        compressor.add_to(out, said, 0.125, turn)
+        compressor.decode_add(out, said, 0.125, ctx)
 
     return cost(add, lambda: replay_of(add), _waits(compressor), watch, device)
 
@@ -199,24 +201,26 @@ def _decode8(compressor: Compressor, payload: Payload, turn: Turn, watch: Stopwa
 def _waits(compressor: Compressor) -> bool:
     """Whether the host takes part in a step, or in decoding."""
     traits = compressor.traits()
-    return traits.waits or (traits.varies and not isinstance(compressor, Passing))
+    return traits.syncs_host or (
+        traits.variable_length and not isinstance(compressor, ThresholdSparsifier)
+    )
 
 
 def cost(
-    call: Call,
-    replayed: Callable[[], Call],
-    waits: bool,
+    call: Collective,
+    replayed: Callable[[], Collective],
+    syncs_host: bool,
     watch: Stopwatch,
     device: torch.device,
 ) -> Cost:
-    """By calls, and as the graph that `replayed` makes unless the host `waits` for the card.
+    """By calls, and as the graph that `replayed` makes unless the host `syncs_host` for the card.
 
     Where it does nothing is tried: a capture that fails leaves torch's random numbers unusable.
     """
     eager_us = watch.median_us(call)
     if device.type != "cuda":
         return Cost(None, eager_us, None)
-    if waits:
+    if syncs_host:
         return Cost(None, eager_us, WAITS)
     try:
         replay = replayed()

@@ -129,9 +129,9 @@ def race(width: int, steps: int, rounds: int) -> list[dict[str, object]]:
     inputs = torch.randn((WARM_UP + steps) * BATCH * dist.get_world_size(), width)
     for run in RUNS:
         seconds: list[list[float]] = [[], []]
-        for turn in range(2 * rounds):
+        for ctx in range(2 * rounds):
             # Both come first in turn: 0 1, 1 0, 0 1, ...
-            mounted = turn % 4 in (1, 2)
+            mounted = ctx % 4 in (1, 2)
             model = Timed(width)
             run(model, inputs, mounted)
             seconds[mounted].extend(model.seconds())

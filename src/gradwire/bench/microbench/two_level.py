@@ -16,7 +16,7 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.bench import human
 from gradwire.bench.machine import check_device, device_name, machine_facts
-from gradwire.bench.microbench.ef_step import Call, replay_of
+from gradwire.bench.microbench.ef_step import Collective, replay_of
 from gradwire.bench.microbench.measure import Cost, Stopwatch, check_setting, cost, stopwatch
 from gradwire.bench.records.files import append, check_writable
 from gradwire.bench.records.schema import LevelsRecord
@@ -24,7 +24,7 @@ from gradwire.compressors._sparsifier import Sparsifier
 from gradwire.control.two_level import Gauge, at_factor, check_factor, levels, sparsifier_of
 from gradwire.errors import ConfigError
 from gradwire.spec import format_spec, parse
-from gradwire.types import Given, Turn
+from gradwire.types import EFInput, EncodeContext
 
 SPECS = tuple(f"{name}:ratio=0.1" for name in ("topk", "dgc", "redsync", "sidco", "randomk"))
 
@@ -73,20 +73,20 @@ class LevelsBench:
         self, base: Sparsifier, numel: int, device: torch.device, watch: Stopwatch
     ) -> LevelsRecord:
         x = torch.randn(numel, device=device) * 1e-3
-        given = Given(x, torch.zeros_like(x), torch.empty_like(x), 1.0)
-        turn = Turn((numel,))
+        ef = EFInput(x, torch.zeros_like(x), torch.empty_like(x), 1.0)
+        ctx = EncodeContext((numel,))
 
         # Who asks for positions asks how many there are.
-        waits = base.traits().varies or base.traits().waits
+        syncs_host = base.traits().variable_length or base.traits().syncs_host
 
-        def timed(choose: Call) -> Cost:
-            return cost(choose, lambda: replay_of(choose), waits, watch, device)
+        def timed(choose: Collective) -> Cost:
+            return cost(choose, lambda: replay_of(choose), syncs_host, watch, device)
 
         # In turn, so that neither has the card or the caches to itself when they are warm.
         both = [
             (
-                timed(lambda: in_two_levels(base, self.factors, given, turn)),
-                timed(lambda: twice(base, self.factors, given, turn)),
+                timed(lambda: in_two_levels(base, self.factors, ef, ctx)),
+                timed(lambda: twice(base, self.factors, ef, ctx)),
             )
             for _ in range(ROUNDS)
         ]
@@ -107,23 +107,23 @@ class LevelsBench:
 
 
 def in_two_levels(
-    base: Sparsifier, factors: tuple[float, float], given: Given, turn: Turn
+    base: Sparsifier, factors: tuple[float, float], ef: EFInput, ctx: EncodeContext
 ) -> Tensor:
     """What GraVAC does: the values that the second factor keeps, found among those of the first."""
     made = sparsifier_of(levels(base, *factors, "candidate", alone=False, gauge=Gauge(raw=True)))
-    index = made.select(given, turn)
-    assert given.left is not None
-    return given.left[index]
+    index = made.select(ef, ctx)
+    assert ef.residual_out is not None
+    return ef.residual_out[index]
 
 
 def twice(
-    base: Sparsifier, factors: tuple[float, float], given: Given, turn: Turn
+    base: Sparsifier, factors: tuple[float, float], ef: EFInput, ctx: EncodeContext
 ) -> tuple[Tensor, Tensor]:
     """The values that both factors keep, each found among all."""
     low, high = (at_factor(base, factor) for factor in factors)
-    assert given.left is not None
-    first = given.left[low.select(given, turn)]
-    return first, given.left[high.select(Given(given.left), turn)]
+    assert ef.residual_out is not None
+    first = ef.residual_out[low.select(ef, ctx)]
+    return first, ef.residual_out[high.select(EFInput(ef.residual_out), ctx)]
 
 
 def _sparsifier(spec: str) -> Sparsifier:

@@ -22,7 +22,7 @@ from gradwire.bench.worker.protocol import Job, read_job
 from gradwire.bench.worker.session import Session
 from gradwire.bench.workloads.base import parse_workload
 from gradwire.comm.cost_model import Network
-from gradwire.comm.process_group import TorchComm
+from gradwire.comm.process_group import ProcessGroupComm
 from gradwire.perfmodel.exchange_cost import Rehearsed, rehearse
 from gradwire.perfmodel.overlap import StepWork, predict_all
 from gradwire.perfmodel.predict import Prediction, step_samples
@@ -69,7 +69,7 @@ def main() -> None:
     job = read_job(parser.parse_args().config)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=_PATIENCE)
-    comm = TorchComm(dist.distributed_c10d._get_default_group())
+    comm = ProcessGroupComm(dist.distributed_c10d._get_default_group())
     cases = tuple(dict.fromkeys(job.turns))
     sessions = {case: Session(job, case) for case in cases}
     seen: dict[str, list[Seen]] = {case: [] for case in cases}
@@ -102,7 +102,12 @@ class Seen(NamedTuple):
 
 
 def _turn(
-    comm: TorchComm, job: Job, subject: Subject, network: Network, session: Session, case: str
+    comm: ProcessGroupComm,
+    job: Job,
+    subject: Subject,
+    network: Network,
+    session: Session,
+    case: str,
 ) -> Seen:
     # All workers are on this machine, each in a namespace of its own.
     cores = cores_each(comm.size, _CPU)
@@ -114,7 +119,7 @@ def _turn(
     return Seen(alone, beside.forecast.step_s, steps_s, others)
 
 
-def _rehearse(comm: TorchComm, subject: Subject, case: str) -> Rehearsed:
+def _rehearse(comm: ProcessGroupComm, subject: Subject, case: str) -> Rehearsed:
     """One rank's exchange, while all other workers rehearse it as well."""
     dist.barrier()
     plan = plan_of(case, subject.tensors, comm.size)
@@ -122,7 +127,7 @@ def _rehearse(comm: TorchComm, subject: Subject, case: str) -> Rehearsed:
 
 
 def _predict(
-    comm: TorchComm, subject: Subject, rehearsed: Rehearsed, network: Network, cores: float
+    comm: ProcessGroupComm, subject: Subject, rehearsed: Rehearsed, network: Network, cores: float
 ) -> Prediction:
     """The step of ranks that wait for each other in every call, as their steps vary."""
     own = step_samples(subject.compute, rehearsed)
@@ -136,7 +141,7 @@ def _predict(
     return Prediction(forecast, rehearsed.sent_bytes, rehearsed.calls)
 
 
-def _measure(comm: TorchComm, job: Job, session: Session) -> tuple[list[float], float]:
+def _measure(comm: ProcessGroupComm, job: Job, session: Session) -> tuple[list[float], float]:
     """A block of steps, and the cores that others used meanwhile."""
     dist.barrier()
     for _ in range(job.warmup):

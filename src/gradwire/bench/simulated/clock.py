@@ -15,10 +15,10 @@ from gradwire.bench.predictions.simulate import Links
 from gradwire.bench.simulated.base import Seen
 from gradwire.comm.cost_model import way
 from gradwire.comm.meter import Meter
-from gradwire.control.base import Controller, Order
+from gradwire.control.base import Controller, Setting
 from gradwire.control.runtime import dense_way
-from gradwire.control.timing import Clock, Lap
-from gradwire.engine.engine import Lanes
+from gradwire.control.timing import Clock, StepTiming
+from gradwire.engine.engine import Engine
 from gradwire.engine.plan import Plan
 from gradwire.perfmodel.overlap import Forecast
 from gradwire.simulate import Simulation
@@ -37,7 +37,7 @@ class Forecasts:
     predict: Predict
     _known: dict[tuple[bool, int], Forecast] = field(default_factory=dict)
 
-    def of(self, order: Order) -> Forecast:
+    def of(self, order: Setting) -> Forecast:
         """A step in which all lanes follow this order."""
         key = order.dense, order.compressor.nbytes(SHAPE)
         if key not in self._known:
@@ -53,13 +53,13 @@ class ForecastClock(Clock):
     """Laps as forecast: where lanes follow several orders, each counts by what it is about."""
 
     forecasts: Forecasts
-    lanes: Lanes
+    lanes: Engine
     meter: Meter
     seen: list[Forecast] = field(default_factory=list)
     """Of every step so far."""
     _bytes: int = 0
 
-    def lap(self) -> Lap | None:
+    def lap(self) -> StepTiming | None:
         sent, self._bytes = self.meter.sent_bytes - self._bytes, self.meter.sent_bytes
         assert self.lanes.helm is not None
         orders = self.lanes.helm.orders()
@@ -67,7 +67,7 @@ class ForecastClock(Clock):
         now = _mean(parts) if parts else self.forecasts.predict(self.forecasts.plan)
         self.seen.append(now)
         waited_s = max(now.step_s - now.compute_s, 0.0)
-        return Lap(now.step_s, now.encode_s + now.decode_s, now.wire_s, sent, waited_s)
+        return StepTiming(now.step_s, now.encode_s + now.decode_s, now.wire_s, sent, waited_s)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from gradwire.bench.simulated.clock import Watch, watch_over
 from gradwire.bench.simulated.passes import Passes, passes_of
 from gradwire.bench.workloads.base import Epochs, Evaluation, Workload, update
 from gradwire.comm.meter import Meter
-from gradwire.engine.engine import Lanes
+from gradwire.engine.engine import Engine
 from gradwire.engine.plan import Plan
 from gradwire.local import simulated
 from gradwire.perfmodel.predict import Prediction
@@ -90,7 +90,7 @@ def crew_of(workload: Workload, case: str, workers: int, seed: int) -> Crew:
     model = workload.build().to(workload.device)
     tensors = {n: p for n, p in model.named_parameters() if p.requires_grad}
     plan = plan_of(case, tensors, workers, steered=True)
-    lanes = [Lanes(plan, tensors, r, workers, seed, listens=r == 0) for r in range(workers)]
+    lanes = [Engine(plan, tensors, r, workers, seed, wants_mean=r == 0) for r in range(workers)]
     return Crew(workload, model, workload.optimiser(model), Simulation(lanes), seed)
 
 

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from gradwire.control.timing import Lap
+from gradwire.control.timing import StepTiming
 
 FEW = 300
 """Steps that are taken to follow at least: hardly anybody trains for less. If a fifth of the norm
@@ -73,7 +73,7 @@ class Rest:
     own_s: float = 0.0
     steps_s: float = 0.0
 
-    def hear(self, lap: Lap, *, may_rest: bool) -> None:
+    def hear(self, lap: StepTiming, *, may_rest: bool) -> None:
         """A lap, with what was spent since the one before that was heard."""
         allowed_s = LIMIT * lap.step_s
         self.own_s += lap.own_s

@@ -10,7 +10,7 @@ from gradwire.control._autopilot.allocation import Option, best_course
 from gradwire.control._autopilot.budget import FEW
 from gradwire.control._autopilot.candidates import Rung, is_whole
 from gradwire.control._autopilot.error_model import Kind, Layer, load_layer, progress
-from gradwire.control.timing import Lap
+from gradwire.control.timing import StepTiming
 
 RECENT = 5
 """Medians are of so many laps: they bear two odd ones, and follow a link in three steps."""
@@ -64,9 +64,9 @@ class Costs:
     """Bytes that a rank sends for a byte of a message of 16 or 32 bits an element."""
     part_sent: float
     """The same for messages of the method."""
-    recent: list[Lap] = field(default_factory=list)
+    recent: list[StepTiming] = field(default_factory=list)
     idle_s: float | None = None
-    before: Lap | None = None
+    before: StepTiming | None = None
     """The usual lap before the last change of setting, until there are enough after it."""
     said: Said | None = None
     """In the last lap."""
@@ -75,7 +75,7 @@ class Costs:
     element_s: dict[int, float] = field(default_factory=dict)
     """Encoding and decoding of an element, by place on the ladder."""
 
-    def add(self, said: Said, lap: Lap) -> None:
+    def add(self, said: Said, lap: StepTiming) -> None:
         """A lap in which this was said."""
         if self.said is not None and said != self.said:
             self._compare(self.said, said, lap.sent_bytes - self.recent[-1].sent_bytes)
@@ -133,7 +133,7 @@ class Costs:
             found = (sent_bytes - self.part_sent * part) / whole
             self.whole_sent = found if found > 0 else self.whole_sent
 
-    def _tell_apart(self, one: Lap, other: Lap) -> None:
+    def _tell_apart(self, one: StepTiming, other: StepTiming) -> None:
         """Learns from two settings what of the time is due to bytes, and what is not."""
         less, more = sorted((one, other), key=lambda lap: lap.sent_bytes)
         self.before = None
@@ -145,8 +145,8 @@ class Costs:
         self.idle_s = new if self.idle_s is None else (self.idle_s + new) / 2
 
 
-def _usual(laps: Sequence[Lap]) -> Lap:
-    return Lap(*(median(column) for column in zip(*laps, strict=True)))
+def _usual(laps: Sequence[StepTiming]) -> StepTiming:
+    return StepTiming(*(median(column) for column in zip(*laps, strict=True)))
 
 
 LONG = 1_000_000
@@ -312,8 +312,8 @@ class Chart:
         costs = saved["costs"]
         said, before = costs["said"], costs["before"]
         plain = {
-            "recent": [Lap(*lap) for lap in costs["recent"]],
-            "before": None if before is None else Lap(*before),
+            "recent": [StepTiming(*lap) for lap in costs["recent"]],
+            "before": None if before is None else StepTiming(*before),
             "said": None if said is None else Said(said[0], said[1], _placed(said[2])),
             "element_s": _placed(costs["element_s"]),
         }

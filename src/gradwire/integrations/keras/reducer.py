@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire.base import Compressor, Memory
 from gradwire.checks import check_whole
-from gradwire.comm.base import Call, drive
+from gradwire.comm.base import Collective, drive
 from gradwire.comm.consistency import check_same
 from gradwire.control.base import Controller, find_controller
 from gradwire.engine.engine import NanPolicy
@@ -124,7 +124,7 @@ class Reducer(Handle):
         """Whether any rank has a gradient, by variable."""
         own = torch.tensor([g is not None for g in gradients], device=self._device)
         told = self._comm.answer(
-            Call("gather", [own.view(torch.uint8)], [own.numel()] * self._comm.size)
+            Collective("gather", [own.view(torch.uint8)], [own.numel()] * self._comm.size)
         )
         some: list[bool] = torch.stack(told).any(0).tolist()
         return some

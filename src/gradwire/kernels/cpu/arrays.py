@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradwire.types import Given
+from gradwire.types import EFInput
 
 
 def flat_rows(rows: Tensor) -> tuple[NDArray[Any], int]:
@@ -20,12 +20,12 @@ def flat_rows(rows: Tensor) -> tuple[NDArray[Any], int]:
     return rows.as_strided((span,), (1,)).numpy(), distance
 
 
-def memory_of(given: Given) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def memory_of(given: EFInput) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """The residual and what is left: one array where they are one, empty where there is none."""
-    if given.residual is None or given.left is None:
+    if given.residual is None or given.residual_out is None:
         nothing = np.empty(0, dtype=np.float32)
         return nothing, nothing
-    left = given.left.numpy()
-    if given.left.data_ptr() == given.residual.data_ptr():
-        return left, left
-    return given.residual.numpy(), left
+    residual_out = given.residual_out.numpy()
+    if given.residual_out.data_ptr() == given.residual.data_ptr():
+        return residual_out, residual_out
+    return given.residual.numpy(), residual_out

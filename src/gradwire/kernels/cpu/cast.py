@@ -15,9 +15,9 @@ def cast_pack(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def cast_pack_sum(
-    x: Tensor, residual: Tensor, decay: float, left: Tensor, dtype: torch.dtype
+    x: Tensor, residual: Tensor, decay: float, residual_out: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    return cast.sum_packed(cast_pack, x, residual, decay, left, dtype)
+    return cast.sum_packed(cast_pack, x, residual, decay, residual_out, dtype)
 
 
 def _in_range(x: Tensor) -> bool:

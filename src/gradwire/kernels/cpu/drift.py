@@ -11,23 +11,23 @@ from gradwire.kernels.specs import Drifted
 STRETCH = 1 << 16
 
 
-def depart(given: Drifted, ahead: float) -> None:
-    for some in _stretches(given):
+def depart(drifted: Drifted, ahead: float) -> None:
+    for some in _stretches(drifted):
         by_torch.depart(some, ahead)
 
 
-def arrive(given: Drifted, rate: float) -> None:
-    for some in _stretches(given):
+def arrive(drifted: Drifted, rate: float) -> None:
+    for some in _stretches(drifted):
         by_torch.arrive(some, rate)
 
 
-def relay(given: Drifted, rate: float, ahead: float) -> None:
-    for some in _stretches(given):
+def relay(drifted: Drifted, rate: float, ahead: float) -> None:
+    for some in _stretches(drifted):
         by_torch.relay(some, rate, ahead)
 
 
-def _stretches(given: Drifted) -> Iterator[Drifted]:
+def _stretches(drifted: Drifted) -> Iterator[Drifted]:
     """The same stretch of a parameter in every list, one after the other."""
-    for about in zip(*given, strict=True):
+    for about in zip(*drifted, strict=True):
         for some in zip(*(one.split(STRETCH) for one in about), strict=True):
             yield Drifted(*([one] for one in some))

@@ -124,14 +124,14 @@ def factor(m: Tensor, base: Tensor, turned: bool) -> Tensor:
 
 
 def factor_sum(
-    x: Tensor, residual: Tensor, decay: float, left: Tensor, base: Tensor, turned: bool
+    x: Tensor, residual: Tensor, decay: float, residual_out: Tensor, base: Tensor, turned: bool
 ) -> Tensor:
-    return factor(torch.add(x, residual, alpha=decay, out=left), base, turned)
+    return factor(torch.add(x, residual, alpha=decay, out=residual_out), base, turned)
 
 
 def _spread_over(out: Tensor, p: Tensor, q: Tensor, less: bool) -> None:
-    matrix, left, right = out.numpy(), p.contiguous().numpy(), _turned(q)
-    _by_rows(lambda rows: _spread(matrix[rows], left[rows], right, less), out, p.shape[1])
+    matrix, residual_out, right = out.numpy(), p.contiguous().numpy(), _turned(q)
+    _by_rows(lambda rows: _spread(matrix[rows], residual_out[rows], right, less), out, p.shape[1])
 
 
 def lessen(m: Tensor, p: Tensor, q: Tensor) -> None:

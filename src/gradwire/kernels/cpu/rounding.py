@@ -20,9 +20,9 @@ from gradwire.kernels.cpu.random import halves, random_words
 from gradwire.kernels.cpu.simd import sum_of
 from gradwire.kernels.cpu.threads import in_slices
 from gradwire.kernels.reference.rounding import meaning, slopes
-from gradwire.kernels.specs import RoundingKind, Rule
+from gradwire.kernels.specs import RoundingKind, RoundingSpec
 from gradwire.kernels.validation import check_out
-from gradwire.types import Given
+from gradwire.types import EFInput
 
 TILE = 1024
 """Entries that are worked on at a time: small buckets several, large ones alone."""
@@ -40,7 +40,7 @@ def _pack(
     x: Floats,
     decay: np.float32,
     residual: Floats,
-    left: Floats,
+    residual_out: Floats,
     kind: int,
     how: int,
     over: np.float32,
@@ -54,7 +54,7 @@ def _pack(
     begin: int,
     end: int,
 ) -> None:
-    """Buckets [tiles, rows, bucket] of x, or of x + decay * residual where there is a `left`.
+    """Buckets [tiles, rows, bucket] of x, or of x + decay * residual where there is a `residual_out`.
 
     Tiles from `begin` to `end`. So many entries come before the first of all as `first` says.
     """
@@ -64,12 +64,12 @@ def _pack(
     codes, chance = np.empty((rows, bucket), np.uint8), np.empty((rows, bucket), np.uint32)
     exact = np.empty((rows, bucket), np.float32)
     flat_codes, flat_chance = codes.reshape(-1), chance.reshape(-1)
-    feedback, draws = left.size > 0, kind in (rules.CHANCE, rules.POWER)
+    feedback, draws = residual_out.size > 0, kind in (rules.CHANCE, rules.POWER)
     for tile in range(begin, end):
         start = first + tile * size
         entries = x[tile]
         if feedback:
-            rest = left[tile]
+            rest = residual_out[tile]
             _add_up(entries, decay, residual[tile], total)
             entries = total
         if draws:
@@ -138,10 +138,10 @@ def _by_tiles(loop: Callable[[int, int], None], rows: NDArray[np.float32], effor
 
 @cache
 def _meaning(kind: RoundingKind, width: int) -> Floats:
-    return meaning(Rule(kind, 1, width), torch.device("cpu")).numpy()
+    return meaning(RoundingSpec(kind, 1, width), torch.device("cpu")).numpy()
 
 
-def _table(rule: Rule) -> Floats:
+def _table(rule: RoundingSpec) -> Floats:
     """What each code means; buckets and scales do not matter to that."""
     return _meaning(rule.kind, rule.width)
 
@@ -151,8 +151,8 @@ def _slopes() -> Floats:
     return slopes(torch.device("cpu")).numpy()
 
 
-def _rounded(given: Given, rule: Rule, key: int) -> tuple[Tensor, Tensor]:
-    x = given.x
+def _rounded(given: EFInput, rule: RoundingSpec, key: int) -> tuple[Tensor, Tensor]:
+    x = given.grad
     aligned = rule.width == 8 or (rule.width == 4 and rule.bucket % 2 == 0)
     make = torch.empty if aligned else torch.zeros
     codes = make(-(-x.numel() * rule.width // 8), dtype=torch.uint8)
@@ -173,17 +173,19 @@ def _rounded(given: Given, rule: Rule, key: int) -> tuple[Tensor, Tensor]:
     return codes, scales
 
 
-def round_pack(x: Tensor, rule: Rule, key: int) -> tuple[Tensor, Tensor]:
-    return _rounded(Given(x), rule, key)
+def round_pack(x: Tensor, rule: RoundingSpec, key: int) -> tuple[Tensor, Tensor]:
+    return _rounded(EFInput(x), rule, key)
 
 
 def round_pack_sum(
-    x: Tensor, residual: Tensor, decay: float, left: Tensor, rule: Rule, key: int
+    x: Tensor, residual: Tensor, decay: float, residual_out: Tensor, rule: RoundingSpec, key: int
 ) -> tuple[Tensor, Tensor]:
-    return _rounded(Given(x, residual, left, decay), rule, key)
+    return _rounded(EFInput(x, residual, residual_out, decay), rule, key)
 
 
-def round_add(out: Tensor, codes: Tensor, scales: Tensor, weight: float, rule: Rule) -> None:
+def round_add(
+    out: Tensor, codes: Tensor, scales: Tensor, weight: float, rule: RoundingSpec
+) -> None:
     check_out(out)
     packed, distance = flat_rows(codes)
     units, apart = flat_rows(scales)

@@ -37,11 +37,11 @@ def _put(x: NDArray[np.float32], index: NDArray[np.int64], values: NDArray[np.fl
         x[index[i]] = values[i]
 
 
-def lift(left: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
+def lift(residual_out: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
     chosen = torch.empty(index.numel())
-    _take(left.numpy(), index.numpy(), chosen.numpy())
+    _take(residual_out.numpy(), index.numpy(), chosen.numpy())
     values = reference.rounded(chosen, dtype)
-    _put(left.numpy(), index.numpy(), (chosen - values.to(chosen.dtype)).numpy())
+    _put(residual_out.numpy(), index.numpy(), (chosen - values.to(chosen.dtype)).numpy())
     return values
 
 

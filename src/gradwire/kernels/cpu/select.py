@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwire.kernels.cpu.jit import compiled, inlined
 from gradwire.kernels.cpu.threads import in_slices
-from gradwire.types import Given
+from gradwire.types import EFInput
 
 # Exponent and four bits of mantissa: bins within 6 % of each other in magnitude.
 SHIFT = 19
@@ -83,16 +83,16 @@ def _add_and_find(
     x: NDArray[np.float32],
     residual: NDArray[np.float32],
     decay: np.float32,
-    left: NDArray[np.float32],
+    residual_out: NDArray[np.float32],
     border: np.float32,
     out: NDArray[np.int64],
 ) -> int:
-    # Through memory of its own, since `left` may be the residual: so vector instructions can.
+    # Through memory of its own, since `residual_out` may be the residual: so vector instructions can.
     totals, flags = np.empty(BLOCK, dtype=np.float32), np.zeros(BLOCK, dtype=np.uint8)
     found = 0
     for start in range(0, x.size, BLOCK):
         stop = start + BLOCK
-        one, two, sum_ = x[start:stop], residual[start:stop], left[start:stop]
+        one, two, sum_ = x[start:stop], residual[start:stop], residual_out[start:stop]
         for i in range(one.size):
             total = one[i] + decay * two[i]
             totals[i] = total
@@ -118,15 +118,21 @@ def _find(x: NDArray[np.float32], border: np.float32, out: NDArray[np.int64]) ->
     return found
 
 
-def _reached(given: Given, border: np.float32) -> NDArray[np.int64]:
+def _reached(given: EFInput, border: np.float32) -> NDArray[np.int64]:
     """Positions of the magnitudes of the sum that reach the border, which is above 0."""
-    if given.residual is None or given.left is None:
+    if given.residual is None or given.residual_out is None:
         total = given.total().numpy()
         return _gathered(lambda s, out: _find(total[s], border, out), total.size, total.size)
-    x, residual, left = given.x.numpy(), given.residual.numpy(), given.left.numpy()
+    x, residual, residual_out = (
+        given.grad.numpy(),
+        given.residual.numpy(),
+        given.residual_out.numpy(),
+    )
     decay = np.float32(given.decay)
     return _gathered(
-        lambda s, out: _add_and_find(x[s], residual[s], decay, left[s], border, out), x.size, x.size
+        lambda s, out: _add_and_find(x[s], residual[s], decay, residual_out[s], border, out),
+        x.size,
+        x.size,
     )
 
 
@@ -149,10 +155,10 @@ def _gathered(
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def largest(given: Given, count: int) -> Tensor:
-    x, residual, left, decay = given
+def largest(given: EFInput, count: int) -> Tensor:
+    x, residual, residual_out, decay = given
     expected = count // STRIDE
-    if residual is None or left is None or expected < 50 or count >= x.numel():
+    if residual is None or residual_out is None or expected < 50 or count >= x.numel():
         return _counted(given.total(), count)
     # A sample tells about where the border is. A guess that is too low costs a little, one that is
     # too high is noticed: the result is exact either way.
@@ -160,11 +166,11 @@ def largest(given: Given, count: int) -> Tensor:
     rank = sample.size - min(sample.size, int(1.1 * expected + 3 * expected**0.5))
     candidates = _reached(given, max(np.partition(sample, rank)[rank], SMALLEST))
     if candidates.size < count:
-        return _counted(left, count)
-    return _exactly(left.view(torch.int32).numpy(), candidates, count)
+        return _counted(residual_out, count)
+    return _exactly(residual_out.view(torch.int32).numpy(), candidates, count)
 
 
-def reaching(given: Given, border: Tensor) -> Tensor:
+def reaching(given: EFInput, border: Tensor) -> Tensor:
     # Zeros reach no border.
     # A copy, so that memory for all entries does not live on with the few found.
     return torch.from_numpy(_reached(given, max(np.float32(border.item()), SMALLEST)).copy())

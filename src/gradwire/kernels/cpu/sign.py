@@ -14,7 +14,7 @@ from gradwire.kernels.cpu.sign_sums import BLOCK, Floats, measure, settle
 from gradwire.kernels.cpu.simd import LANES, add_either, bits_of, negatives, word_at, zeros
 from gradwire.kernels.cpu.threads import in_slices
 from gradwire.kernels.validation import check_out
-from gradwire.types import Given
+from gradwire.types import EFInput
 
 Bytes = NDArray[np.uint8]
 
@@ -72,16 +72,16 @@ def _means(sums: NDArray[np.float64], numel: int, bucket: int) -> tuple[Tensor, 
 
 
 def sides_pack(x: Tensor, bucket: int) -> tuple[Tensor, Tensor, Tensor]:
-    bits, sums = measure(Given(x), bucket)
+    bits, sums = measure(EFInput(x), bucket)
     return bits, *_means(sums, x.numel(), bucket)
 
 
 def sides_pack_sum(
-    x: Tensor, residual: Tensor, decay: float, left: Tensor, bucket: int
+    x: Tensor, residual: Tensor, decay: float, residual_out: Tensor, bucket: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    bits, sums = measure(Given(x, residual, left, decay), bucket)
+    bits, sums = measure(EFInput(x, residual, residual_out, decay), bucket)
     low, high = _means(sums, x.numel(), bucket)
-    settle(left, low, high, bucket)
+    settle(residual_out, low, high, bucket)
     return bits, low, high
 
 
@@ -100,15 +100,17 @@ def _scale(sums: NDArray[np.float64], numel: int) -> Tensor:
 
 
 def sign_pack(x: Tensor) -> tuple[Tensor, Tensor]:
-    bits, sums = measure(Given(x), max(1, x.numel()), even=True)
+    bits, sums = measure(EFInput(x), max(1, x.numel()), even=True)
     return bits, _scale(sums, x.numel())
 
 
-def sign_pack_sum(x: Tensor, residual: Tensor, decay: float, left: Tensor) -> tuple[Tensor, Tensor]:
+def sign_pack_sum(
+    x: Tensor, residual: Tensor, decay: float, residual_out: Tensor
+) -> tuple[Tensor, Tensor]:
     bucket = max(1, x.numel())
-    bits, sums = measure(Given(x, residual, left, decay), bucket, even=True)
+    bits, sums = measure(EFInput(x, residual, residual_out, decay), bucket, even=True)
     scale = _scale(sums, x.numel())
-    settle(left, -scale, scale, bucket)
+    settle(residual_out, -scale, scale, bucket)
     return bits, scale
 
 

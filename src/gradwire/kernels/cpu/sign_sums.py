@@ -14,7 +14,7 @@ from gradwire.kernels.cpu.arrays import memory_of
 from gradwire.kernels.cpu.jit import called, compiled, summing
 from gradwire.kernels.cpu.simd import LANES, negatives, sum_of
 from gradwire.kernels.cpu.threads import in_slices
-from gradwire.types import Given
+from gradwire.types import EFInput
 
 BLOCK = 2048
 
@@ -22,16 +22,16 @@ Floats = NDArray[np.float32]
 
 
 @called
-def _add_up(x: Floats, decay: np.float32, left: Floats) -> None:
-    """`left` becomes x + decay * left."""
+def _add_up(x: Floats, decay: np.float32, residual_out: Floats) -> None:
+    """`residual_out` becomes x + decay * left."""
     for i in range(x.size):
-        left[i] = sum_of(x[i], decay, left[i])
+        residual_out[i] = sum_of(x[i], decay, residual_out[i])
 
 
 @called
-def _add_beside(x: Floats, decay: np.float32, residual: Floats, left: Floats) -> None:
+def _add_beside(x: Floats, decay: np.float32, residual: Floats, residual_out: Floats) -> None:
     for i in range(x.size):
-        left[i] = sum_of(x[i], decay, residual[i])
+        residual_out[i] = sum_of(x[i], decay, residual[i])
 
 
 @called
@@ -88,7 +88,7 @@ def _measure(
     x: Floats,
     decay: np.float32,
     residual: Floats,
-    left: Floats,
+    residual_out: Floats,
     apart: bool,
     words: NDArray[np.uint32],
     pieces: NDArray[np.float64],
@@ -97,14 +97,14 @@ def _measure(
     begin: int,
     end: int,
 ) -> None:
-    """Packs x, or x + decay * residual where there is a `left`, and sums it up piece by piece.
+    """Packs x, or x + decay * residual where there is a `residual_out`, and sums it up piece by piece.
 
-    The residual is in `left`, unless that is `apart`. A piece ends with a block or a bucket.
+    The residual is in `residual_out`, unless that is `apart`. A piece ends with a block or a bucket.
     """
-    feedback = left.size > 0
+    feedback = residual_out.size > 0
     for start in range(begin, end, BLOCK):
         stop = min(start + BLOCK, end)
-        block = left[start:stop] if feedback else x[start:stop]
+        block = residual_out[start:stop] if feedback else x[start:stop]
         if apart:
             _add_beside(x[start:stop], decay, residual[start:stop], block)
         elif feedback:
@@ -131,30 +131,35 @@ def _join(pieces: NDArray[np.float64], numel: int, bucket: int, sums: NDArray[np
 
 
 @called
-def _take_back(left: Floats, low: np.float32, high: np.float32) -> None:
-    for i in range(left.size):
-        left[i] -= low if left[i] < 0 else high
+def _take_back(residual_out: Floats, low: np.float32, high: np.float32) -> None:
+    for i in range(residual_out.size):
+        residual_out[i] -= low if residual_out[i] < 0 else high
 
 
 @compiled
-def _settle(left: Floats, low: Floats, high: Floats, bucket: int, start: int, stop: int) -> None:
+def _settle(
+    residual_out: Floats, low: Floats, high: Floats, bucket: int, start: int, stop: int
+) -> None:
     for b in range(start // bucket, (stop - 1) // bucket + 1):
         first, last = max(start, b * bucket), min(stop, (b + 1) * bucket)
-        _take_back(left[first:last], low[b], high[b])
+        _take_back(residual_out[first:last], low[b], high[b])
 
 
-def settle(left: Tensor, low: Tensor, high: Tensor, bucket: int) -> None:
+def settle(residual_out: Tensor, low: Tensor, high: Tensor, bucket: int) -> None:
     """Takes away from each bucket what is said of its two sides."""
-    in_slices(partial(_settle, left.numpy(), low.numpy(), high.numpy(), bucket), left.numel())
+    in_slices(
+        partial(_settle, residual_out.numpy(), low.numpy(), high.numpy(), bucket),
+        residual_out.numel(),
+    )
 
 
-def measure(given: Given, bucket: int, even: bool = False) -> tuple[Tensor, NDArray[np.float64]]:
+def measure(given: EFInput, bucket: int, even: bool = False) -> tuple[Tensor, NDArray[np.float64]]:
     """The packed signs; and for each bucket the sums of its two sides, and how many are negative.
 
-    `given.left` becomes the sum, if it is there. `even` is for the difference of the sums alone,
+    `given.residual_out` becomes the sum, if it is there. `even` is for the difference of the sums alone,
     which it gives faster.
     """
-    x = given.x
+    x = given.grad
     words = torch.empty(-(-x.numel() // LANES), dtype=torch.int32)
     sums = np.zeros((-(-x.numel() // bucket), 3))
     pieces = np.zeros((-(-x.numel() // BLOCK) + len(sums), 3))

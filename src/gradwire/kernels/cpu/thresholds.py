@@ -17,7 +17,7 @@ from gradwire.kernels.cpu.random import strata
 from gradwire.kernels.cpu.select import largest
 from gradwire.kernels.cpu.threads import in_slices
 from gradwire.kernels.reference.thresholds import HALVINGS, LOWERINGS
-from gradwire.types import Given
+from gradwire.types import EFInput
 
 INFINITE = np.int32(0x7F800000)
 """The bits of infinity; those of NaN are above."""
@@ -106,12 +106,12 @@ def _border(value: float) -> Tensor:
     return torch.tensor([value], dtype=torch.float32)
 
 
-def sampled_border(given: Given, key: int, tried: int, top: int, enough: int) -> Tensor:
+def sampled_border(given: EFInput, key: int, tried: int, top: int, enough: int) -> Tensor:
     x = given.total()
     if not x.numel():
         return _border(0.0)
     sample = x[strata(key, x.numel(), tried, x.device)].abs().nan_to_num_(0.0, 0.0)
-    border = float(sample[largest(Given(sample), top)].min())
+    border = float(sample[largest(EFInput(sample), top)].min())
     for _ in range(LOWERINGS):
         if _reaching(x, border) >= enough:
             break
@@ -119,7 +119,7 @@ def sampled_border(given: Given, key: int, tried: int, top: int, enough: int) ->
     return _border(border)
 
 
-def bisected_border(given: Given, count: int) -> Tensor:
+def bisected_border(given: EFInput, count: int) -> Tensor:
     x = given.total()
     if not x.numel():
         return _border(0.0)
@@ -134,7 +134,7 @@ def bisected_border(given: Given, count: int) -> Tensor:
     return _border(low)
 
 
-def excess_border(given: Given, shares: Sequence[float]) -> Tensor:
+def excess_border(given: EFInput, shares: Sequence[float]) -> Tensor:
     x = given.total()
     if not x.numel():
         return _border(0.0)
@@ -147,7 +147,7 @@ def excess_border(given: Given, shares: Sequence[float]) -> Tensor:
     return _border(border)
 
 
-def normal_border(given: Given, spread: float, count: int, rounds: int) -> Tensor:
+def normal_border(given: EFInput, spread: float, count: int, rounds: int) -> Tensor:
     x = given.total()
     if not x.numel():
         return _border(0.0)

@@ -45,11 +45,13 @@ def _add_kernel(rows, out_ptr, weight, numel, ROWS: tl.constexpr, BLOCK: tl.cons
     tl.store(out_ptr + place, total, mask=inside)
 
 
-def _pack(x: Tensor, residual: Tensor, decay: float, left: Tensor, dtype: torch.dtype) -> Tensor:
+def _pack(
+    x: Tensor, residual: Tensor, decay: float, residual_out: Tensor, dtype: torch.dtype
+) -> Tensor:
     values = torch.empty(x.numel(), dtype=dtype, device=x.device)
     if x.numel():
         _pack_kernel[(-(-x.numel() // BLOCK),)](
-            x, residual, left, values, decay, x.numel(), FEEDBACK=left is not x,
+            x, residual, residual_out, values, decay, x.numel(), FEEDBACK=residual_out is not x,
             HALF=dtype == torch.float16, BLOCK=BLOCK,
         )  # fmt: skip
     return values
@@ -60,9 +62,9 @@ def cast_pack(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def cast_pack_sum(
-    x: Tensor, residual: Tensor, decay: float, left: Tensor, dtype: torch.dtype
+    x: Tensor, residual: Tensor, decay: float, residual_out: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    return _pack(x, residual, decay, left, dtype)
+    return _pack(x, residual, decay, residual_out, dtype)
 
 
 def cast_add(out: Tensor, rows: Sequence[Tensor], weight: float) -> None:

@@ -46,37 +46,37 @@ def _drift_kernel(
     tl.store(base_ptr + place, base, mask=inside)
 
 
-def depart(given: Drifted, ahead: float) -> None:
-    large, small = _by_size(given)
+def depart(drifted: Drifted, ahead: float) -> None:
+    large, small = _by_size(drifted)
     _launch(large, None, ahead)
     if small.here:
         by_torch.depart(small, ahead)
 
 
-def arrive(given: Drifted, rate: float) -> None:
-    large, small = _by_size(given)
+def arrive(drifted: Drifted, rate: float) -> None:
+    large, small = _by_size(drifted)
     _launch(large, rate, None)
     if small.here:
         by_torch.arrive(small, rate)
 
 
-def relay(given: Drifted, rate: float, ahead: float) -> None:
-    large, small = _by_size(given)
+def relay(drifted: Drifted, rate: float, ahead: float) -> None:
+    large, small = _by_size(drifted)
     _launch(large, rate, ahead)
     if small.here:
         by_torch.relay(small, rate, ahead)
 
 
-def _by_size(given: Drifted) -> tuple[Drifted, Drifted]:
+def _by_size(drifted: Drifted) -> tuple[Drifted, Drifted]:
     """Large parameters and small ones."""
-    large = Drifted(*([one for one in some if one.numel() >= LARGE] for some in given))
-    return large, Drifted(*([one for one in some if one.numel() < LARGE] for some in given))
+    large = Drifted(*([one for one in some if one.numel() >= LARGE] for some in drifted))
+    return large, Drifted(*([one for one in some if one.numel() < LARGE] for some in drifted))
 
 
-def _launch(given: Drifted, rate: float | None, ahead: float | None) -> None:
+def _launch(drifted: Drifted, rate: float | None, ahead: float | None) -> None:
     """Arrives if there is a rate, and departs if there is a share to be ahead by."""
     back = 0.0 if ahead is None else 1 - ahead
-    for here, *others in zip(*given, strict=True):
+    for here, *others in zip(*drifted, strict=True):
         _drift_kernel[(-(-here.numel() // BLOCK),)](
             here, *others, rate or 0.0, back, here.numel(), ARRIVE=rate is not None,
             DEPART=ahead is not None, BACK=back > 0, BLOCK=BLOCK,

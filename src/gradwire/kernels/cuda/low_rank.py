@@ -134,7 +134,7 @@ def _lying(base: Tensor, m: Tensor) -> Tensor:
 
 
 def _factor(
-    x: Tensor, residual: Tensor, decay: float, left: Tensor, base: Tensor, turned: bool,
+    x: Tensor, residual: Tensor, decay: float, residual_out: Tensor, base: Tensor, turned: bool,
     feedback: bool,
 ) -> Tensor:  # fmt: skip
     (rows, cols), rank = x.shape, base.shape[1]
@@ -147,14 +147,14 @@ def _factor(
         groups = -(-below // steps)
         parts = x.new_empty(groups, cols, rank)
         _across_kernel[(groups * beside,)](
-            x, residual, left, base, parts, decay, rows, cols, beside, groups * beside,
+            x, residual, residual_out, base, parts, decay, rows, cols, beside, groups * beside,
             SIZE=triton.next_power_of_2(rank), STEPS=steps, num_warps=form.warps, **fixed,
         )  # fmt: skip
     else:
         base = _lying(base, x)
         parts = x.new_empty(beside, rows, rank)
         _along_kernel[(below * beside,)](
-            x, residual, left, base, parts, decay, rows, cols, beside, *base.stride(),
+            x, residual, residual_out, base, parts, decay, rows, cols, beside, *base.stride(),
             num_warps=form.warps, **fixed,
         )  # fmt: skip
     return parts[0] if len(parts) == 1 else parts.sum(0)
@@ -172,11 +172,11 @@ def factor(m: Tensor, base: Tensor, turned: bool) -> Tensor:
 
 
 def factor_sum(
-    x: Tensor, residual: Tensor, decay: float, left: Tensor, base: Tensor, turned: bool
+    x: Tensor, residual: Tensor, decay: float, residual_out: Tensor, base: Tensor, turned: bool
 ) -> Tensor:
     if not _thin(x, base):
-        return reference.factor_sum(x, residual, decay, left, base, turned)
-    return _factor(x, residual, decay, left, base, turned, feedback=True)
+        return reference.factor_sum(x, residual, decay, residual_out, base, turned)
+    return _factor(x, residual, decay, residual_out, base, turned, feedback=True)
 
 
 def _outer(out: Tensor, p: Tensor, q: Tensor, less: bool) -> None:

@@ -84,9 +84,9 @@ def _solve_kernel(
         with_j = tl.sum(tl.where(i[None, :] == j, gram, 0.0), axis=1)
         along = tl.sum(made * with_j[:, None], axis=0)
         rest = tl.where(i == j, 1.0, 0.0) - tl.sum(made * along[None, :], axis=1)
-        left = tl.sum(rest * tl.sum(gram * rest[None, :], axis=1))
+        residual_out = tl.sum(rest * tl.sum(gram * rest[None, :], axis=1))
         size = tl.sum(tl.where(i == j, with_j, 0.0))
-        unit = tl.where(left > 1e-10 * size, rest / tl.sqrt(left), 0.0)
+        unit = tl.where(residual_out > 1e-10 * size, rest / tl.sqrt(residual_out), 0.0)
         made = tl.where(i[None, :] == j, unit[:, None], made)
     if AGAIN:
         # The second time for the result of the first: both steps in one.

@@ -18,7 +18,7 @@ from gradwire.kernels.cuda.codes import encode
 from gradwire.kernels.cuda.packing import pack_bits
 from gradwire.kernels.cuda.random import KEYS, halves, word_at
 from gradwire.kernels.reference.rounding import slopes, tree
-from gradwire.kernels.specs import Rule
+from gradwire.kernels.specs import RoundingSpec
 from gradwire.kernels.validation import check_out
 from gradwire.types import Key
 
@@ -144,13 +144,19 @@ def _tree(device: torch.device) -> Tensor:
     return torch.cat([tree(device).to(torch.float32), slopes(device)])
 
 
-def _table(rule: Rule, like: Tensor) -> Tensor:
+def _table(rule: RoundingSpec, like: Tensor) -> Tensor:
     """What the kernels look up; where they look nothing up, anything."""
     return _tree(like.device) if rule.kind == "tree" else like
 
 
 def _pack(
-    x: Tensor, residual: Tensor, decay: float, left: Tensor, rule: Rule, key: Key, feedback: bool
+    x: Tensor,
+    residual: Tensor,
+    decay: float,
+    residual_out: Tensor,
+    rule: RoundingSpec,
+    key: Key,
+    feedback: bool,
 ) -> tuple[Tensor, Tensor]:
     numel, width, bucket = x.numel(), rule.width, rule.bucket
     buckets = -(-numel // bucket)
@@ -162,7 +168,7 @@ def _pack(
     rows = max(1, PACK_TILE // span)
     if numel:
         _pack_kernel[(-(-buckets // rows),)](
-            x, residual, left, codes, scales, _table(rule, x), decay, numel, buckets, *halves(key),
+            x, residual, residual_out, codes, scales, _table(rule, x), decay, numel, buckets, *halves(key),
             FEEDBACK=feedback, KIND=rule.kind, SCALE=rule.scale, TOP=rule.top, OVER=rule.over,
             LEVELS=rule.levels, PER_BYTE=per_byte, BUCKET=bucket, SPAN=span, ROWS=rows,
             # A fused multiply-add rounds otherwise than the reference, and so would the codes.
@@ -171,21 +177,23 @@ def _pack(
     return (codes if per_byte * width == 8 else pack_bits(codes, width)), scales
 
 
-def round_pack(x: Tensor, rule: Rule, key: Key) -> tuple[Tensor, Tensor]:
+def round_pack(x: Tensor, rule: RoundingSpec, key: Key) -> tuple[Tensor, Tensor]:
     if rule.bucket > LONGEST:
         return reference.round_pack(x, rule, key)
     return _pack(x, x, 0.0, x, rule, key, feedback=False)
 
 
 def round_pack_sum(
-    x: Tensor, residual: Tensor, decay: float, left: Tensor, rule: Rule, key: Key
+    x: Tensor, residual: Tensor, decay: float, residual_out: Tensor, rule: RoundingSpec, key: Key
 ) -> tuple[Tensor, Tensor]:
     if rule.bucket > LONGEST:
-        return reference.round_pack_sum(x, residual, decay, left, rule, key)
-    return _pack(x, residual, decay, left, rule, key, feedback=True)
+        return reference.round_pack_sum(x, residual, decay, residual_out, rule, key)
+    return _pack(x, residual, decay, residual_out, rule, key, feedback=True)
 
 
-def round_add(out: Tensor, codes: Tensor, scales: Tensor, weight: float, rule: Rule) -> None:
+def round_add(
+    out: Tensor, codes: Tensor, scales: Tensor, weight: float, rule: RoundingSpec
+) -> None:
     check_out(out)
     numel = out.numel()
     for start in range(0, len(codes) if numel else 0, TOGETHER):

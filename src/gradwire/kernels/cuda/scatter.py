@@ -225,12 +225,12 @@ def _add_at_kernel(
     tl.store(out_ptr + place, total, mask=inside)
 
 
-def lift(left: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
+def lift(residual_out: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
     count = index.numel()
-    values = torch.empty(count, dtype=dtype, device=left.device)
+    values = torch.empty(count, dtype=dtype, device=residual_out.device)
     if count:
         grid, half = -(-count // CHUNK), dtype == torch.float16
-        _lift_kernel[(grid,)](left, index, values, count, HALF=half, CHUNK=CHUNK)
+        _lift_kernel[(grid,)](residual_out, index, values, count, HALF=half, CHUNK=CHUNK)
     return values
 
 

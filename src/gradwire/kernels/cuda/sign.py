@@ -75,16 +75,16 @@ def _add_kernel(
 
 
 def _sides(
-    x: Tensor, residual: Tensor, decay: float, left: Tensor, bucket: int, feedback: bool
+    x: Tensor, residual: Tensor, decay: float, residual_out: Tensor, bucket: int, feedback: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    bits, sums = measure(x, residual, decay, left, feedback)
+    bits, sums = measure(x, residual, decay, residual_out, feedback)
     if 0 < x.numel() <= bucket:
-        return bits, *settle(left, sums, feedback, even=False)
+        return bits, *settle(residual_out, sums, feedback, even=False)
     buckets = -(-x.numel() // bucket)
     low, high = torch.empty(buckets, device=x.device), torch.empty(buckets, device=x.device)
     if buckets:
         _bucket_kernel[(buckets,)](
-            left, low, high, x.numel(), BUCKET=bucket, FEEDBACK=feedback,
+            residual_out, low, high, x.numel(), BUCKET=bucket, FEEDBACK=feedback,
             BLOCK=min(BLOCK, triton.next_power_of_2(bucket)), enable_fp_fusion=False,
         )  # fmt: skip
     return bits, low, high
@@ -95,9 +95,9 @@ def sides_pack(x: Tensor, bucket: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def sides_pack_sum(
-    x: Tensor, residual: Tensor, decay: float, left: Tensor, bucket: int
+    x: Tensor, residual: Tensor, decay: float, residual_out: Tensor, bucket: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _sides(x, residual, decay, left, bucket, feedback=True)
+    return _sides(x, residual, decay, residual_out, bucket, feedback=True)
 
 
 def sides_add(
@@ -124,11 +124,13 @@ def sign_pack(x: Tensor) -> tuple[Tensor, Tensor]:
     return bits, settle(x, sums, feedback=False, even=True)[1]
 
 
-def sign_pack_sum(x: Tensor, residual: Tensor, decay: float, left: Tensor) -> tuple[Tensor, Tensor]:
-    bits, sums = measure(x, residual, decay, left, feedback=True)
+def sign_pack_sum(
+    x: Tensor, residual: Tensor, decay: float, residual_out: Tensor
+) -> tuple[Tensor, Tensor]:
+    bits, sums = measure(x, residual, decay, residual_out, feedback=True)
     if not x.numel():
         return bits, torch.zeros(1, device=x.device)
-    return bits, settle(left, sums, feedback=True, even=True)[1]
+    return bits, settle(residual_out, sums, feedback=True, even=True)[1]
 
 
 def sign_add(out: Tensor, bits: Tensor, scales: Tensor, weight: float) -> None:

@@ -88,25 +88,28 @@ def _settle_kernel(
 
 
 def measure(
-    x: Tensor, residual: Tensor, decay: float, left: Tensor, feedback: bool
+    x: Tensor, residual: Tensor, decay: float, residual_out: Tensor, feedback: bool
 ) -> tuple[Tensor, Tensor]:
-    """The packed signs of x (+ decay * residual, kept in `left`), and each program's sums."""
+    """The packed signs of x (+ decay * residual, kept in `residual_out`), and each program's sums."""
     numel = x.numel()
     words = torch.empty(-(-numel // 32), dtype=torch.int32, device=x.device)
     programs = min(PROGRAMS, -(-numel // BLOCK))
     sums = torch.empty((programs, 3), dtype=torch.float64, device=x.device)
     if numel:
         _measure_kernel[(programs,)](
-            x, residual, left, words, sums, decay, numel, FEEDBACK=feedback, BLOCK=BLOCK
+            x, residual, residual_out, words, sums, decay, numel, FEEDBACK=feedback, BLOCK=BLOCK
         )
     return words.view(torch.uint8)[: -(-numel // 8)], sums
 
 
-def settle(left: Tensor, sums: Tensor, feedback: bool, even: bool) -> tuple[Tensor, Tensor]:
-    """The means of both sides; with feedback `left` loses what they say."""
-    low, high = torch.empty(1, device=left.device), torch.empty(1, device=left.device)
+def settle(residual_out: Tensor, sums: Tensor, feedback: bool, even: bool) -> tuple[Tensor, Tensor]:
+    """The means of both sides; with feedback `residual_out` loses what they say."""
+    low, high = (
+        torch.empty(1, device=residual_out.device),
+        torch.empty(1, device=residual_out.device),
+    )
     _settle_kernel[(len(sums) if feedback else 1,)](
-        left, sums, low, high, left.numel(), len(sums),
+        residual_out, sums, low, high, residual_out.numel(), len(sums),
         FEEDBACK=feedback, EVEN=even, PROGRAMS=PROGRAMS, BLOCK=BLOCK, enable_fp_fusion=False,
     )  # fmt: skip
     return low, high

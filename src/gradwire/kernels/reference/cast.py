@@ -14,10 +14,10 @@ def cast_pack(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def cast_pack_sum(
-    x: Tensor, residual: Tensor, decay: float, left: Tensor, dtype: torch.dtype
+    x: Tensor, residual: Tensor, decay: float, residual_out: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """The same of x + decay * residual; `left` then holds what the rounding lost."""
-    return sum_packed(cast_pack, x, residual, decay, left, dtype)
+    """The same of x + decay * residual; `residual_out` then holds what the rounding lost."""
+    return sum_packed(cast_pack, x, residual, decay, residual_out, dtype)
 
 
 def sum_packed(
@@ -25,15 +25,15 @@ def sum_packed(
     x: Tensor,
     residual: Tensor,
     decay: float,
-    left: Tensor,
+    residual_out: Tensor,
     dtype: torch.dtype,
 ) -> Tensor:
     """`cast_pack_sum` by any way to round."""
-    total = torch.add(x, residual, alpha=decay, out=left)
+    total = torch.add(x, residual, alpha=decay, out=residual_out)
     values = pack(total, dtype)
     if values is total:
         values = total.clone()
-    left.sub_(values.to(left.dtype))
+    residual_out.sub_(values.to(residual_out.dtype))
     return values
 
 

@@ -13,56 +13,58 @@ from torch import Tensor
 
 from gradwire.kernels.reference.packing import bitmap_bits, low_bits
 from gradwire.kernels.reference.scatter import rounded
-from gradwire.kernels.specs import Aim
-from gradwire.types import Given
+from gradwire.kernels.specs import ThresholdSpec
+from gradwire.types import EFInput
 
 if TYPE_CHECKING:
     from gradwire.kernels import Kernels
 
 
-Passing: TypeAlias = Callable[[Given, Aim], Tensor]
-InRoom: TypeAlias = Callable[[Given, Aim], tuple[Tensor, Tensor, Tensor]]
-Tell: TypeAlias = Callable[[Given, Aim, torch.dtype], tuple[Tensor, Tensor, Tensor]]
+ThresholdSparsifier: TypeAlias = Callable[[EFInput, ThresholdSpec], Tensor]
+InRoom: TypeAlias = Callable[[EFInput, ThresholdSpec], tuple[Tensor, Tensor, Tensor]]
+Tell: TypeAlias = Callable[[EFInput, ThresholdSpec, torch.dtype], tuple[Tensor, Tensor, Tensor]]
 AddTold: TypeAlias = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor], float], None]
 
 
-def composed(backend: str) -> tuple[Passing, InRoom, Tell, AddTold]:
+def composed(backend: str) -> tuple[ThresholdSparsifier, InRoom, Tell, AddTold]:
     """What a backend has no loops for, made of those that it has, by its module's name."""
     here = cast("Kernels", modules[backend])
     told = partial(tell_by_steps, here), partial(add_one_by_one, here)
     return partial(passing_by_steps, here), partial(padded_by_steps, here), *told
 
 
-def passing_by_steps(kernels: "Kernels", given: Given, aim: Aim) -> Tensor:
+def passing_by_steps(kernels: "Kernels", given: EFInput, aim: ThresholdSpec) -> Tensor:
     """The positions of all that reach the border of an aim; of more than its most, the largest."""
     if aim.kind == "fixed":
         # Filled where it is: a copy from the host would wait.
-        border = torch.full((1,), aim.border, device=given.x.device)
+        border = torch.full((1,), aim.border, device=given.grad.device)
         return kernels.reaching(given, border)
     border = _border(kernels, given, aim)
-    total = given.x if given.left is None else given.left
-    index = kernels.reaching(Given(total), border)
+    total = given.grad if given.residual_out is None else given.residual_out
+    index = kernels.reaching(EFInput(total), border)
     if aim.most and index.numel() > aim.most:
-        index = index[kernels.largest(Given(total[index]), aim.most)]
+        index = index[kernels.largest(EFInput(total[index]), aim.most)]
     return index
 
 
-def padded_by_steps(kernels: "Kernels", given: Given, aim: Aim) -> tuple[Tensor, Tensor, Tensor]:
+def padded_by_steps(
+    kernels: "Kernels", given: EFInput, aim: ThresholdSpec
+) -> tuple[Tensor, Tensor, Tensor]:
     """How many there are, the same in room for as many as there can be, and their values."""
     index = passing_by_steps(kernels, given, aim)
-    total = given.x if given.left is None else given.left
+    total = given.grad if given.residual_out is None else given.residual_out
     count, most = index.numel(), most_of(aim, total.numel())
     padded, values = index.new_zeros(most), total.new_zeros(most)
     padded[:count], values[:count] = index, total[index]
     return torch.full((1,), count, dtype=torch.int32, device=index.device), padded, values
 
 
-def most_of(aim: Aim, numel: int) -> int:
+def most_of(aim: ThresholdSpec, numel: int) -> int:
     """How many of `numel` entries can be chosen."""
     return min(aim.most or numel, numel)
 
 
-def _border(kernels: "Kernels", given: Given, aim: Aim) -> Tensor:
+def _border(kernels: "Kernels", given: EFInput, aim: ThresholdSpec) -> Tensor:
     if aim.kind == "sampled":
         return kernels.sampled_border(given, aim.key, aim.tried, aim.top, aim.wanted)
     if aim.kind == "bisected":
@@ -73,15 +75,15 @@ def _border(kernels: "Kernels", given: Given, aim: Aim) -> Tensor:
 
 
 def tell_by_steps(
-    kernels: "Kernels", given: Given, aim: Aim, dtype: torch.dtype
+    kernels: "Kernels", given: EFInput, aim: ThresholdSpec, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """How many pass, their positions as bytes, and their values; what is left stays in `left`."""
+    """How many pass, their positions as bytes, and their values; what is left stays in `residual_out`."""
     index = passing_by_steps(kernels, given, aim)
-    if given.left is None:
-        values = rounded(given.x[index], dtype)
+    if given.residual_out is None:
+        values = rounded(given.grad[index], dtype)
     else:
-        values = kernels.lift(given.left, index, dtype)
-    numel, count = given.x.numel(), index.numel()
+        values = kernels.lift(given.residual_out, index, dtype)
+    numel, count = given.grad.numel(), index.numel()
     packed = kernels.pack_index(index, low_bits(numel, count), bitmap_bits(numel, count))
     return torch.full((1,), count, dtype=torch.int32, device=index.device), packed, values
 

@@ -5,9 +5,9 @@ import torch
 from gradwire.kernels.specs import Drifted
 
 
-def depart(given: Drifted, ahead: float) -> None:
+def depart(drifted: Drifted, ahead: float) -> None:
     """The drift becomes base - here; all but the share `ahead` of it is undone, and base there."""
-    here, base, _, drift = given
+    here, base, _, drift = drifted
     torch._foreach_copy_(drift, base)
     torch._foreach_sub_(drift, here)
     if ahead < 1:
@@ -15,12 +15,12 @@ def depart(given: Drifted, ahead: float) -> None:
     torch._foreach_copy_(base, here)
 
 
-def arrive(given: Drifted, rate: float) -> None:
+def arrive(drifted: Drifted, rate: float) -> None:
     """The anchor moves by -rate * mean, and `here` to it, but for the steps here - base.
 
     These are still to be told, and base is so far from `here` as before.
     """
-    here, base, anchor, mean = given
+    here, base, anchor, mean = drifted
     torch._foreach_sub_(anchor, mean, alpha=rate)
     since = torch._foreach_sub(here, base)
     torch._foreach_copy_(here, torch._foreach_add(anchor, since))
@@ -28,7 +28,7 @@ def arrive(given: Drifted, rate: float) -> None:
     torch._foreach_sub_(base, since)
 
 
-def relay(given: Drifted, rate: float, ahead: float) -> None:
+def relay(drifted: Drifted, rate: float, ahead: float) -> None:
     """Arrives by the mean, and departs, with the next drift in its place."""
-    arrive(given, rate)
-    depart(given, ahead)
+    arrive(drifted, rate)
+    depart(drifted, ahead)

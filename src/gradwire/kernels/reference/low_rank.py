@@ -10,10 +10,10 @@ def factor(m: Tensor, base: Tensor, turned: bool) -> Tensor:
 
 
 def factor_sum(
-    x: Tensor, residual: Tensor, decay: float, left: Tensor, base: Tensor, turned: bool
+    x: Tensor, residual: Tensor, decay: float, residual_out: Tensor, base: Tensor, turned: bool
 ) -> Tensor:
-    """`factor` of x + decay * residual, which is then in `left` (maybe the residual)."""
-    return factor(torch.add(x, residual, alpha=decay, out=left), base, turned)
+    """`factor` of x + decay * residual, which is then in `residual_out` (maybe the residual)."""
+    return factor(torch.add(x, residual, alpha=decay, out=residual_out), base, turned)
 
 
 def lessen(m: Tensor, p: Tensor, q: Tensor) -> None:
@@ -39,7 +39,7 @@ def orthonormal(p: Tensor) -> Tensor:
         for _ in range(2):
             for base in done:
                 rest = rest - base * (base @ rest)
-        left = rest.norm(dtype=torch.float64)
-        unit = (rest / left).to(p.dtype)
-        done.append(torch.where(left > 1e-5 * size, unit, 0.0))
+        residual_out = rest.norm(dtype=torch.float64)
+        unit = (rest / residual_out).to(p.dtype)
+        done.append(torch.where(residual_out > 1e-5 * size, unit, 0.0))
     return torch.stack(done, dim=1) if done else p

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.kernels.reference.packing import pack_bits, unpack_bits
 from gradwire.kernels.reference.random import random_bits, uniform
-from gradwire.kernels.specs import Rule
+from gradwire.kernels.specs import RoundingSpec
 from gradwire.types import Key
 
 DECADES = 7
@@ -21,7 +21,7 @@ SMALLEST_SCALE = -24
 """The exponent of the smallest scale of powers: from there the codes reach down to 2^-149."""
 
 
-def round_pack(x: Tensor, rule: Rule, key: Key) -> tuple[Tensor, Tensor]:
+def round_pack(x: Tensor, rule: RoundingSpec, key: Key) -> tuple[Tensor, Tensor]:
     """Codes of `rule.width` bits, packed, and one float32 scale a bucket.
 
     An entry that is not finite makes its bucket's scale so (of powers: its own code).
@@ -37,16 +37,18 @@ def round_pack(x: Tensor, rule: Rule, key: Key) -> tuple[Tensor, Tensor]:
 
 
 def round_pack_sum(
-    x: Tensor, residual: Tensor, decay: float, left: Tensor, rule: Rule, key: Key
+    x: Tensor, residual: Tensor, decay: float, residual_out: Tensor, rule: RoundingSpec, key: Key
 ) -> tuple[Tensor, Tensor]:
-    """`round_pack` of x + decay * residual; `left` (maybe the residual) holds what is unsaid."""
-    total = torch.add(x, residual, alpha=decay, out=left)
+    """`round_pack` of x + decay * residual; `residual_out` (maybe the residual) holds what is unsaid."""
+    total = torch.add(x, residual, alpha=decay, out=residual_out)
     codes, scales = round_pack(total, rule, key)
-    round_add(left, codes.unsqueeze(0), scales.unsqueeze(0), -1.0, rule)
+    round_add(residual_out, codes.unsqueeze(0), scales.unsqueeze(0), -1.0, rule)
     return codes, scales
 
 
-def round_add(out: Tensor, codes: Tensor, scales: Tensor, weight: float, rule: Rule) -> None:
+def round_add(
+    out: Tensor, codes: Tensor, scales: Tensor, weight: float, rule: RoundingSpec
+) -> None:
     """Adds `weight` times what each row of codes and scales says, in order.
 
     The rows may lie anywhere in memory, each without gaps.
@@ -57,7 +59,7 @@ def round_add(out: Tensor, codes: Tensor, scales: Tensor, weight: float, rule: R
         out.add_(table[code] * scale.repeat_interleave(rule.bucket)[: out.numel()])
 
 
-def meaning(rule: Rule, device: torch.device) -> Tensor:
+def meaning(rule: RoundingSpec, device: torch.device) -> Tensor:
     """The number from -1 to 1 (of powers: or infinity) that each code stands for, in float32."""
     if rule.kind in ("chance", "nearest"):
         code = torch.arange(1 << rule.width, device=device)
@@ -86,7 +88,7 @@ def tree(device: torch.device) -> Tensor:
     return torch.cat(levels)
 
 
-def _float8(rule: Rule) -> torch.dtype:
+def _float8(rule: RoundingSpec) -> torch.dtype:
     return torch.float8_e4m3fn if rule.kind == "e4m3" else torch.float8_e5m2
 
 
@@ -98,7 +100,7 @@ def _rows(x: Tensor, bucket: int) -> Tensor:
     return rows.view(buckets, bucket)
 
 
-def _scales(rows: Tensor, rule: Rule) -> Tensor:
+def _scales(rows: Tensor, rule: RoundingSpec) -> Tensor:
     if rule.scale == "l2":
         norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
         return norms.to(rows.dtype)
@@ -116,7 +118,7 @@ def _scaled(size: Tensor, scales: Tensor, top: float) -> Tensor:
     return torch.where(exact > 0, exact, 0.0).clamp_(max=top)
 
 
-def _codes(rows: Tensor, exact: Tensor, rule: Rule, key: Key) -> Tensor:
+def _codes(rows: Tensor, exact: Tensor, rule: RoundingSpec, key: Key) -> Tensor:
     if rule.kind == "chance":
         down = exact.floor()
         chance = uniform(key, rows.numel(), rows.device).view(rows.shape)

@@ -8,11 +8,11 @@ from gradwire.kernels.reference.packing import unpack_index
 LARGEST_HALF = torch.finfo(torch.float16).max
 
 
-def lift(left: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
+def lift(residual_out: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
     """The entries at `index`, rounded to `dtype`; what the rounding lost stays in their places."""
-    chosen = left[index]
+    chosen = residual_out[index]
     values = rounded(chosen, dtype)
-    left.index_copy_(0, index, chosen - values.to(left.dtype))
+    residual_out.index_copy_(0, index, chosen - values.to(residual_out.dtype))
     return values
 
 

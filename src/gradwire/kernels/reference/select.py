@@ -1,12 +1,12 @@
 """Selection by magnitude: the k largest, or all above a threshold, as ascending positions.
 
-The input is `given.total()`, the gradient plus the residual, which `given.left` holds afterwards.
+The input is `given.total()`, the gradient plus the residual, which `given.residual_out` holds afterwards.
 """
 
 import torch
 from torch import Tensor
 
-from gradwire.types import Given
+from gradwire.types import EFInput
 
 
 def magnitude_bits(x: Tensor) -> Tensor:
@@ -14,7 +14,7 @@ def magnitude_bits(x: Tensor) -> Tensor:
     return x.view(torch.int32) & 0x7FFFFFFF
 
 
-def largest(given: Given, count: int) -> Tensor:
+def largest(given: EFInput, count: int) -> Tensor:
     """Positions of the `count` largest magnitudes; of equal ones the first win."""
     x = given.total()
     if count == 0 or count >= x.numel():
@@ -26,7 +26,7 @@ def largest(given: Given, count: int) -> Tensor:
     return torch.nonzero_static(kept, size=count).view(-1)
 
 
-def reaching(given: Given, border: Tensor) -> Tensor:
+def reaching(given: EFInput, border: Tensor) -> Tensor:
     """Positions of all magnitudes from `border` (one float32) on; never of zeros, always of NaN."""
     x = given.total()
     # Written so that NaN is chosen.

@@ -32,12 +32,12 @@ def _mean(total: Tensor, count: Tensor) -> Tensor:
 
 
 def sides_pack_sum(
-    x: Tensor, residual: Tensor, decay: float, left: Tensor, bucket: int
+    x: Tensor, residual: Tensor, decay: float, residual_out: Tensor, bucket: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`sides_pack` of x + decay * residual; `left` (maybe the residual) holds what is unsaid."""
-    total = torch.add(x, residual, alpha=decay, out=left)
+    """`sides_pack` of x + decay * residual; `residual_out` (maybe the residual) holds what is unsaid."""
+    total = torch.add(x, residual, alpha=decay, out=residual_out)
     bits, low, high = sides_pack(total, bucket)
-    sides_add(left, bits.unsqueeze(0), low.unsqueeze(0), high.unsqueeze(0), -1.0, bucket)
+    sides_add(residual_out, bits.unsqueeze(0), low.unsqueeze(0), high.unsqueeze(0), -1.0, bucket)
     return bits, low, high
 
 
@@ -61,11 +61,13 @@ def sign_pack(x: Tensor) -> tuple[Tensor, Tensor]:
     return pack_bits(x < 0, 1), scale
 
 
-def sign_pack_sum(x: Tensor, residual: Tensor, decay: float, left: Tensor) -> tuple[Tensor, Tensor]:
-    """`sign_pack` of x + decay * residual; `left` (maybe the residual) holds what is unsaid."""
-    total = torch.add(x, residual, alpha=decay, out=left)
+def sign_pack_sum(
+    x: Tensor, residual: Tensor, decay: float, residual_out: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`sign_pack` of x + decay * residual; `residual_out` (maybe the residual) holds what is unsaid."""
+    total = torch.add(x, residual, alpha=decay, out=residual_out)
     bits, scale = sign_pack(total)
-    sign_add(left, bits.unsqueeze(0), scale.unsqueeze(0), -1.0)
+    sign_add(residual_out, bits.unsqueeze(0), scale.unsqueeze(0), -1.0)
     return bits, scale
 
 

@@ -1,6 +1,6 @@
 """Thresholds that about as many magnitudes reach as a sparsifier wants: one float32 each.
 
-Each function adds the residual first, so `given.left` then holds the sum. Non-finite entries count
+Each function adds the residual first, so `given.residual_out` then holds the sum. Non-finite entries count
 as zero here; `reaching` selects them whatever the threshold is. Sums are float64 in an order of the
 backend's choice, so thresholds may differ between backends by one unit in the last place.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.reference.random import strata
-from gradwire.types import Given, Key
+from gradwire.types import EFInput, Key
 
 LOWERINGS = 10
 """How often a sampled border is lowered at most, to 0.8 of itself."""
@@ -25,7 +25,7 @@ def finite_size(x: Tensor) -> Tensor:
     return x.abs().nan_to_num_(0.0, 0.0)
 
 
-def sampled_border(given: Given, key: Key, tried: int, top: int, enough: int) -> Tensor:
+def sampled_border(given: EFInput, key: Key, tried: int, top: int, enough: int) -> Tensor:
     """The `top`-th largest of `tried` magnitudes drawn by `key`, lowered until `enough` reach it.
 
     Lowered by a fifth, ten times at most.
@@ -44,7 +44,7 @@ def sampled_border(given: Given, key: Key, tried: int, top: int, enough: int) ->
     return border.to(size.dtype).view(1)
 
 
-def bisected_border(given: Given, count: int) -> Tensor:
+def bisected_border(given: EFInput, count: int) -> Tensor:
     """A border that `count` to twice as many reach, or else the nearest lower one.
 
     Bisection begins between the mean and the largest magnitude.
@@ -66,7 +66,7 @@ def bisected_border(given: Given, count: int) -> Tensor:
     return torch.where(fits, middle, low).to(size.dtype).view(1)
 
 
-def excess_border(given: Given, shares: Sequence[float]) -> Tensor:
+def excess_border(given: EFInput, shares: Sequence[float]) -> Tensor:
     """The border that exponential tails lead to, stage by stage; at most the largest magnitude.
 
     Each stage keeps a share of those before it: the border rises by -ln(share) mean excesses.
@@ -86,7 +86,7 @@ def excess_border(given: Given, shares: Sequence[float]) -> Tensor:
     return border.to(size.dtype).view(1)
 
 
-def normal_border(given: Given, spread: float, count: int, rounds: int) -> Tensor:
+def normal_border(given: EFInput, spread: float, count: int, rounds: int) -> Tensor:
     """|mean| + `spread` standard deviations, moved until about `count` reach it.
 
     Up to `rounds` times it is halved where less than 2/3 of `count` do, or taken times 1.5 where

@@ -23,8 +23,8 @@ from gradwire.kernels.cuda.threshold.select import mark
 from gradwire.kernels.cuda.threshold.thresholds import found, search_of
 from gradwire.kernels.reference.composed import most_of
 from gradwire.kernels.reference.packing import index_bytes
-from gradwire.kernels.specs import Aim
-from gradwire.types import Given
+from gradwire.kernels.specs import ThresholdSpec
+from gradwire.types import EFInput
 
 WORDS = 128
 WARPS = 4
@@ -144,10 +144,10 @@ class _Marked(NamedTuple):
         )  # fmt: skip
 
 
-def _marked(given: Given, aim: Aim, count: Tensor, packed: Tensor) -> _Marked:
+def _marked(given: EFInput, aim: ThresholdSpec, count: Tensor, packed: Tensor) -> _Marked:
     """Marks what passes, whose number goes to `count`; `packed` is cleared."""
-    numel = given.x.numel()
-    total = given.x if given.left is None else given.left
+    numel = given.grad.numel()
+    total = given.grad if given.residual_out is None else given.residual_out
     counts = torch.empty(spread(numel)[0], dtype=torch.int32, device=total.device)
     if aim.kind == "fixed":
         words = new_marks(total)
@@ -159,8 +159,8 @@ def _marked(given: Given, aim: Aim, count: Tensor, packed: Tensor) -> _Marked:
     return _Marked(total, sifted.state, sifted.words, ties, plan, True)
 
 
-def tell(given: Given, aim: Aim, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    x, numel = given.x, given.x.numel()
+def tell(given: EFInput, aim: ThresholdSpec, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    x, numel = given.grad, given.grad.numel()
     most = most_of(aim, numel)
     count = torch.empty(1, dtype=torch.int32, device=x.device)
     values = torch.empty(most, dtype=dtype, device=x.device)
@@ -169,12 +169,14 @@ def tell(given: Given, aim: Aim, dtype: torch.dtype) -> tuple[Tensor, Tensor, Te
     packed = torch.empty(-(-room // 4) + 1, dtype=torch.int32, device=x.device)
     if not numel:
         return count.zero_(), packed.zero_().view(torch.uint8)[:room], values
-    _marked(given, aim, count, packed).write_message(packed, values, keep=given.left is not None)
+    _marked(given, aim, count, packed).write_message(
+        packed, values, keep=given.residual_out is not None
+    )
     return count, packed.view(torch.uint8)[:room], values
 
 
-def passing(given: Given, aim: Aim) -> Tensor:
-    x = given.x
+def passing(given: EFInput, aim: ThresholdSpec) -> Tensor:
+    x = given.grad
     if not x.numel():
         return torch.arange(0, device=x.device)
     count = torch.empty(1, dtype=torch.int32, device=x.device)
@@ -185,8 +187,8 @@ def passing(given: Given, aim: Aim) -> Tensor:
     return index
 
 
-def passing_in_room(given: Given, aim: Aim) -> tuple[Tensor, Tensor, Tensor]:
-    x, most = given.x, most_of(aim, given.x.numel())
+def passing_in_room(given: EFInput, aim: ThresholdSpec) -> tuple[Tensor, Tensor, Tensor]:
+    x, most = given.grad, most_of(aim, given.grad.numel())
     count = torch.empty(1, dtype=torch.int32, device=x.device)
     index = torch.empty(most, dtype=torch.int64, device=x.device)
     values = torch.zeros(most, device=x.device)

@@ -63,7 +63,7 @@ from gradwire.kernels.cuda.threshold.spill_buffer import (
     tell_aside,
 )
 from gradwire.kernels.cuda.threshold.subsample import count_drawn
-from gradwire.types import Given
+from gradwire.types import EFInput
 
 HEIGHT = 4
 RUN = 4
@@ -204,25 +204,25 @@ def _sift_kernel(
         decide(state_ptr, sums_ptr, tops_ptr, numel, programs, factor, 0, KIND, ROUNDS, SPAN)
 
 
-def sift(given: Given, search: Search, state: Tensor, packed: Tensor) -> Sifted:
-    """The border that a search comes to, in the state, and marks; `left` then holds the sum.
+def sift(given: EFInput, search: Search, state: Tensor, packed: Tensor) -> Sifted:
+    """The border that a search comes to, in the state, and marks; `residual_out` then holds the sum.
 
     `packed` (int32) is filled with zeros on the way.
     """
-    x, residual, left, decay, feedback = sources(given)
+    x, residual, residual_out, decay, feedback = sources(given)
     programs, tiles = spread(x.numel())
     sums = torch.empty(2, programs, dtype=torch.float64, device=x.device)
     tops = torch.empty(programs, dtype=torch.int32, device=x.device)
     words, aside = new_marks(x), new_aside(x, search.rises)
     _sift_kernel[(programs,)](
-        x, residual, left, state, sums, tops, words, aside.values, aside.held, aside.told,
+        x, residual, residual_out, state, sums, tops, words, aside.values, aside.held, aside.told,
         packed, decay, x.numel(), packed.numel(), search.factor, search.tried, *halves(search.key),
         FEEDBACK=feedback, KIND=search.kind, SPAN=span(programs), ROUNDS=search.rounds,
         HEIGHT=HEIGHT, ASIDE=aside.room, RUN=RUN, TILES=tiles, TILE=TILE,
         num_warps=8, maxnreg=REGISTERS,
         **(follows(x) if is_guessed(search, x.numel()) else leads(x)),
     )  # fmt: skip
-    total = left if feedback else x
+    total = residual_out if feedback else x
     if search.kind == "excess":
         climb(total, search, state, tops, aside)
     else:

@@ -16,7 +16,7 @@ from torch import Tensor
 from gradwire.kernels.cuda.packing import lowest_bit
 from gradwire.kernels.cuda.threshold.bitmask import WORDS, marks, new_marks, store_marks
 from gradwire.kernels.cuda.threshold.passes import TILE, magnitude, probe, spread
-from gradwire.types import Given
+from gradwire.types import EFInput
 
 GUESS = 4096
 COARSE = 15
@@ -58,10 +58,10 @@ def _guess_kernel(
     _store_ranks(tl.where(i < count, magnitude(total), -1), out_ptr, lower, upper, LOWEST)
 
 
-def guessed(given: Given, count: int) -> Tensor:
+def guessed(given: EFInput, count: int) -> Tensor:
     """Two magnitudes (bits) that the count-th largest should be between."""
-    x, residual, left, decay = given
-    feedback = residual is not None and left is not None
+    x, residual, residual_out, decay = given
+    feedback = residual is not None and residual_out is not None
     tried = min(x.numel(), GUESS)
     aim = count * tried / x.numel()
     room = 0.05 * aim + 4 * math.sqrt(aim)
@@ -180,20 +180,20 @@ def _narrow_kernel(bins_ptr, state_ptr, count, BINS: tl.constexpr, STEP: tl.cons
         tl.store(state_ptr + 2, above)
 
 
-def nth_largest(given: Given, count: int) -> tuple[Tensor, Tensor]:
+def nth_largest(given: EFInput, count: int) -> tuple[Tensor, Tensor]:
     """The bits of the count-th largest magnitude, and marks on all that reach it, and some more.
 
-    The first is [border, -1, entries above it, border, entries on it] in int64. `given.left` then
+    The first is [border, -1, entries above it, border, entries on it] in int64. `given.residual_out` then
     holds the sum. 0 < count <= numel.
     """
-    numel = given.x.numel()
+    numel = given.grad.numel()
     guess = guessed(given, count)
     # The counts of two borders, the state, and the bins of all levels in one.
-    memory = torch.zeros(2 + 6 + LEVELS * BINS, dtype=torch.int64, device=given.x.device)
+    memory = torch.zeros(2 + 6 + LEVELS * BINS, dtype=torch.int64, device=given.grad.device)
     counts, state, bins = memory[:2], memory[2:8], memory[8:].view(LEVELS, BINS)
     probe(given, guess, counts, False)
     _bracket_kernel[(1,)](guess, counts, state, count, numel, BINS=BINS, num_warps=1)
-    total = given.x if given.left is None else given.left
+    total = given.grad if given.residual_out is None else given.residual_out
     programs, tiles = spread(numel)
     words = new_marks(total)
     for number, level in enumerate(bins):

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.types import Given
+from gradwire.types import EFInput
 
 TILE = 4096
 PROGRAMS = 2048
@@ -56,7 +56,7 @@ def highest(x):
 
 @triton.jit
 def added(x_ptr, residual_ptr, left_ptr, decay, place, inside, FEEDBACK: tl.constexpr):
-    """Entries of x, and of the residual with FEEDBACK, when their sum goes to `left`."""
+    """Entries of x, and of the residual with FEEDBACK, when their sum goes to `residual_out`."""
     total = tl.load(x_ptr + place, mask=inside, other=0.0)
     if FEEDBACK:
         total += decay * tl.load(residual_ptr + place, mask=inside, other=0.0)
@@ -119,21 +119,21 @@ def spread(numel: int) -> tuple[int, int]:
     return -(-tiles // each), each
 
 
-def sources(given: Given) -> tuple[Tensor, Tensor, Tensor, float, bool]:
+def sources(given: EFInput) -> tuple[Tensor, Tensor, Tensor, float, bool]:
     """x, residual, left, decay, and whether a pass has to add them up."""
-    x, residual, left, decay = given
-    if residual is None or left is None:
+    x, residual, residual_out, decay = given
+    if residual is None or residual_out is None:
         total = given.total()
         return total, total, total, 1.0, False
-    return x, residual, left, decay, True
+    return x, residual, residual_out, decay, True
 
 
-def probe(given: Given, borders: Tensor, counts: Tensor, finite_only: bool) -> None:
-    """Adds to `counts` (int64) how many of the sum reach each border; `left` then holds the sum."""
-    x, residual, left, decay, feedback = sources(given)
+def probe(given: EFInput, borders: Tensor, counts: Tensor, finite_only: bool) -> None:
+    """Adds to `counts` (int64) how many of the sum reach each border; `residual_out` then holds the sum."""
+    x, residual, residual_out, decay, feedback = sources(given)
     programs, tiles = spread(x.numel())
     probe_kernel[(programs,)](
-        x, residual, left, borders, counts, decay, x.numel(),
+        x, residual, residual_out, borders, counts, decay, x.numel(),
         FEEDBACK=feedback, FINITE=finite_only, MANY=borders.numel(), ROWS=ROWS, TILES=tiles,
         TILE=TILE, num_warps=8,
     )  # fmt: skip

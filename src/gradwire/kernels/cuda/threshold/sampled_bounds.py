@@ -12,7 +12,7 @@ from gradwire.kernels.cuda.threshold.dependent_launch import in_turn, leads
 from gradwire.kernels.cuda.threshold.histogram import BRACKETS, GUESS, HEAD, ROWS, SIZE, is_last
 from gradwire.kernels.cuda.threshold.passes import magnitude, spread
 from gradwire.kernels.cuda.threshold.spill_buffer import foresee, is_foreseen
-from gradwire.types import Given, Key
+from gradwire.types import EFInput, Key
 
 BLOCK = 2048
 BLOCKS = 4
@@ -118,14 +118,14 @@ def is_guessed(search: Search, numel: int) -> bool:
     return search.kind != "excess" or spread(numel)[1] > 1
 
 
-def begun(given: Given, search: Search) -> Tensor:
+def begun(given: EFInput, search: Search) -> Tensor:
     """A state with brackets that begin at a guess, if there is one."""
-    x, residual, left, decay = given
+    x, residual, residual_out, decay = given
     if not is_guessed(search, x.numel()):
         state = torch.empty(SIZE.value, dtype=torch.int64, device=x.device)
         state[: HEAD.value].zero_()
         return state
-    feedback = residual is not None and left is not None
+    feedback = residual is not None and residual_out is not None
     blocks = BLOCKS if x.numel() >= LARGE else 1
     tried = min(x.numel(), BLOCK * blocks)
     aim = max(search.few, search.many, search.most) * tried / x.numel()

@@ -27,7 +27,7 @@ from gradwire.kernels.cuda.threshold.passes import (
     spread,
     sum_before,
 )
-from gradwire.types import Given
+from gradwire.types import EFInput
 
 
 @triton.jit(do_not_specialize=["border", "room"])
@@ -129,13 +129,13 @@ def _collect(words: Tensor, counts: Tensor, count: int) -> Tensor:
     return out
 
 
-def largest(given: Given, count: int) -> Tensor:
-    numel = given.x.numel()
+def largest(given: EFInput, count: int) -> Tensor:
+    numel = given.grad.numel()
     if count == 0 or count >= numel:
         given.total()
-        return torch.arange(min(count, numel), device=given.x.device)
+        return torch.arange(min(count, numel), device=given.grad.device)
     state, words = nth_largest(given, count)
-    total = given.x if given.left is None else given.left
+    total = given.grad if given.residual_out is None else given.residual_out
     programs, tiles = spread(numel)
     counts, ties = torch.empty(2, programs, dtype=torch.int32, device=total.device)
     each = tiles * TILE // 32
@@ -148,18 +148,18 @@ def largest(given: Given, count: int) -> Tensor:
 
 
 def _mark(
-    given: Given, border: Tensor | int, words: Tensor, counts: Tensor, packed: Tensor
+    given: EFInput, border: Tensor | int, words: Tensor, counts: Tensor, packed: Tensor
 ) -> None:
-    x, residual, left, decay, feedback = sources(given)
+    x, residual, residual_out, decay, feedback = sources(given)
     programs, tiles = spread(x.numel())
     _mark_kernel[(programs,)](
-        x, residual, left, border, words, counts, packed, decay, x.numel(), packed.numel(),
+        x, residual, residual_out, border, words, counts, packed, decay, x.numel(), packed.numel(),
         FEEDBACK=feedback, LOAD=isinstance(border, Tensor), TILES=tiles, TILE=TILE, num_warps=8,
         **leads(x),
     )  # fmt: skip
 
 
-def mark(given: Given, border: float, words: Tensor, counts: Tensor, packed: Tensor) -> None:
+def mark(given: EFInput, border: float, words: Tensor, counts: Tensor, packed: Tensor) -> None:
     """Marks all magnitudes from `border` on, counts them by program, and clears `packed`."""
     _mark(given, _bits(border), words, counts, packed)
 
@@ -169,8 +169,8 @@ def _bits(value: float) -> int:
     return int(torch.tensor(value, dtype=torch.float32).view(torch.int32))
 
 
-def reaching(given: Given, border: Tensor) -> Tensor:
-    x = given.x
+def reaching(given: EFInput, border: Tensor) -> Tensor:
+    x = given.grad
     if not x.numel():
         return torch.arange(0, device=x.device)
     words = new_marks(x)

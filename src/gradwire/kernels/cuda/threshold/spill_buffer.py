@@ -129,8 +129,8 @@ def _write(values_ptr, size, here, held, ROOM: tl.constexpr):
     LANES: tl.constexpr = size.shape[1]
     row, lane = tl.arange(0, 4)[:, None] * 8, tl.arange(0, 4)[None, :] * 8
     each, above = _prefixes(tl.sum(here.to(tl.int32) << row, axis=0))
-    more, left = _prefixes(tl.sum(tl.reshape(each, (COLUMNS, 4)) << lane, axis=1))
-    before = tl.reshape(held[:, None] + ((left[:, None] >> lane) & 0xFF), (LANES,))
+    more, residual_out = _prefixes(tl.sum(tl.reshape(each, (COLUMNS, 4)) << lane, axis=1))
+    before = tl.reshape(held[:, None] + ((residual_out[:, None] >> lane) & 0xFF), (LANES,))
     # Where there is no room left, it does not matter what is written over.
     spot = tl.minimum(before, ROOM - 4) * COLUMNS + tl.arange(0, LANES) // 4
     start_ptr = values_ptr + tl.program_id(0).to(tl.int64) * COLUMNS * ROOM

@@ -14,8 +14,8 @@ from gradwire.kernels.cuda.threshold.first_pass import Sifted, sift
 from gradwire.kernels.cuda.threshold.histogram import BORDER
 from gradwire.kernels.cuda.threshold.sampled_bounds import Search, begun
 from gradwire.kernels.reference.thresholds import HALVINGS, LOWERINGS
-from gradwire.kernels.specs import Aim
-from gradwire.types import Given
+from gradwire.kernels.specs import ThresholdSpec
+from gradwire.types import EFInput
 
 
 def double(value: float) -> int:
@@ -23,7 +23,7 @@ def double(value: float) -> int:
     return int.from_bytes(pack("<d", value), "little", signed=True)
 
 
-def search_of(aim: Aim) -> Search:
+def search_of(aim: ThresholdSpec) -> Search:
     """The ranks that decide where the border of an aim is, and whether too many reach it."""
     few, many, most = aim.wanted, 0, aim.most + 1 if aim.most else 0
     if aim.kind == "sampled":
@@ -38,30 +38,30 @@ def search_of(aim: Aim) -> Search:
     return Search(aim.kind, most=most, factor=rise, rises=tuple(rises))
 
 
-def found(given: Given, search: Search, packed: Tensor) -> Sifted:
+def found(given: EFInput, search: Search, packed: Tensor) -> Sifted:
     """What a search comes to, and marks on what may be chosen; `packed` is cleared."""
     return sift(given, search, begun(given, search), packed)
 
 
-def _border(given: Given, aim: Aim) -> Tensor:
-    if not given.x.numel():
-        return given.x.new_zeros(1)
-    nothing = torch.empty(0, dtype=torch.int32, device=given.x.device)
+def _border(given: EFInput, aim: ThresholdSpec) -> Tensor:
+    if not given.grad.numel():
+        return given.grad.new_zeros(1)
+    nothing = torch.empty(0, dtype=torch.int32, device=given.grad.device)
     state = found(given, search_of(aim), nothing).state
     return state[BORDER.value : BORDER.value + 1].to(torch.int32).view(torch.float32)
 
 
-def sampled_border(given: Given, key: int, tried: int, top: int, enough: int) -> Tensor:
-    return _border(given, Aim("sampled", wanted=enough, key=key, tried=tried, top=top))
+def sampled_border(given: EFInput, key: int, tried: int, top: int, enough: int) -> Tensor:
+    return _border(given, ThresholdSpec("sampled", wanted=enough, key=key, tried=tried, top=top))
 
 
-def bisected_border(given: Given, count: int) -> Tensor:
-    return _border(given, Aim("bisected", wanted=count))
+def bisected_border(given: EFInput, count: int) -> Tensor:
+    return _border(given, ThresholdSpec("bisected", wanted=count))
 
 
-def normal_border(given: Given, spread: float, count: int, rounds: int) -> Tensor:
-    return _border(given, Aim("normal", wanted=count, spread=spread, rounds=rounds))
+def normal_border(given: EFInput, spread: float, count: int, rounds: int) -> Tensor:
+    return _border(given, ThresholdSpec("normal", wanted=count, spread=spread, rounds=rounds))
 
 
-def excess_border(given: Given, shares: Sequence[float]) -> Tensor:
-    return _border(given, Aim("excess", shares=tuple(shares)))
+def excess_border(given: EFInput, shares: Sequence[float]) -> Tensor:
+    return _border(given, ThresholdSpec("excess", shares=tuple(shares)))
