@@ -1,7 +1,7 @@
 """Argument types that the kernels of all backends share.
 
-The threshold spec says which entries a sparsifier selects, the rounding spec how a quantizer
-encodes a bucket, and the drift tensors are what the outer loop of local methods works on.
+A `ThresholdSpec` describes the entries that a sparsifier selects, a `RoundingSpec` the encoding of
+a quantizer, and `DriftTensors` holds the vectors that the outer loop of local methods works on.
 """
 
 from typing import Literal, NamedTuple, TypeAlias
@@ -14,74 +14,74 @@ ThresholdKind: TypeAlias = Literal["fixed", "sampled", "bisected", "excess", "no
 
 
 class ThresholdSpec(NamedTuple):
-    """How a border is found, and how many entries may be chosen at most.
+    """A rule to find a magnitude threshold, and the largest number of entries to select.
 
-    `kernels/reference/thresholds.py` says what the kinds mean; "fixed" is a border that is known.
+    `kernels/reference/thresholds.py` defines the kinds; "fixed" is a threshold known in advance.
     """
 
     kind: ThresholdKind
-    most: int = 0
-    """Of more entries than this that reach the border, the largest are chosen; 0: all of them."""
-    wanted: int = 0
-    """How many should reach it; of "sampled", how many are enough."""
-    border: float = 0.0
-    """Of "fixed"."""
+    max_count: int = 0
+    """If more entries reach the threshold, the largest of them are selected; 0: no limit."""
+    target_count: int = 0
+    """Number of entries that should reach the threshold; for "sampled", the least number."""
+    threshold: float = 0.0
+    """The threshold of "fixed"."""
     key: Key = 0
-    tried: int = 0
-    top: int = 0
-    """Of "sampled": how the sample is drawn, its length, and the rank in it to begin with."""
-    shares: tuple[float, ...] = ()
-    """Of "excess"."""
-    spread: float = 0.0
+    sample_size: int = 0
+    sample_rank: int = 0
+    """For "sampled": random key and size of the sample, and the rank in it to begin with."""
+    stage_ratios: tuple[float, ...] = ()
+    """For "excess": the share of entries that each stage keeps."""
+    deviations: float = 0.0
     rounds: int = 0
-    """Of "normal"."""
+    """For "normal": standard deviations above the mean, and the number of adjustments."""
 
 
-RoundingKind: TypeAlias = Literal["chance", "nearest", "e4m3", "e5m2", "tree", "power"]
+RoundingKind: TypeAlias = Literal["stochastic", "nearest", "e4m3", "e5m2", "tree", "power"]
 
 
 class RoundingSpec(NamedTuple):
-    """A rounding and the scale that goes with it; `kernels/reference/rounding.py` says how.
+    """A rounding to few bits and its scale, as `kernels/reference/rounding.py` defines them.
 
-    - "chance" and "nearest": multiples of 1/levels of the scale, up or down by chance or nearest;
+    - "stochastic" and "nearest": multiples of 1/levels of the scale;
     - "e4m3" and "e5m2": 8-bit floating point, nearest, with the scale at its largest power of two;
     - "tree": the nearest of 127 levels in seven decades, and zero;
-    - "power": a power of two, up or down by chance; the scale is the largest of them.
+    - "power": a power of two, stochastic; the scale is the largest of them.
     """
 
     kind: RoundingKind
     bucket: int
     width: int = 8
     scale: Literal["max", "l2", "max16"] = "max"
-    """The largest magnitude of a bucket, or its Euclidean norm, or the largest as a bfloat16."""
-    over: float = 1.0
-    """The scale that is told is that one divided by this (of "chance" and "nearest")."""
+    """The largest magnitude of a bucket, its Euclidean norm, or the largest as a bfloat16."""
+    scale_divisor: float = 1.0
+    """The transmitted scale is divided by this ("stochastic" and "nearest" only)."""
 
     @property
     def levels(self) -> int:
-        """Levels on each side of zero that are multiples of one part of the scale, if any."""
-        return (1 << (self.width - 1)) - 1 if self.kind in ("chance", "nearest") else 0
+        """Number of uniform levels on each side of zero; 0 if levels are not uniform."""
+        return (1 << (self.width - 1)) - 1 if self.kind in ("stochastic", "nearest") else 0
 
     @property
-    def top(self) -> float:
-        """What the scale itself becomes before it is rounded."""
+    def scaled_max(self) -> float:
+        """The number that a magnitude equal to the scale is mapped to before rounding."""
         tops = {"e4m3": 2.0**8, "e5m2": 2.0**15, "tree": 1.0}
         return tops.get(self.kind, float(self.levels))
 
     @property
-    def draws(self) -> bool:
-        """Whether it needs random numbers."""
-        return self.kind in ("chance", "power")
+    def needs_random(self) -> bool:
+        """True if the rounding is stochastic."""
+        return self.kind in ("stochastic", "power")
 
 
-class Drifted(NamedTuple):
-    """Vectors, one a parameter in each list; all but `here` are float32, and all may be written."""
+class DriftTensors(NamedTuple):
+    """Lists with one vector per parameter; all but `params` are float32, and all may be written."""
 
-    here: list[Tensor]
-    """Where the parameters are, in their own types."""
+    params: list[Tensor]
+    """The parameters, in their own dtypes."""
     base: list[Tensor]
-    """Where they would be without the steps that have yet to be told."""
+    """The parameters without the local steps that have not been sent yet."""
     anchor: list[Tensor]
-    """Where all workers agree that they are."""
+    """The parameters that all workers agree on."""
     drift: list[Tensor]
-    """What is told on departure; on arrival the mean of it."""
+    """The drift to be sent; when a mean is applied, that mean."""

@@ -1,1 +1,1 @@
-"""The formats on the wire: parts to bytes and back (described in docs/wire.md)."""
+"""Wire formats: conversion of message parts to bytes and back (described in docs/wire.md)."""

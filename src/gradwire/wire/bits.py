@@ -1,4 +1,4 @@
-"""Buckets: runs of neighbouring entries that share a scale; the last one may be shorter."""
+"""Bit-packed integers, and the number of buckets: runs of entries that share a scale."""
 
 from torch import Tensor
 
@@ -6,19 +6,20 @@ from gradwire import kernels
 
 
 def packed_numel(count: int, width: int) -> int:
-    """Bytes that `count` values of `width` bits take."""
+    """Returns the bytes that `count` values of `width` bits take."""
     return -(-count * width // 8)
 
 
 def pack_bits(values: Tensor, width: int) -> Tensor:
-    """Integers below 2^width as uint8: value i takes bits i*width and following of the stream."""
+    """Packs integers below 2^width: value i takes the bits from i*width on of the stream."""
     return kernels.at(values).pack_bits(values, width)
 
 
 def unpack_bits(packed: Tensor, width: int, count: int) -> Tensor:
-    """The first `count` values again."""
+    """Unpacks the first `count` values."""
     return kernels.at(packed).unpack_bits(packed, width, count)
 
 
 def bucket_count(numel: int, bucket: int) -> int:
+    """Returns the number of buckets; the last one may be shorter."""
     return -(-numel // bucket)

@@ -1,4 +1,4 @@
-"""Entries as the numbers of their bins, and for every bin the mean of what fell into it."""
+"""Codebook format: the bin number of every entry, and the mean of the entries in each bin."""
 
 from collections.abc import Sequence
 
@@ -19,9 +19,9 @@ def bins_layout(numel: int, bits: int) -> Layout:
 
 
 def pack_bins(x: Tensor, codes: Tensor, bits: int) -> Parts:
-    """The message about flat `x`, whose entry i is in bin `codes[i]` (int64)."""
-    # Summed in float64, where the order of a card's additions is lost in the rounding to float32,
-    # and large entries do not leave the range.
+    """Packs flat `x`, whose entry i is in bin `codes[i]` (int64)."""
+    # Summed in float64: rounding to float32 hides the order of additions on a GPU, and large
+    # entries do not overflow.
     sums = x.new_zeros(bin_count(x.numel(), bits), dtype=torch.float64)
     sums.scatter_add_(0, codes, x.double())
     counts = torch.zeros_like(sums).scatter_add_(0, codes, torch.ones_like(x).double())

@@ -1,4 +1,4 @@
-"""Signs as votes: one bit an entry, and whether the voter has a say at all."""
+"""Sign votes: one bit per entry, and the weight of the vote (0 for a zero gradient)."""
 
 from collections.abc import Sequence
 
@@ -16,14 +16,14 @@ def votes_layout(numel: int) -> Layout:
 
 
 def pack_votes(x: Tensor, key: Key) -> Parts:
-    """A set bit for every negative entry; then 1, or 0 where all is zero, or NaN where any is bad.
+    """Packs the signs of `x`, and 1; or 0 if all entries are zero, NaN if any is non-finite.
 
-    An entry that is zero beside others that are not tosses a coin that depends on the key.
+    The bit of a zero entry is random and depends on the key.
     """
-    return kernels.at(x).votes_pack(x, key)
+    return kernels.at(x).sign_votes_pack(x, key)
 
 
 def add_votes(out: Tensor, messages: Sequence[Parts], weight: float) -> None:
-    """Adds `weight` times +1 or -1 for every vote: nothing for zeros, NaN for a bad tensor."""
-    bits, says = (as_rows(parts) for parts in zip(*messages, strict=True))
-    kernels.at(out).sign_add(out, bits, says, weight)
+    """Adds `weight` times +1 or -1 per vote: 0 for an all-zero tensor, NaN for a non-finite one."""
+    bits, weights = (as_rows(parts) for parts in zip(*messages, strict=True))
+    kernels.at(out).sign_add(out, bits, weights, weight)

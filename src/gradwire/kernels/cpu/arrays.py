@@ -10,9 +10,9 @@ from gradwire.types import EFInput
 
 
 def flat_rows(rows: Tensor) -> tuple[NDArray[Any], int]:
-    """All rows as one array without gaps, and how far a row begins after the one before it.
+    """Returns all rows as one contiguous array, and the distance from one row to the next.
 
-    Loops over an array whose layout is not known do not become vector instructions.
+    Loops over arrays of unknown layout are not vectorized.
     """
     count, length = rows.shape
     distance = rows.stride(0)
@@ -20,12 +20,15 @@ def flat_rows(rows: Tensor) -> tuple[NDArray[Any], int]:
     return rows.as_strided((span,), (1,)).numpy(), distance
 
 
-def memory_of(given: EFInput) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """The residual and what is left: one array where they are one, empty where there is none."""
-    if given.residual is None or given.residual_out is None:
+def residual_arrays(ef: EFInput) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Returns the arrays of `residual` and `residual_out`: one object if they share memory.
+
+    Both are empty if there is no residual.
+    """
+    if ef.residual is None or ef.residual_out is None:
         nothing = np.empty(0, dtype=np.float32)
         return nothing, nothing
-    residual_out = given.residual_out.numpy()
-    if given.residual_out.data_ptr() == given.residual.data_ptr():
+    residual_out = ef.residual_out.numpy()
+    if ef.residual_out.data_ptr() == ef.residual.data_ptr():
         return residual_out, residual_out
-    return given.residual.numpy(), residual_out
+    return ef.residual.numpy(), residual_out

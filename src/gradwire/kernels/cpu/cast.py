@@ -8,7 +8,7 @@ from gradwire.kernels.reference.scatter import LARGEST_HALF
 
 
 def cast_pack(x: Tensor, dtype: torch.dtype) -> Tensor:
-    # One pass instead of three where nothing saturates.
+    # One pass instead of three if nothing saturates.
     if dtype == torch.float16 and x.numel() and _in_range(x):
         return x.to(dtype)
     return cast.cast_pack(x, dtype)
@@ -17,7 +17,7 @@ def cast_pack(x: Tensor, dtype: torch.dtype) -> Tensor:
 def cast_pack_sum(
     x: Tensor, residual: Tensor, decay: float, residual_out: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    return cast.sum_packed(cast_pack, x, residual, decay, residual_out, dtype)
+    return cast.sum_and_cast(cast_pack, x, residual, decay, residual_out, dtype)
 
 
 def _in_range(x: Tensor) -> bool:

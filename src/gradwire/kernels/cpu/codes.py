@@ -7,33 +7,35 @@ and the rounding error; it is simple enough for the compiler to vectorize.
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire.kernels.cpu.jit import called, inlined, summing
+from gradwire.kernels.cpu.jit import compiled, compiled_sums, inlined
 from gradwire.kernels.cpu.simd import bits_of, number_of
-from gradwire.kernels.reference.rounding import BAD, LARGEST_POWER, SMALLEST_SCALE
+from gradwire.kernels.reference.rounding import LARGEST_POWER, NON_FINITE, SMALLEST_SCALE
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint32]
 
-KINDS = ("chance", "nearest", "e4m3", "e5m2", "tree", "power")
-CHANCE, NEAREST, E4M3, E5M2, TREE, POWER = range(6)
+KINDS = ("stochastic", "nearest", "e4m3", "e5m2", "tree", "power")
+STOCHASTIC, NEAREST, E4M3, E5M2, TREE, POWER = range(6)
 
 ZERO, ONE = np.float32(0), np.float32(1)
 NOT_FINITE = np.int32(1000)
+"""Exponent that stands for a non-finite entry."""
 LEAST_BASE = np.int32(127 + SMALLEST_SCALE - LARGEST_POWER)
 
 
 @inlined
-def _lift(scale: np.float32) -> np.float32:
+def _rescale(scale: np.float32) -> np.float32:
+    """Returns a factor that keeps the reciprocal of the scale in the range of float32."""
     if scale < np.float32(2.0**-64):
         return np.float32(2.0**64)
     return np.float32(2.0**-64) if scale > np.float32(2.0**64) else ONE
 
 
 @inlined
-def _scaled(x: np.float32, lift: np.float32, step: np.float32, top: np.float32) -> np.float32:
-    """|x| in units of scale/top, from 0 to `top`; what is no number is 0."""
-    exact = abs(x) * lift * step
+def _scaled(x: np.float32, rescale: np.float32, step: np.float32, top: np.float32) -> np.float32:
+    """Returns |x| in units of scale/top, clamped to [0, top]; NaN becomes 0."""
+    exact = abs(x) * rescale * step
     exact = exact if exact > ZERO else ZERO
     return exact if exact < top else top
 
@@ -43,54 +45,55 @@ def _sign_bit(x: np.float32) -> np.int32:
     return np.int32(128) if x < 0 else np.int32(0)
 
 
-@called
+@compiled
 def to_level(
     x: Floats,
-    chance: Words,
-    draws: bool,
+    words: Words,
+    stochastic: bool,
     scales: Floats,
-    over: np.float32,
+    divisor: np.float32,
     top: np.float32,
     codes: Bytes,
     rest: Floats,
 ) -> None:
-    """Writes the scales too, as they are told."""
+    """Rounds to uniform levels; divides the scales by `divisor`, as they are transmitted."""
     part = ONE / top
     for b in range(x.shape[0]):
-        scale, lift = scales[b], _lift(scales[b])
-        step = top / (scale * lift) if scale > 0 else ZERO
-        told = scale / over
-        scales[b] = told
+        scale, rescale = scales[b], _rescale(scales[b])
+        step = top / (scale * rescale) if scale > 0 else ZERO
+        sent = scale / divisor
+        scales[b] = sent
         for i in range(x.shape[1]):
-            exact = _scaled(x[b, i], lift, step, top)
-            if draws:
+            exact = _scaled(x[b, i], rescale, step, top)
+            if stochastic:
                 down = np.floor(exact)
-                dice = np.float32(np.int32(chance[b, i] >> np.uint32(8))) * np.float32(2.0**-24)
-                level = down + (ONE if dice < exact - down else ZERO)
+                noise = np.float32(np.int32(words[b, i] >> np.uint32(8))) * np.float32(2.0**-24)
+                level = down + (ONE if noise < exact - down else ZERO)
             else:
                 level = np.rint(exact)
             signed = -level if x[b, i] < 0 else level
             codes[b, i] = np.uint8(np.int32(signed + top))
-            rest[b, i] = x[b, i] - signed * part * told
+            rest[b, i] = x[b, i] - signed * part * sent
 
 
-@called
+@compiled
 def to_float8(
     x: Floats, kind: int, scales: Floats, top: np.float32, codes: Bytes, rest: Floats
 ) -> None:
+    """Rounds to 8-bit floating point, nearest even."""
     fraction, bias = (3, 7) if kind == E4M3 else (2, 15)
     shift = np.int32(23 - fraction)
     half, offset = np.int32((1 << (22 - fraction)) - 1), np.int32((127 - bias) << fraction)
     least, steps = np.float32(2.0 ** (1 - bias)), np.float32(2.0 ** (bias - 1 + fraction))
     factor = _float8_factor(kind)
     for b in range(x.shape[0]):
-        scale, lift = scales[b], _lift(scales[b])
-        step = top / (scale * lift) if scale > 0 else ZERO
+        scale, rescale = scales[b], _rescale(scales[b])
+        step = top / (scale * rescale) if scale > 0 else ZERO
         for i in range(x.shape[1]):
-            exact = _scaled(x[b, i], lift, step, top)
+            exact = _scaled(x[b, i], rescale, step, top)
             bits = bits_of(exact)
             even = (bits + half + ((bits >> shift) & np.int32(1))) >> shift
-            # Below the least power there are only multiples of the smallest number.
+            # Below the smallest normal number there are only multiples of the smallest number.
             code = even - offset if exact >= least else np.int32(np.rint(exact * steps))
             size = number_of(code << shift) * factor
             codes[b, i] = np.uint8(code | _sign_bit(x[b, i]))
@@ -99,28 +102,28 @@ def to_float8(
 
 @inlined
 def _float8_factor(kind: int) -> np.float32:
-    """An 8-bit number's bits, at their place in a float32, are that number but for its bias."""
+    """Returns the factor that corrects the exponent bias of float8 bits read as a float32."""
     return np.float32(2.0**112) if kind == E4M3 else np.float32(2.0**97)
 
 
 @inlined
-def _over(number: np.float32, bound: float) -> np.int32:
+def _exceeds(number: np.float32, bound: float) -> np.int32:
     return np.int32(number > np.float32(bound))
 
 
-@called
+@compiled
 def scaled(x: Floats, scales: Floats, out: Floats) -> None:
-    """|x| over the scale, row by row."""
+    """Writes |x| / scale, row by row."""
     for b in range(x.shape[0]):
-        scale, lift = scales[b], _lift(scales[b])
-        step = ONE / (scale * lift) if scale > 0 else ZERO
+        scale, rescale = scales[b], _rescale(scales[b])
+        step = ONE / (scale * rescale) if scale > 0 else ZERO
         for i in range(x.shape[1]):
-            out[b, i] = _scaled(x[b, i], lift, step, ONE)
+            out[b, i] = _scaled(x[b, i], rescale, step, ONE)
 
 
-@called
-def to_leaf(x: Floats, exact: Floats, slope: Floats, codes: Bytes) -> None:
-    """The nearest levels to numbers that are scaled already."""
+@compiled
+def to_tree(x: Floats, exact: Floats, slope: Floats, codes: Bytes) -> None:
+    """Writes the codes of the nearest levels of the tree to numbers that are scaled already."""
     a0, a1, a2, a3, a4, a5, a6 = (
         slope[0],
         slope[1],
@@ -138,18 +141,18 @@ def to_leaf(x: Floats, exact: Floats, slope: Floats, codes: Bytes) -> None:
         a = a4 if number > np.float32(1e-3) else a
         a = a5 if number > np.float32(1e-2) else a
         a = a6 if number > np.float32(1e-1) else a
-        decade = _over(number, 1e-6) + _over(number, 1e-5) + _over(number, 1e-4)
-        decade += _over(number, 1e-3) + _over(number, 1e-2) + _over(number, 1e-1)
+        decade = _exceeds(number, 1e-6) + _exceeds(number, 1e-5) + _exceeds(number, 1e-4)
+        decade += _exceeds(number, 1e-3) + _exceeds(number, 1e-2) + _exceeds(number, 1e-1)
         steps = np.int32(1) << decade
-        # A ninth of the steps lies below the decade; below the lowest there is nothing.
+        # A ninth of the steps lies below the decade; the lowest one begins at zero.
         below = np.float32(steps & np.int32(-2)) * np.float32(1 / 9)
         code = steps - np.int32(1) + np.int32(np.rint(number * a - below))
         codes[i] = np.uint8(code | _sign_bit(x[i]))
 
 
-@called
-def take_back(x: Floats, table: Floats, scales: Floats, codes: Bytes, rest: Floats) -> None:
-    """What codes that are looked up leave unsaid."""
+@compiled
+def table_error(x: Floats, table: Floats, scales: Floats, codes: Bytes, rest: Floats) -> None:
+    """Writes the rounding error of codes that are decoded by a table."""
     for b in range(x.shape[0]):
         scale = scales[b]
         for i in range(x.shape[1]):
@@ -158,7 +161,7 @@ def take_back(x: Floats, table: Floats, scales: Floats, codes: Bytes, rest: Floa
 
 @inlined
 def _power(x: np.float32, word: np.uint32) -> np.int32:
-    """The biased exponent of the power that an entry is rounded to."""
+    """Returns the biased exponent of the power that an entry is rounded to."""
     size = abs(x)
     small = size < np.float32(2.0**-64)
     bits = bits_of(size * np.float32(2.0**64) if small else size)
@@ -169,58 +172,58 @@ def _power(x: np.float32, word: np.uint32) -> np.int32:
 
 @inlined
 def _power_of(code: np.int32) -> np.float32:
-    exponent = np.int32(255) if code == np.int32(BAD) else code + np.int32(1)
+    exponent = np.int32(255) if code == np.int32(NON_FINITE) else code + np.int32(1)
     return number_of(exponent << np.int32(23) if code > 0 else np.int32(0))
 
 
-@called
+@compiled
 def to_power(
-    x: Floats, chance: Words, power: NDArray[np.int32], scales: Floats, codes: Bytes, rest: Floats
+    x: Floats, words: Words, power: NDArray[np.int32], scales: Floats, codes: Bytes, rest: Floats
 ) -> None:
-    """Writes the scales too; `power` is scratch."""
+    """Rounds to powers of two, and writes the scales; `power` is scratch memory."""
     for b in range(x.shape[0]):
         largest = LEAST_BASE
         for i in range(x.shape[1]):
-            power[b, i] = _power(x[b, i], chance[b, i])
+            power[b, i] = _power(x[b, i], words[b, i])
             largest = max(largest, power[b, i] if power[b, i] < NOT_FINITE else LEAST_BASE)
         base = max(largest - np.int32(LARGEST_POWER), LEAST_BASE)
         scale = number_of((base + np.int32(LARGEST_POWER)) << np.int32(23))
         scales[b] = scale
         for i in range(x.shape[1]):
             code = max(power[b, i] - base, np.int32(0))
-            code = np.int32(BAD) if power[b, i] == NOT_FINITE else code
+            code = np.int32(NON_FINITE) if power[b, i] == NOT_FINITE else code
             size = _power_of(code)
             codes[b, i] = np.uint8(code | _sign_bit(x[b, i]))
             rest[b, i] = x[b, i] - (-size if x[b, i] < 0 else size) * scale
 
 
-@called
-def meanings(codes: Bytes, kind: int, top: np.float32, table: Floats, said: Floats) -> None:
-    """The number from -1 to 1 that each code stands for."""
-    if kind in (CHANCE, NEAREST):
+@compiled
+def decode(codes: Bytes, kind: int, top: np.float32, table: Floats, numbers: Floats) -> None:
+    """Writes the number in [-1, 1] of each code."""
+    if kind in (STOCHASTIC, NEAREST):
         part = ONE / top
-        for i in range(said.size):
-            said[i] = (np.float32(codes[i]) - top) * part
+        for i in range(numbers.size):
+            numbers[i] = (np.float32(codes[i]) - top) * part
     elif kind == TREE:
-        for i in range(said.size):
-            said[i] = table[codes[i]]
+        for i in range(numbers.size):
+            numbers[i] = table[codes[i]]
     elif kind == POWER:
-        for i in range(said.size):
+        for i in range(numbers.size):
             size = _power_of(np.int32(codes[i] & np.uint8(127)))
-            said[i] = -size if codes[i] & np.uint8(128) else size
+            numbers[i] = -size if codes[i] & np.uint8(128) else size
     else:
         shift, factor = np.int32(20 if kind == E4M3 else 21), _float8_factor(kind)
-        for i in range(said.size):
+        for i in range(numbers.size):
             size = number_of(np.int32(codes[i] & np.uint8(127)) << shift) * factor
-            said[i] = -size if codes[i] & np.uint8(128) else size
+            numbers[i] = -size if codes[i] & np.uint8(128) else size
 
 
 SCALES = ("max", "l2", "max16")
 MAX, L2, MAX16 = range(3)
 
 
-@summing
-def _norms(x: Floats, scales: Floats) -> None:
+@compiled_sums
+def _row_norms(x: Floats, scales: Floats) -> None:
     for b in range(x.shape[0]):
         squares = 0.0
         for i in range(x.shape[1]):
@@ -228,11 +231,11 @@ def _norms(x: Floats, scales: Floats) -> None:
         scales[b] = np.float32(np.sqrt(squares))
 
 
-@called
-def _largest(x: Floats, short: bool, scales: Floats) -> None:
-    """The largest magnitude of each row; `short` rounds it to a bfloat16."""
+@compiled
+def _row_maxima(x: Floats, short: bool, scales: Floats) -> None:
+    """Writes the largest magnitude of each row; `short` rounds it to bfloat16."""
     for b in range(x.shape[0]):
-        # The bits of magnitudes sort as they do, and NaN above them all.
+        # The bits of magnitudes sort as the magnitudes do; NaN is the largest.
         largest = np.int32(0)
         for i in range(x.shape[1]):
             largest = max(largest, bits_of(x[b, i]) & np.int32(0x7FFFFFFF))
@@ -242,35 +245,35 @@ def _largest(x: Floats, short: bool, scales: Floats) -> None:
         scales[b] = number_of(largest)
 
 
-@called
+@compiled
 def encode(
     x: Floats,
     kind: int,
-    how: int,
-    over: np.float32,
+    norm: int,
+    divisor: np.float32,
     top: np.float32,
     tables: tuple[Floats, Floats],
-    chance: Words,
+    words: Words,
     exact: Floats,
     codes: Bytes,
     scales: Floats,
     rest: Floats,
 ) -> None:
-    """Writes codes and scales of the rows of `x`, and what they leave; `exact` is scratch."""
+    """Writes codes, scales and rounding errors of the rows of `x`; `exact` is scratch memory."""
     if kind == POWER:
-        to_power(x, chance, exact.view(np.int32), scales, codes, rest)
+        to_power(x, words, exact.view(np.int32), scales, codes, rest)
         return
-    if how == L2:
-        _norms(x, scales)
+    if norm == L2:
+        _row_norms(x, scales)
     else:
-        _largest(x, how == MAX16, scales)
+        _row_maxima(x, norm == MAX16, scales)
     if kind == TREE:
         scaled(x, scales, exact)
-        to_leaf(x.reshape(-1), exact.reshape(-1), tables[0], codes.reshape(-1))
-        take_back(x, tables[1], scales, codes, rest)
+        to_tree(x.reshape(-1), exact.reshape(-1), tables[0], codes.reshape(-1))
+        table_error(x, tables[1], scales, codes, rest)
     elif kind in (E4M3, E5M2):
         to_float8(x, kind, scales, top, codes, rest)
-    elif kind == CHANCE:
-        to_level(x, chance, True, scales, over, top, codes, rest)
+    elif kind == STOCHASTIC:
+        to_level(x, words, True, scales, divisor, top, codes, rest)
     else:
-        to_level(x, chance, False, scales, over, top, codes, rest)
+        to_level(x, words, False, scales, divisor, top, codes, rest)

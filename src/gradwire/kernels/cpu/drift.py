@@ -5,29 +5,29 @@ Tensors are processed in chunks that stay in the cache from one pass to the next
 
 from collections.abc import Iterator
 
-from gradwire.kernels.reference import drift as by_torch
-from gradwire.kernels.specs import Drifted
+from gradwire.kernels.reference import drift as reference
+from gradwire.kernels.specs import DriftTensors
 
-STRETCH = 1 << 16
-
-
-def depart(drifted: Drifted, ahead: float) -> None:
-    for some in _stretches(drifted):
-        by_torch.depart(some, ahead)
+CHUNK = 1 << 16
 
 
-def arrive(drifted: Drifted, rate: float) -> None:
-    for some in _stretches(drifted):
-        by_torch.arrive(some, rate)
+def capture_drift(drifts: DriftTensors, lookahead: float) -> None:
+    for chunk in _chunks(drifts):
+        reference.capture_drift(chunk, lookahead)
 
 
-def relay(drifted: Drifted, rate: float, ahead: float) -> None:
-    for some in _stretches(drifted):
-        by_torch.relay(some, rate, ahead)
+def apply_outer_mean(drifts: DriftTensors, rate: float) -> None:
+    for chunk in _chunks(drifts):
+        reference.apply_outer_mean(chunk, rate)
 
 
-def _stretches(drifted: Drifted) -> Iterator[Drifted]:
-    """The same stretch of a parameter in every list, one after the other."""
-    for about in zip(*drifted, strict=True):
-        for some in zip(*(one.split(STRETCH) for one in about), strict=True):
-            yield Drifted(*([one] for one in some))
+def apply_and_capture(drifts: DriftTensors, rate: float, lookahead: float) -> None:
+    for chunk in _chunks(drifts):
+        reference.apply_and_capture(chunk, rate, lookahead)
+
+
+def _chunks(drifts: DriftTensors) -> Iterator[DriftTensors]:
+    """Yields the same chunk of a parameter in every list, one after the other."""
+    for vectors in zip(*drifts, strict=True):
+        for chunks in zip(*(vector.split(CHUNK) for vector in vectors), strict=True):
+            yield DriftTensors(*([chunk] for chunk in chunks))

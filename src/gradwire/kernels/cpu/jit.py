@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable
 from functools import partial
-from threading import Lock
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
@@ -16,20 +15,20 @@ R = TypeVar("R")
 
 log = logging.getLogger("gradwire.kernels")
 
-# One first call at a time: two threads would announce what only one of them compiles.
-_first = Lock()
+_functions: set[Callable[..., Any]] = set()
+"""The functions that are decorated here, as Python functions."""
 
 
-class _Announcer(event.Listener):
-    """Says what is being compiled; what comes from the disk is quick, and passes in silence."""
+class _CompileListener(event.Listener):
+    """Logs which kernel is being compiled; loading one from disk is quick and not logged."""
 
     def on_start(self, event: Any) -> None:
         function = event.data["dispatcher"].py_func
-        # Numba compiles functions of its own on the way, which say nothing to a user.
-        if not function.__module__.startswith("numba."):
+        # Numba reports its own functions, too, and those of the user.
+        if function in _functions:
             # A warning, since that is what users see without setting up a log.
             log.warning(
-                "gradwire: compiling %s for this CPU, about a second, kept on disk for the next run",
+                "gradwire: compiling %s for this CPU, about a second, cached on disk for next time",
                 function.__name__,
             )
 
@@ -37,49 +36,36 @@ class _Announcer(event.Listener):
         pass
 
 
-def _cached(function: Callable[P, R], **options: Any) -> Any:
-    """Numba's function, not compiled yet; its cache must have a folder that can be written."""
+# Compilation holds Numba's global lock, so only one of several threads compiles and logs.
+cast(Any, event).register("numba:compile", _CompileListener())
+
+
+def _compiled(function: Callable[P, R], **options: Any) -> Callable[P, R]:
+    """Returns Numba's dispatcher, which compiles at the first call.
+
+    Raises ConfigError if Numba finds no folder for its cache that can be written.
+    """
     try:
-        return numba.njit(nogil=True, cache=True, error_model="numpy", **options)(function)
+        dispatcher = numba.njit(nogil=True, cache=True, error_model="numpy", **options)(function)
     except RuntimeError as error:
         raise ConfigError(
             "kernels: Numba finds no folder to keep compiled code in, neither beside the package "
             "nor in the user's cache: set NUMBA_CACHE_DIR to one that can be written, or call "
             f"gradwire.kernels.use('reference') ({error})"
         ) from error
-
-
-def _compiled(function: Callable[P, R], **options: Any) -> Callable[P, R]:
-    fast = _cached(function, **options)
-
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        # Its list of signatures would be made anew, which takes longer than many a call.
-        if fast.overloads:
-            return cast(R, fast(*args, **kwargs))
-        with _first:
-            if not fast.overloads:
-                with event.install_listener("numba:compile", _Announcer()):
-                    return cast(R, fast(*args, **kwargs))
-        return cast(R, fast(*args, **kwargs))
-
-    return call
+    _functions.add(function)
+    return cast(Callable[P, R], dispatcher)
 
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """Compiles on first use; the log says so, since that takes about a second."""
+    """Compiles a function at its first call; other compiled functions can call it."""
     return _compiled(function)
 
 
 def compiled_sums(function: Callable[P, R]) -> Callable[P, R]:
-    """The same for loops whose sums may be taken in any order: many at once, always alike."""
+    """Compiles a function whose sums may be reordered (deterministically) to be vectorized."""
     return _compiled(function, fastmath={"reassoc"})
 
 
-# Loops that call each other must see the compiled function itself.
-inlined = partial(_cached, inline="always")
-
-# Loops with arguments of their own, called by compiled ones.
-called = partial(_cached)
-
-# Sums in whatever order is fastest: that is all the licence they have.
-summing = partial(_cached, fastmath={"reassoc"})
+# Inlined into the loops that call it, before their types are inferred.
+inlined = partial(_compiled, inline="always")

@@ -13,27 +13,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradwire.kernels import reference
 from gradwire.kernels.cpu.jit import compiled_sums
 from gradwire.kernels.cpu.threads import in_slices
-from gradwire.kernels.reference import orthonormal
-
-__all__ = ["factor", "factor_sum", "lessen", "orthonormal", "outer"]
+from gradwire.kernels.reference import low_rank as reference
 
 FEW = range(2, 9)
-STRETCH = 1024
+"""Ranks at which these loops are faster than torch."""
+CHUNK = 1024
+"""Columns that are processed at a time."""
 
 LINE = 16
-"""Columns of a line of the cache, which two threads should not share."""
+"""Columns of a cache line, which two threads should not share."""
 
 
-# Slices below, since only loops from 0 on are known to have no negative index.
+# Loops run over slices from 0 on, since Numba then knows that no index is negative.
 @compiled_sums
-def _along(m: NDArray[np.float32], base: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+def _multiply_rows(
+    m: NDArray[np.float32], base: NDArray[np.float32], out: NDArray[np.float32]
+) -> None:
     """Adds m @ baseᵀ to `out`."""
     rows, cols = m.shape
-    for start in range(0, cols, STRETCH):
-        stop = min(cols, start + STRETCH)
+    for start in range(0, cols, CHUNK):
+        stop = min(cols, start + CHUNK)
         for i in range(rows):
             row = m[i, start:stop]
             for k in range(base.shape[0]):
@@ -45,17 +46,17 @@ def _along(m: NDArray[np.float32], base: NDArray[np.float32], out: NDArray[np.fl
 
 
 @compiled_sums
-def _across(
+def _multiply_columns(
     m: NDArray[np.float32],
     base: NDArray[np.float32],
     out: NDArray[np.float32],
     begin: int,
     end: int,
 ) -> None:
-    """Adds baseᵀ @ m to columns of `out`, two rows for one reading of it."""
+    """Adds baseᵀ @ m to columns of `out`, two rows per pass over it."""
     rows = m.shape[0]
-    for start in range(begin, end, STRETCH):
-        stop = min(end, start + STRETCH)
+    for start in range(begin, end, CHUNK):
+        stop = min(end, start + CHUNK)
         for i in range(0, rows - 1, 2):
             above, below = m[i, start:stop], m[i + 1, start:stop]
             for k in range(base.shape[1]):
@@ -72,17 +73,17 @@ def _across(
 
 
 @compiled_sums
-def _spread(
-    out: NDArray[np.float32], p: NDArray[np.float32], q: NDArray[np.float32], less: bool
+def _outer(
+    out: NDArray[np.float32], p: NDArray[np.float32], q: NDArray[np.float32], subtract: bool
 ) -> None:
-    """Writes p @ q to `out`, or takes it away from there."""
+    """Writes p @ q to `out`, or subtracts it from `out`."""
     rows, cols = out.shape
-    sign = np.float32(-1 if less else 1)
-    for start in range(0, cols, STRETCH):
-        stop = min(cols, start + STRETCH)
+    sign = np.float32(-1 if subtract else 1)
+    for start in range(0, cols, CHUNK):
+        stop = min(cols, start + CHUNK)
         for i in range(rows):
             row = out[i, start:stop]
-            if not less:
+            if not subtract:
                 for j in range(row.size):
                     row[j] = 0
             for k in range(q.shape[0]):
@@ -92,7 +93,7 @@ def _spread(
                     row[j] += weight * column[j]
 
 
-def _turned(base: Tensor) -> NDArray[np.float32]:
+def _transposed(base: Tensor) -> NDArray[np.float32]:
     return base.T.contiguous().numpy()
 
 
@@ -107,42 +108,42 @@ def _by_columns(loop: Callable[[int, int], None], m: Tensor, rank: int) -> None:
     in_slices(lambda start, stop: loop(start // rows, stop // rows), m.numel(), unit, rank)
 
 
-def factor(m: Tensor, base: Tensor, turned: bool) -> Tensor:
+def factor(m: Tensor, base: Tensor, transposed: bool) -> Tensor:
     rank = base.shape[1]
     if rank not in FEW:
-        return reference.factor(m, base, turned)
+        return reference.factor(m, base, transposed)
     matrix = m.numpy()
-    if turned:
+    if transposed:
         sums = torch.zeros(rank, m.shape[1])
-        loop = partial(_across, matrix, base.contiguous().numpy(), sums.numpy())
+        loop = partial(_multiply_columns, matrix, base.contiguous().numpy(), sums.numpy())
         _by_columns(loop, m, rank)
         return sums.T.contiguous()
-    out, base_rows = torch.zeros(m.shape[0], rank), _turned(base)
+    out, base_rows = torch.zeros(m.shape[0], rank), _transposed(base)
     sums_of = out.numpy()
-    _by_rows(lambda rows: _along(matrix[rows], base_rows, sums_of[rows]), m, rank)
+    _by_rows(lambda rows: _multiply_rows(matrix[rows], base_rows, sums_of[rows]), m, rank)
     return out
 
 
 def factor_sum(
-    x: Tensor, residual: Tensor, decay: float, residual_out: Tensor, base: Tensor, turned: bool
+    x: Tensor, residual: Tensor, decay: float, residual_out: Tensor, base: Tensor, transposed: bool
 ) -> Tensor:
-    return factor(torch.add(x, residual, alpha=decay, out=residual_out), base, turned)
+    return factor(torch.add(x, residual, alpha=decay, out=residual_out), base, transposed)
 
 
-def _spread_over(out: Tensor, p: Tensor, q: Tensor, less: bool) -> None:
-    matrix, residual_out, right = out.numpy(), p.contiguous().numpy(), _turned(q)
-    _by_rows(lambda rows: _spread(matrix[rows], residual_out[rows], right, less), out, p.shape[1])
+def _write_outer(out: Tensor, p: Tensor, q: Tensor, subtract: bool) -> None:
+    matrix, left, right = out.numpy(), p.contiguous().numpy(), _transposed(q)
+    _by_rows(lambda rows: _outer(matrix[rows], left[rows], right, subtract), out, p.shape[1])
 
 
-def lessen(m: Tensor, p: Tensor, q: Tensor) -> None:
+def subtract_low_rank(m: Tensor, p: Tensor, q: Tensor) -> None:
     if p.shape[1] in FEW:
-        _spread_over(m, p, q, True)
+        _write_outer(m, p, q, True)
     else:
-        reference.lessen(m, p, q)
+        reference.subtract_low_rank(m, p, q)
 
 
 def outer(out: Tensor, p: Tensor, q: Tensor) -> None:
     if p.shape[1] in FEW:
-        _spread_over(out, p, q, False)
+        _write_outer(out, p, q, False)
     else:
         reference.outer(out, p, q)

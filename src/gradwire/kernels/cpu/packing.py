@@ -5,35 +5,35 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradwire.kernels.cpu.jit import called, compiled
+from gradwire.kernels.cpu.jit import compiled
 
 
 @compiled
 def _pack(values: NDArray[np.int64], width: int, out: NDArray[np.uint8]) -> None:
-    held, bits, place = np.uint64(0), 0, 0
+    buffer, bits, place = np.uint64(0), 0, 0
     for i in range(values.size):
-        held |= np.uint64(values[i]) << np.uint64(bits)
+        buffer |= np.uint64(values[i]) << np.uint64(bits)
         bits += width
         while bits >= 8:
-            out[place] = np.uint8(held & np.uint64(255))
-            held >>= np.uint64(8)
+            out[place] = np.uint8(buffer & np.uint64(255))
+            buffer >>= np.uint64(8)
             bits -= 8
             place += 1
     if bits:
-        out[place] = np.uint8(held & np.uint64(255))
+        out[place] = np.uint8(buffer & np.uint64(255))
 
 
 @compiled
 def _unpack(packed: NDArray[np.uint8], width: int, out: NDArray[np.int64]) -> None:
     mask = np.uint64((1 << width) - 1)
-    held, bits, place = np.uint64(0), 0, 0
+    buffer, bits, place = np.uint64(0), 0, 0
     for i in range(out.size):
         while bits < width:
-            held |= np.uint64(packed[place]) << np.uint64(bits)
+            buffer |= np.uint64(packed[place]) << np.uint64(bits)
             bits += 8
             place += 1
-        out[i] = np.int64(held & mask)
-        held >>= np.uint64(width)
+        out[i] = np.int64(buffer & mask)
+        buffer >>= np.uint64(width)
         bits -= width
 
 
@@ -56,9 +56,9 @@ def unpack_bits(packed: Tensor, width: int, count: int) -> Tensor:
 Bytes = NDArray[np.uint8]
 
 
-@called
+@compiled
 def pack_codes(codes: Bytes, out: Bytes, first: int, width: int) -> None:
-    """Codes into the stream from the bit `first` on; where they fill no bytes, it must be zero."""
+    """Writes codes from bit `first` on; unless they fill whole bytes, the stream must be zero."""
     if width == 8:
         target = out[first // 8 : first // 8 + codes.size]
         for i in range(codes.size):
@@ -78,9 +78,9 @@ def pack_codes(codes: Bytes, out: Bytes, first: int, width: int) -> None:
                 out[place + 1] |= np.uint8(codes[i] >> np.uint8(8 - shift))
 
 
-@called
+@compiled
 def unpack_codes(packed: Bytes, first: int, width: int, codes: Bytes) -> None:
-    """The codes that begin at the bit `first` of the stream."""
+    """Reads the codes that begin at bit `first` of the stream."""
     if width == 8:
         source = packed[first // 8 : first // 8 + codes.size]
         for i in range(codes.size):
@@ -114,7 +114,7 @@ def _mark(index: NDArray[np.int64], low: int, bitmap: NDArray[np.uint8]) -> None
 def _blocks(
     bitmap: NDArray[np.uint8], low: int, bits: NDArray[np.uint8], out: NDArray[np.int64]
 ) -> None:
-    """Writes the starts of the blocks that the set bits tell; there are exactly `out.size`."""
+    """Writes the start of the block of every set bit; there are exactly `out.size` of them."""
     found = 0
     for byte in range(bitmap.size):
         value = bitmap[byte]
@@ -134,7 +134,7 @@ def _count(bitmap: NDArray[np.uint8], ones: NDArray[np.uint8]) -> int:
 
 @compiled
 def _in_last_block(bitmap: NDArray[np.uint8], bitmap_bits: int, count: int, last: int) -> int:
-    """How many of `count` positions lie in block number `last`; -1 if any lies beyond."""
+    """Counts the positions (of `count`) in block number `last`; -1 if any is beyond."""
     found = 0
     for place in range(bitmap_bits - 1, -1, -1):
         if bitmap[place >> 3] >> (place & 7) & 1:
@@ -147,38 +147,38 @@ def _in_last_block(bitmap: NDArray[np.uint8], bitmap_bits: int, count: int, last
     return found
 
 
-# Of every byte: how many bits are set, and which is the first.
+# For every byte value: the number of set bits, and the first of them.
 _ONES = np.array([value.bit_count() for value in range(256)], dtype=np.uint8)
 _FIRST = np.array([(v & -v).bit_length() - 1 if v else 0 for v in range(256)], dtype=np.uint8)
 
 
 def pack_index(index: Tensor, low: int, bitmap_bits: int) -> Tensor:
-    border = -(-bitmap_bits // 8)
-    out = torch.zeros(border + -(-index.numel() * low // 8), dtype=torch.uint8)
-    _mark(index.numpy(), low, out[:border].numpy())
-    out[border:] = pack_bits(index & ((1 << low) - 1), low)
+    bitmap_bytes = -(-bitmap_bits // 8)
+    out = torch.zeros(bitmap_bytes + -(-index.numel() * low // 8), dtype=torch.uint8)
+    _mark(index.numpy(), low, out[:bitmap_bytes].numpy())
+    out[bitmap_bytes:] = pack_bits(index & ((1 << low) - 1), low)
     return out
 
 
 def unpack_index(packed: Tensor, low: int, bitmap_bits: int, count: int) -> Tensor:
-    border = -(-bitmap_bits // 8)
+    bitmap_bytes = -(-bitmap_bits // 8)
     out = torch.empty(count, dtype=torch.int64)
-    _blocks(packed[:border].numpy(), low, _FIRST, out.numpy())
+    _blocks(packed[:bitmap_bytes].numpy(), low, _FIRST, out.numpy())
     if low:
-        out |= unpack_bits(packed[border:], low, count)
+        out |= unpack_bits(packed[bitmap_bytes:], low, count)
     return out
 
 
 def index_fits(packed: Tensor, low: int, bitmap_bits: int, count: int, numel: int) -> Tensor:
-    border = -(-bitmap_bits // 8)
-    bitmap = packed[:border].numpy()
-    spare = border * 8 - bitmap_bits
+    bitmap_bytes = -(-bitmap_bits // 8)
+    bitmap = packed[:bitmap_bytes].numpy()
+    spare = bitmap_bytes * 8 - bitmap_bits
     if _count(bitmap, _ONES) != count or (spare and int(bitmap[-1]) >> (8 - spare)):
         return torch.tensor(False)
-    # Blocks ascend, so what is before the last one is inside whatever its low bits say.
+    # Blocks ascend, so positions before the last block are valid whatever their low bits are.
     last = max(0, numel - 1) >> low
     tail = _in_last_block(bitmap, bitmap_bits, count, last)
     if tail < 0:
         return torch.tensor(False)
-    lows = unpack_bits(packed[border:], low, count)[count - tail :]
+    lows = unpack_bits(packed[bitmap_bytes:], low, count)[count - tail :]
     return ((last << low) + lows < numel).all()

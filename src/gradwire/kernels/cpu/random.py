@@ -5,8 +5,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradwire.kernels.cpu.jit import called, compiled, inlined
+from gradwire.kernels.cpu.jit import compiled, inlined
 from gradwire.kernels.cpu.simd import hash32
+from gradwire.kernels.cpu.threads import in_slices
+
+BLOCK = 1024
+"""Words that are converted while they are in the L1 cache."""
 
 
 @inlined
@@ -15,9 +19,9 @@ def random_word(place: int, low: np.uint32, high: np.uint32) -> np.uint32:
     return hash32(np.uint32(x ^ high ^ np.uint32(place >> 32)))
 
 
-@called
+@compiled
 def random_words(first: int, low: np.uint32, high: np.uint32, out: NDArray[np.uint32]) -> None:
-    """The words of positions from `first` on."""
+    """Writes the words of the positions from `first` on."""
     block = first >> 32
     if block != (first + out.size) >> 32:
         for i in range(out.size):
@@ -27,6 +31,16 @@ def random_words(first: int, low: np.uint32, high: np.uint32, out: NDArray[np.ui
     for i in range(out.size):
         word = hash32(np.uint32(np.uint32(start + np.uint32(i)) ^ low))
         out[i] = hash32(np.uint32(word ^ high))
+
+
+@compiled
+def _uniform(first: int, low: np.uint32, high: np.uint32, out: NDArray[np.float32]) -> None:
+    words = np.empty(BLOCK, dtype=np.uint32)
+    for start in range(0, out.size, BLOCK):
+        numbers = out[start : start + BLOCK]
+        random_words(first + start, low, high, words[: numbers.size])
+        for i in range(numbers.size):
+            numbers[i] = np.float32(np.int32(words[i] >> np.uint32(8))) * np.float32(2.0**-24)
 
 
 @compiled
@@ -49,33 +63,41 @@ def _blocks(
 ) -> None:
     count = out.size
     blocks, spare = -(-count // block), numel - count
-    turn = (np.int64(random_word(numel, low, high) >> np.uint32(1)) * numel) >> 31
-    # The first that is turned past the end; what comes from there on is written first.
-    border, written = count, 0
+    rotation = (np.int64(random_word(numel, low, high) >> np.uint32(1)) * numel) >> 31
+    # First entry that is rotated past the end; the entries from there on are written first.
+    wrapped, written = count, 0
     for again in range(2):
         for i in range(blocks):
             first, last = count * i // blocks, count * (i + 1) // blocks
             edge = i * spare // blocks
-            room = (i + 1) * spare // blocks - edge + 1
-            before = edge + ((np.int64(random_word(i, low, high)) * room) >> 32) + turn
+            choices = (i + 1) * spare // blocks - edge + 1
+            before = edge + ((np.int64(random_word(i, low, high)) * choices) >> 32) + rotation
             if not again and last + before > numel:
-                border = min(border, max(first, numel - before))
-            start = max(first, border) if not again else first
-            stop = last if not again else min(last, border)
+                wrapped = min(wrapped, max(first, numel - before))
+            start = max(first, wrapped) if not again else first
+            stop = last if not again else min(last, wrapped)
             for j in range(start, stop):
                 out[written] = j + before - (0 if again else numel)
                 written += 1
 
 
-def halves(key: int) -> tuple[np.uint32, np.uint32]:
-    """The key as the two words that the loops take."""
+def key_words(key: int) -> tuple[np.uint32, np.uint32]:
+    """Returns the low and the high half of the key, as the loops take them."""
     return np.uint32(key & 0xFFFFFFFF), np.uint32((key >> 32) & 0xFFFFFFFF)
+
+
+def uniform(key: int, count: int, device: torch.device) -> Tensor:
+    assert device.type == "cpu"
+    out = torch.empty(count)
+    numbers, words = out.numpy(), key_words(key)
+    in_slices(lambda start, stop: _uniform(start, *words, numbers[start:stop]), count, BLOCK)
+    return out
 
 
 def strata(key: int, numel: int, count: int, device: torch.device) -> Tensor:
     assert device.type == "cpu"
     out = torch.empty(count, dtype=torch.int64)
-    low, high = halves(key)
+    low, high = key_words(key)
     _strata(low, high, numel, out.numpy())
     return out
 
@@ -83,6 +105,6 @@ def strata(key: int, numel: int, count: int, device: torch.device) -> Tensor:
 def random_blocks(key: int, numel: int, count: int, block: int, device: torch.device) -> Tensor:
     assert device.type == "cpu"
     out = torch.empty(count, dtype=torch.int64)
-    low, high = halves(key)
+    low, high = key_words(key)
     _blocks(low, high, numel, block, out.numpy())
     return out

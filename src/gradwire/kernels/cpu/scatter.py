@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gradwire.kernels.cpu.jit import compiled
 from gradwire.kernels.cpu.packing import unpack_index
-from gradwire.kernels.reference import scatter as reference
+from gradwire.kernels.reference.scatter import rounded
 from gradwire.kernels.validation import check_out
 
 
@@ -26,22 +26,22 @@ def _add(
 
 
 @compiled
-def _take(x: NDArray[np.float32], index: NDArray[np.int64], out: NDArray[np.float32]) -> None:
+def _gather(x: NDArray[np.float32], index: NDArray[np.int64], out: NDArray[np.float32]) -> None:
     for i in range(index.size):
         out[i] = x[index[i]]
 
 
 @compiled
-def _put(x: NDArray[np.float32], index: NDArray[np.int64], values: NDArray[np.float32]) -> None:
+def _scatter(x: NDArray[np.float32], index: NDArray[np.int64], values: NDArray[np.float32]) -> None:
     for i in range(index.size):
         x[index[i]] = values[i]
 
 
-def lift(residual_out: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
-    chosen = torch.empty(index.numel())
-    _take(residual_out.numpy(), index.numpy(), chosen.numpy())
-    values = reference.rounded(chosen, dtype)
-    _put(residual_out.numpy(), index.numpy(), (chosen - values.to(chosen.dtype)).numpy())
+def extract(residual_out: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
+    selected = torch.empty(index.numel())
+    _gather(residual_out.numpy(), index.numpy(), selected.numpy())
+    values = rounded(selected, dtype)
+    _scatter(residual_out.numpy(), index.numpy(), (selected - values.to(selected.dtype)).numpy())
     return values
 
 
@@ -54,6 +54,7 @@ def add_packed(
     out: Tensor, packed: Tensor, low: int, bitmap_bits: int, values: Tensor, weight: float
 ) -> None:
     check_out(out)
-    for row, said in zip(packed, values, strict=True):
-        index = unpack_index(row, low, bitmap_bits, said.numel())
-        add_at(out, index, said.unsqueeze(0), weight)
+    total, factor = out.numpy(), np.float32(weight)
+    for row, entries in zip(packed, values, strict=True):
+        index = unpack_index(row, low, bitmap_bits, entries.numel())
+        _add(total, index.numpy(), entries.unsqueeze(0).to(out.dtype).numpy(), factor)

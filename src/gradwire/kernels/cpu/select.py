@@ -11,22 +11,22 @@ from gradwire.kernels.cpu.jit import compiled, inlined
 from gradwire.kernels.cpu.threads import in_slices
 from gradwire.types import EFInput
 
-# Exponent and four bits of mantissa: bins within 6 % of each other in magnitude.
+# Bins by exponent and four bits of the mantissa: magnitudes of a bin differ by at most 6 %.
 SHIFT = 19
 BINS = 1 << (31 - SHIFT)
 
-# Entries that stay in the cache from being added to being looked through.
+# Entries that stay in the cache between addition and search.
 BLOCK = 1024
 
 SMALLEST = np.float32(1e-45)
 
-# Odd, so that the sample does not walk along a column of a matrix.
+# Distance of sampled entries: odd, so that a sample does not follow a column of a matrix.
 STRIDE = 61
 
 
 @compiled
 def _histogram(bits: NDArray[np.int32], counts: NDArray[np.int64]) -> None:
-    # Four tables, since neighbours often fall into one bin and would wait for each other.
+    # Four tables, since adjacent entries often share a bin, and increments of it would be serial.
     whole = bits.size // 4 * 4
     for i in range(0, whole, 4):
         counts[0, (bits[i] & 0x7FFFFFFF) >> SHIFT] += 1
@@ -38,41 +38,41 @@ def _histogram(bits: NDArray[np.int32], counts: NDArray[np.int64]) -> None:
 
 
 @compiled
-def _at_least(bits: NDArray[np.int32], border: int, out: NDArray[np.int64]) -> int:
+def _at_least(bits: NDArray[np.int32], threshold: int, out: NDArray[np.int64]) -> int:
     found = 0
     for i in range(bits.size):
-        # Written always, kept only if it counts: no branch to mispredict.
+        # Always written, and overwritten if it does not count: no branch to mispredict.
         out[found] = i
-        found += (bits[i] & 0x7FFFFFFF) >= border
+        found += (bits[i] & 0x7FFFFFFF) >= threshold
     return found
 
 
 @compiled
-def _thin(
+def _filter(
     candidates: NDArray[np.int64],
     sizes: NDArray[np.int32],
-    border: int,
+    threshold: int,
     equal: int,
     out: NDArray[np.int64],
 ) -> None:
-    """Keeps the candidates above the border, and the first `equal` of those on it."""
+    """Writes the candidates above the threshold, and the first `equal` of those equal to it."""
     found = 0
     for i in range(candidates.size):
-        if sizes[i] > border or (sizes[i] == border and equal > 0):
-            equal -= sizes[i] == border
+        if sizes[i] > threshold or (sizes[i] == threshold and equal > 0):
+            equal -= sizes[i] == threshold
             out[found] = candidates[i]
             found += 1
 
 
 @inlined
 def _find_in(flags: NDArray[np.uint8], start: int, out: NDArray[np.int64], found: int) -> int:
-    """Writes where flags are set, counted from `start`, after the `found` first."""
-    # Eight at a time, since most are clear.
+    """Writes the positions of set flags plus `start` to out[found:]; returns the new count."""
+    # Tests eight at a time, since most are clear.
     words = flags.view(np.uint64)
     for word in range(words.size):
         if words[word]:
             for i in range(8 * word, 8 * word + 8):
-                # Written always, kept only if it counts: no branch to mispredict.
+                # Always written, and overwritten if it does not count: no branch to mispredict.
                 out[found] = start + i
                 found += flags[i]
     return found
@@ -84,10 +84,10 @@ def _add_and_find(
     residual: NDArray[np.float32],
     decay: np.float32,
     residual_out: NDArray[np.float32],
-    border: np.float32,
+    threshold: np.float32,
     out: NDArray[np.int64],
 ) -> int:
-    # Through memory of its own, since `residual_out` may be the residual: so vector instructions can.
+    # Buffers the sums, since `residual_out` may be the residual: so the loop can be vectorized.
     totals, flags = np.empty(BLOCK, dtype=np.float32), np.zeros(BLOCK, dtype=np.uint8)
     found = 0
     for start in range(0, x.size, BLOCK):
@@ -96,8 +96,8 @@ def _add_and_find(
         for i in range(one.size):
             total = one[i] + decay * two[i]
             totals[i] = total
-            # Written so that NaN, the largest of all, is found too.
-            flags[i] = not abs(total) < border
+            # Written so that NaN, which counts as the largest, is found.
+            flags[i] = not abs(total) < threshold
         for i in range(one.size):
             sum_[i] = totals[i]
         flags[one.size :] = 0
@@ -106,46 +106,48 @@ def _add_and_find(
 
 
 @compiled
-def _find(x: NDArray[np.float32], border: np.float32, out: NDArray[np.int64]) -> int:
+def _find(x: NDArray[np.float32], threshold: np.float32, out: NDArray[np.int64]) -> int:
     flags = np.zeros(BLOCK, dtype=np.uint8)
     found = 0
     for start in range(0, x.size, BLOCK):
         part = x[start : start + BLOCK]
         for i in range(part.size):
-            flags[i] = not abs(part[i]) < border
+            flags[i] = not abs(part[i]) < threshold
         flags[part.size :] = 0
         found = _find_in(flags, start, out, found)
     return found
 
 
-def _reached(given: EFInput, border: np.float32) -> NDArray[np.int64]:
-    """Positions of the magnitudes of the sum that reach the border, which is above 0."""
-    if given.residual is None or given.residual_out is None:
-        total = given.total().numpy()
-        return _gathered(lambda s, out: _find(total[s], border, out), total.size, total.size)
+def _find_above(ef: EFInput, threshold: np.float32) -> NDArray[np.int64]:
+    """Returns the positions of magnitudes of the sum that reach the threshold, which is above 0."""
+    if ef.residual is None or ef.residual_out is None:
+        total = ef.total().numpy()
+        return _find_in_slices(
+            lambda s, out: _find(total[s], threshold, out), total.size, total.size
+        )
     x, residual, residual_out = (
-        given.grad.numpy(),
-        given.residual.numpy(),
-        given.residual_out.numpy(),
+        ef.grad.numpy(),
+        ef.residual.numpy(),
+        ef.residual_out.numpy(),
     )
-    decay = np.float32(given.decay)
-    return _gathered(
-        lambda s, out: _add_and_find(x[s], residual[s], decay, residual_out[s], border, out),
+    decay = np.float32(ef.decay)
+    return _find_in_slices(
+        lambda s, out: _add_and_find(x[s], residual[s], decay, residual_out[s], threshold, out),
         x.size,
         x.size,
     )
 
 
-def _gathered(
+def _find_in_slices(
     find: Callable[[slice, NDArray[np.int64]], int], size: int, most: int
 ) -> NDArray[np.int64]:
-    """The positions of what `find` finds in slices: it writes them and returns how many.
+    """Returns the positions that `find` finds in all slices.
 
-    There are `most` of them, or fewer.
+    It writes them to its second argument and returns their number; `most` bounds the total.
     """
 
     def loop(start: int, stop: int) -> NDArray[np.int64]:
-        # One more, since the place after the last that is found is written, too.
+        # One more, since the element after the last position is written, too.
         out = np.empty(min(stop - start, most) + 1, dtype=np.int64)
         found = out[: find(slice(start, stop), out)]
         found += start
@@ -155,50 +157,52 @@ def _gathered(
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def largest(given: EFInput, count: int) -> Tensor:
-    x, residual, residual_out, decay = given
+def select_largest(ef: EFInput, count: int) -> Tensor:
+    x, residual, residual_out, decay = ef
     expected = count // STRIDE
     if residual is None or residual_out is None or expected < 50 or count >= x.numel():
-        return _counted(given.total(), count)
-    # A sample tells about where the border is. A guess that is too low costs a little, one that is
-    # too high is noticed: the result is exact either way.
+        return _select_by_histogram(ef.total(), count)
+    # A sample estimates the threshold. An estimate that is too low costs a little time, one that is
+    # too high is detected: the result is exact either way.
     sample = torch.add(x[::STRIDE], residual[::STRIDE], alpha=decay).abs_().numpy()
     rank = sample.size - min(sample.size, int(1.1 * expected + 3 * expected**0.5))
-    candidates = _reached(given, max(np.partition(sample, rank)[rank], SMALLEST))
+    candidates = _find_above(ef, max(np.partition(sample, rank)[rank], SMALLEST))
     if candidates.size < count:
-        return _counted(residual_out, count)
-    return _exactly(residual_out.view(torch.int32).numpy(), candidates, count)
+        return _select_by_histogram(residual_out, count)
+    return _select_candidates(residual_out.view(torch.int32).numpy(), candidates, count)
 
 
-def reaching(given: EFInput, border: Tensor) -> Tensor:
-    # Zeros reach no border.
-    # A copy, so that memory for all entries does not live on with the few found.
-    return torch.from_numpy(_reached(given, max(np.float32(border.item()), SMALLEST)).copy())
+def select_above(ef: EFInput, threshold: Tensor) -> Tensor:
+    # At least the smallest number, so that zeros are never selected. Copied, so that the buffer for
+    # all entries is freed.
+    return torch.from_numpy(_find_above(ef, max(np.float32(threshold.item()), SMALLEST)).copy())
 
 
-def _counted(x: Tensor, count: int) -> Tensor:
-    """The `count` largest by a histogram of all."""
+def _select_by_histogram(x: Tensor, count: int) -> Tensor:
+    """Returns the positions of the `count` largest, found by a histogram."""
     if count == 0 or count >= x.numel():
         return torch.arange(min(count, x.numel()))
     bits = x.view(torch.int32).numpy()
 
-    def counted(start: int, stop: int) -> NDArray[np.int64]:
+    def histogram(start: int, stop: int) -> NDArray[np.int64]:
         counts = np.zeros((4, BINS), dtype=np.int64)
         _histogram(bits[start:stop], counts)
         return counts.sum(0)
 
-    above = np.sum(in_slices(counted, bits.size), axis=0)[::-1].cumsum()[::-1]
-    edge = int(np.flatnonzero(above >= count)[-1])
-    candidates = _gathered(
-        lambda s, out: _at_least(bits[s], edge << SHIFT, out), bits.size, above[edge]
+    above = np.sum(in_slices(histogram, bits.size), axis=0)[::-1].cumsum()[::-1]
+    lowest_bin = int(np.flatnonzero(above >= count)[-1])
+    candidates = _find_in_slices(
+        lambda s, out: _at_least(bits[s], lowest_bin << SHIFT, out), bits.size, above[lowest_bin]
     )
-    return _exactly(bits, candidates, count)
+    return _select_candidates(bits, candidates, count)
 
 
-def _exactly(bits: NDArray[np.int32], candidates: NDArray[np.int64], count: int) -> Tensor:
-    """The `count` largest of candidates that hold them all."""
+def _select_candidates(
+    bits: NDArray[np.int32], candidates: NDArray[np.int64], count: int
+) -> Tensor:
+    """Returns the `count` largest of the candidates, which include all of them."""
     sizes = bits[candidates] & 0x7FFFFFFF
-    border = int(np.partition(sizes, sizes.size - count)[sizes.size - count])
+    threshold = int(np.partition(sizes, sizes.size - count)[sizes.size - count])
     out = np.empty(count, dtype=np.int64)
-    _thin(candidates, sizes, border, count - int((sizes > border).sum()), out)
+    _filter(candidates, sizes, threshold, count - int((sizes > threshold).sum()), out)
     return torch.from_numpy(out)

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradwire.kernels.cpu.arrays import flat_rows
-from gradwire.kernels.cpu.jit import called, compiled, inlined
-from gradwire.kernels.cpu.random import halves, random_word
-from gradwire.kernels.cpu.sign_sums import BLOCK, Floats, measure, settle
+from gradwire.kernels.cpu.jit import compiled, inlined
+from gradwire.kernels.cpu.random import key_words, random_word
+from gradwire.kernels.cpu.sign_sums import BLOCK, Floats, pack_and_sum, subtract_means
 from gradwire.kernels.cpu.simd import LANES, add_either, bits_of, negatives, word_at, zeros
 from gradwire.kernels.cpu.threads import in_slices
 from gradwire.kernels.validation import check_out
@@ -26,11 +26,11 @@ def _add_one(
     out[i] += low if (bits[first + i // 8] >> np.uint8(i % 8)) & 1 else high
 
 
-@called
+@compiled
 def _add_run(
     out: Floats, start: int, stop: int, bits: Bytes, first: int, low: np.float32, high: np.float32
 ) -> None:
-    """Entries from `start` to `stop`, whose signs are in the message that begins at `first`."""
+    """Adds to entries `start` to `stop` by their signs in the message that begins at `first`."""
     i = start
     while i < stop and i % LANES:
         _add_one(out, i, bits, first, low, high)
@@ -71,27 +71,27 @@ def _means(sums: NDArray[np.float64], numel: int, bucket: int) -> tuple[Tensor, 
     return low, high
 
 
-def sides_pack(x: Tensor, bucket: int) -> tuple[Tensor, Tensor, Tensor]:
-    bits, sums = measure(EFInput(x), bucket)
+def sign_means_pack(x: Tensor, bucket: int) -> tuple[Tensor, Tensor, Tensor]:
+    bits, sums = pack_and_sum(EFInput(x), bucket)
     return bits, *_means(sums, x.numel(), bucket)
 
 
-def sides_pack_sum(
+def sign_means_pack_sum(
     x: Tensor, residual: Tensor, decay: float, residual_out: Tensor, bucket: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    bits, sums = measure(EFInput(x, residual, residual_out, decay), bucket)
+    bits, sums = pack_and_sum(EFInput(x, residual, residual_out, decay), bucket)
     low, high = _means(sums, x.numel(), bucket)
-    settle(residual_out, low, high, bucket)
+    subtract_means(residual_out, low, high, bucket)
     return bits, low, high
 
 
-def sides_add(
+def sign_means_add(
     out: Tensor, bits: Tensor, low: Tensor, high: Tensor, weight: float, bucket: int
 ) -> None:
     check_out(out)
     packed, distance = flat_rows(bits)
-    sides = (low * weight).numpy(), (high * weight).numpy()
-    in_slices(partial(_add, out.numpy(), packed, distance, *sides, bucket), out.numel(), BLOCK)
+    means = (low * weight).numpy(), (high * weight).numpy()
+    in_slices(partial(_add, out.numpy(), packed, distance, *means, bucket), out.numel(), BLOCK)
 
 
 def _scale(sums: NDArray[np.float64], numel: int) -> Tensor:
@@ -100,7 +100,7 @@ def _scale(sums: NDArray[np.float64], numel: int) -> Tensor:
 
 
 def sign_pack(x: Tensor) -> tuple[Tensor, Tensor]:
-    bits, sums = measure(EFInput(x), max(1, x.numel()), even=True)
+    bits, sums = pack_and_sum(EFInput(x), max(1, x.numel()), magnitudes=True)
     return bits, _scale(sums, x.numel())
 
 
@@ -108,23 +108,22 @@ def sign_pack_sum(
     x: Tensor, residual: Tensor, decay: float, residual_out: Tensor
 ) -> tuple[Tensor, Tensor]:
     bucket = max(1, x.numel())
-    bits, sums = measure(EFInput(x, residual, residual_out, decay), bucket, even=True)
+    bits, sums = pack_and_sum(EFInput(x, residual, residual_out, decay), bucket, magnitudes=True)
     scale = _scale(sums, x.numel())
-    settle(residual_out, -scale, scale, bucket)
+    subtract_means(residual_out, -scale, scale, bucket)
     return bits, scale
 
 
 def sign_add(out: Tensor, bits: Tensor, scales: Tensor, weight: float) -> None:
-    check_out(out)
-    sides_add(out, bits, -scales, scales, weight, max(1, out.numel()))
+    sign_means_add(out, bits, -scales, scales, weight, max(1, out.numel()))
 
 
 CHUNK = 4096
 
 
-@called
+@compiled
 def largest_bits(x: NDArray[np.float32]) -> np.int32:
-    """The bits of the largest magnitude; those of NaN are above all others."""
+    """Returns the bits of the largest magnitude; those of NaN are above all others."""
     largest = np.int32(0)
     for i in range(x.size):
         largest = max(largest, bits_of(x[i]) & np.int32(0x7FFFFFFF))
@@ -135,7 +134,7 @@ def largest_bits(x: NDArray[np.float32]) -> np.int32:
 def _pack(
     x: NDArray[np.float32], first: int, low: np.uint32, high: np.uint32, words: NDArray[np.uint32]
 ) -> np.int32:
-    """The largest magnitude's bits; so many words come before as `first` says."""
+    """Packs a slice that begins at word `first`; returns the bits of its largest magnitude."""
     largest = np.int32(0)
     whole = x.size // LANES
     for start in range(0, whole * LANES, CHUNK):
@@ -147,24 +146,24 @@ def _pack(
                 word |= zero & random_word(first + start // LANES + i, low, high)
             words[start // LANES + i] = word
     if x.size % LANES:
-        coins, last = random_word(first + whole, low, high), np.uint32(0)
+        noise, last = random_word(first + whole, low, high), np.uint32(0)
         for i in range(x.size - whole * LANES):
             entry = x[whole * LANES + i]
-            voted = np.uint32(entry < 0) | (np.uint32(entry == 0) & (coins >> np.uint32(i)))
-            last |= np.uint32((voted & np.uint32(1)) << np.uint32(i))
+            bit = np.uint32(entry < 0) | (np.uint32(entry == 0) & (noise >> np.uint32(i)))
+            last |= np.uint32((bit & np.uint32(1)) << np.uint32(i))
         words[whole] = last
         largest = max(largest, largest_bits(x[whole * LANES :]))
     return largest
 
 
-def votes_pack(x: Tensor, key: int) -> tuple[Tensor, Tensor]:
+def sign_votes_pack(x: Tensor, key: int) -> tuple[Tensor, Tensor]:
     words = torch.empty(-(-x.numel() // LANES), dtype=torch.int32)
-    entries, coins, out = x.numpy(), halves(key), words.numpy().view(np.uint32)
+    entries, noise, out = x.numpy(), key_words(key), words.numpy().view(np.uint32)
 
     def loop(start: int, stop: int) -> np.int32:
         first = start // LANES
-        return _pack(entries[start:stop], first, *coins, out[first:])
+        return _pack(entries[start:stop], first, *noise, out[first:])
 
     largest = max(in_slices(loop, x.numel(), CHUNK))
-    say = float("nan") if largest >= 0x7F800000 else float(largest > 0)
-    return words.view(torch.uint8)[: -(-x.numel() // 8)], torch.tensor([say])
+    weight = float("nan") if largest >= 0x7F800000 else float(largest > 0)
+    return words.view(torch.uint8)[: -(-x.numel() // 8)], torch.tensor([weight])

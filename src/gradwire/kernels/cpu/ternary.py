@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradwire.kernels.cpu.arrays import flat_rows
-from gradwire.kernels.cpu.jit import called, compiled, summing
-from gradwire.kernels.cpu.random import halves, random_words
+from gradwire.kernels.cpu.jit import compiled, compiled_sums
+from gradwire.kernels.cpu.random import key_words, random_words
 from gradwire.kernels.cpu.sign import largest_bits
 from gradwire.kernels.cpu.threads import in_slices
 from gradwire.kernels.reference.ternary import PER_BYTE
@@ -21,7 +21,7 @@ Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
 
-@summing
+@compiled_sums
 def _squares(x: Floats) -> float:
     total = 0.0
     for i in range(x.size):
@@ -31,7 +31,7 @@ def _squares(x: Floats) -> float:
 
 @compiled
 def _measure(x: Floats, squares: NDArray[np.float64]) -> np.int32:
-    """The largest magnitude's bits; and where there is room for them, the squares of each block."""
+    """Returns the bits of the largest magnitude; writes sums of squares if there is an array."""
     largest = np.int32(0)
     for start in range(0, x.size, BLOCK):
         block = x[start : start + BLOCK]
@@ -41,19 +41,19 @@ def _measure(x: Floats, squares: NDArray[np.float64]) -> np.int32:
     return largest
 
 
-@called
+@compiled
 def _draw(
-    x: Floats, chance: NDArray[np.uint32], scale: np.float32, lift: np.float32, digits: Bytes
+    x: Floats, words: NDArray[np.uint32], scale: np.float32, rescale: np.float32, digits: Bytes
 ) -> None:
-    unit = scale * lift
+    unit = scale * rescale
     for i in range(x.size):
-        dice = np.float32(chance[i] >> np.uint32(8)) * np.float32(2.0**-24)
-        said = dice * unit < abs(x[i]) * lift
+        noise = np.float32(words[i] >> np.uint32(8)) * np.float32(2.0**-24)
+        nonzero = noise * unit < abs(x[i]) * rescale
         sign = np.int32(x[i] > 0) - np.int32(x[i] < 0)
-        digits[i] = np.uint8(1 + (sign if said else np.int32(0)))
+        digits[i] = np.uint8(1 + (sign if nonzero else np.int32(0)))
 
 
-@called
+@compiled
 def _join(digits: Bytes, out: Bytes) -> None:
     for i in range(out.size):
         value = digits[5 * i + 4]
@@ -66,25 +66,25 @@ def _join(digits: Bytes, out: Bytes) -> None:
 def _pack(
     x: Floats, first: int, scale: np.float32, low: np.uint32, high: np.uint32, out: Bytes
 ) -> None:
-    """So many entries come before as `first` says."""
-    lift = np.float32(2.0**64 if scale < np.float32(2.0**-64) else 1.0)
+    """Packs a slice of a tensor that begins at its entry `first`."""
+    rescale = np.float32(2.0**64 if scale < np.float32(2.0**-64) else 1.0)
     digits = np.ones(BLOCK, dtype=np.uint8)
-    chance = np.empty(BLOCK, dtype=np.uint32)
-    good = np.isfinite(scale)
+    words = np.empty(BLOCK, dtype=np.uint32)
+    finite = np.isfinite(scale)
     for start in range(0, x.size, BLOCK):
         block = x[start : start + BLOCK]
-        if good:
-            random_words(first + start, low, high, chance[: block.size])
-            _draw(block, chance, scale, lift, digits)
-        # What fills up the last byte is zeros.
+        if finite:
+            random_words(first + start, low, high, words[: block.size])
+            _draw(block, words, scale, rescale, digits)
+        # The last byte is padded with zeros.
         digits[block.size :] = 1
         place = start // PER_BYTE
         _join(digits, out[place : place + (block.size + PER_BYTE - 1) // PER_BYTE])
 
 
-@called
+@compiled
 def _add_run(out: Floats, packed: Bytes, table: Floats) -> None:
-    """Bytes to five entries each, looked up."""
+    """Adds five entries per byte, from a lookup table."""
     for i in range(packed.size):
         row = np.intp(packed[i]) * 8
         for column in range(PER_BYTE):
@@ -106,31 +106,31 @@ def _add(out: Floats, packed: Bytes, distance: int, table: NDArray[np.float32]) 
             out[whole * PER_BYTE + i] += table[row, np.intp(packed[row * distance + whole]) * 8 + i]
 
 
-def _meanings() -> Floats:
-    """The five trits that each byte says, eight places a byte; above 242 as the reference reads."""
+def _decode_table() -> Floats:
+    """Returns the five trits of each byte, at a stride of eight; above 242 as in the reference."""
     byte = np.arange(256)[:, None]
     table = np.zeros((256, 8), dtype=np.float32)
     table[:, :PER_BYTE] = byte // 3 ** np.arange(PER_BYTE) % 3 - 1
     return table.reshape(-1)
 
 
-_TRITS = _meanings()
+_TRITS = _decode_table()
 
 
 def trits_pack(x: Tensor, clip: float, key: int) -> tuple[Tensor, Tensor]:
     scale = _scale(x, clip)
     packed = torch.empty(-(-x.numel() // PER_BYTE), dtype=torch.uint8)
-    entries, dice, out = x.numpy(), halves(key), packed.numpy()
+    entries, words, out = x.numpy(), key_words(key), packed.numpy()
 
     def loop(start: int, stop: int) -> None:
-        _pack(entries[start:stop], start, np.float32(scale), *dice, out[start // PER_BYTE :])
+        _pack(entries[start:stop], start, np.float32(scale), *words, out[start // PER_BYTE :])
 
     in_slices(loop, x.numel(), BLOCK, effort=4)
     return packed, torch.tensor([scale], dtype=torch.float32)
 
 
 def _scale(x: Tensor, clip: float) -> float:
-    """The largest magnitude, or so many root mean squares as `clip` says where that is less."""
+    """Returns the largest magnitude or, if less, `clip` times the root mean square."""
     entries = x.numpy()
     squares = np.empty(-(-x.numel() // BLOCK) if clip else 0)
 

@@ -17,13 +17,13 @@ import torch
 R = TypeVar("R")
 
 SLICE = 1 << 21
-"""As many entries as a thread takes at a time, at most."""
+"""Most entries that a thread takes at a time."""
 
 ENOUGH = 1 << 21
-"""With fewer entries than this, starting threads costs more than it brings: two were measured."""
+"""With fewer entries, starting threads costs more than it saves (measured with two)."""
 
 EACH = 1 << 17
-"""At least so many for each of many threads, since they take the GIL one after the other."""
+"""Least entries per thread if there are many, since they take the GIL one after the other."""
 
 _HOME = os.getpid()
 
@@ -31,45 +31,40 @@ _Task = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 def in_slices(loop: Callable[[int, int], R], size: int, unit: int = 1, effort: int = 1) -> list[R]:
-    """What `loop(start, stop)` returns for each slice of `range(size)`, in their order.
+    """Calls `loop(start, stop)` for all slices of `range(size)`; returns its results in order.
 
-    The calling thread takes part, and alone there is but one slice. So what is computed must not
-    depend on where slices begin, which is at multiples of `unit`: then it has the same bits with
-    any number of threads. What a loop raises is raised here, after all threads have ended. One
-    that takes so many times as long as a pass over memory as `effort` says pays for fewer entries.
+    The calling thread takes part; without others there is one slice. Slices begin at multiples of
+    `unit`, and results must not depend on where: then they have the same bits with any number of
+    threads. An exception of a loop is raised here, after all threads have ended. `effort` is the
+    time of the loop relative to a pass over memory: with more, threads pay for fewer entries.
     """
     threads = torch.get_num_threads()
-    step = _step(size, unit, effort, threads)
-    start_threads = _torch_threads() if step < size else None
-    # A forked process has none of the threads that OpenMP believes in, and would wait for them.
-    if start_threads is None or os.getpid() != _HOME:
-        return [loop(0, size)]
-    share = _Share(loop, [(i, min(size, i + step)) for i in range(0, size, step)])
-    start_threads(_Task(share.work), None, threads, 0)
-    return share.results()
-
-
-def _step(size: int, unit: int, effort: int, threads: int) -> int:
-    """How long a slice is: all there is where other threads do not pay."""
     if threads == 1 or size * effort < max(ENOUGH, threads * EACH):
-        return size
-    # As many for one as for the other, so that all end about at once.
+        return [loop(0, size)]
+    # Equal shares, so that all threads end at about the same time.
     count = threads * -(-size // (threads * SLICE))
-    return -(-size // (count * unit)) * unit
+    step = -(-size // (count * unit)) * unit
+    start_threads = _torch_threads()
+    # A forked process lacks the threads that OpenMP believes to have, and would wait forever.
+    if step >= size or start_threads is None or os.getpid() != _HOME:
+        return [loop(0, size)]
+    queue = _SliceQueue(loop, [(i, min(size, i + step)) for i in range(0, size, step)])
+    start_threads(_Task(queue.work), None, threads, 0)
+    return queue.results()
 
 
-class _Share:
-    """Slices that several threads take one after the other, and what becomes of them."""
+class _SliceQueue:
+    """Slices that several threads take one after the other, and their results."""
 
     def __init__(self, loop: Callable[[int, int], Any], slices: list[tuple[int, int]]) -> None:
         self._loop, self._slices = loop, slices
-        # Each number is given out once, whoever asks: nothing else runs while a range counts on.
+        # Thread-safe: the GIL makes each step of a range iterator atomic.
         self._places = iter(range(len(slices)))
         self._results: list[Any] = [None] * len(slices)
         self._errors: list[BaseException] = []
 
     def work(self, _: object) -> None:
-        """Takes slices until there are no more; keeps what is raised, which OpenMP cannot pass."""
+        """Takes slices until there are none; keeps exceptions, which OpenMP cannot pass on."""
         try:
             for place in self._places:
                 self._results[place] = self._loop(*self._slices[place])
@@ -84,12 +79,12 @@ class _Share:
 
 @cache
 def _torch_threads() -> Callable[..., None] | None:
-    """What torch is compiled to call where a loop is for all its threads, if that is GNU OpenMP's.
+    """Returns GNU OpenMP's entry point for parallel loops, if torch is linked to it.
 
-    On Linux it is; elsewhere every loop runs in the thread that calls it.
+    That is so on Linux; elsewhere every loop runs in the thread that calls it.
     """
     try:
-        # Found in what torch is linked to. Called so, it runs without the GIL.
+        # Found in the libraries that torch is linked to; ctypes releases the GIL for the call.
         start = ctypes.CDLL(torch._C.__file__).GOMP_parallel
     except AttributeError:
         return None

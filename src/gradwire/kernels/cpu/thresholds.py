@@ -14,14 +14,13 @@ from torch import Tensor
 
 from gradwire.kernels.cpu.jit import compiled, compiled_sums
 from gradwire.kernels.cpu.random import strata
-from gradwire.kernels.cpu.select import largest
+from gradwire.kernels.cpu.select import select_largest
 from gradwire.kernels.cpu.threads import in_slices
 from gradwire.kernels.reference.thresholds import HALVINGS, LOWERINGS
 from gradwire.types import EFInput
 
 INFINITE = np.int32(0x7F800000)
-"""The bits of infinity; those of NaN are above."""
-
+"""Bits of infinity; those of NaN are larger."""
 
 BLOCK = 1 << 14
 """Entries of one partial sum."""
@@ -32,12 +31,12 @@ Doubles = NDArray[np.float64]
 
 @compiled_sums
 def _sums(x: Floats, out: Doubles) -> None:
-    """The sums of |x|, x and x^2 over finite entries, block by block."""
+    """Writes the sums of |x|, x and x^2 over the finite entries of each block."""
     for start in range(0, x.size, BLOCK):
         block = x[start : start + BLOCK]
         size, total, square = 0.0, 0.0, 0.0
         for i in range(block.size):
-            # Written so that NaN is out.
+            # Written so that NaN counts as zero.
             value = np.float64(block[i] if abs(block[i]) < np.float32(np.inf) else np.float32(0))
             size += abs(value)
             total += value
@@ -47,7 +46,7 @@ def _sums(x: Floats, out: Doubles) -> None:
 
 @compiled
 def _largest(bits: NDArray[np.int32]) -> int:
-    """The bits of the largest finite magnitude."""
+    """Returns the bits of the largest finite magnitude."""
     top = np.int32(0)
     for i in range(bits.size):
         size = bits[i] & np.int32(0x7FFFFFFF)
@@ -56,9 +55,9 @@ def _largest(bits: NDArray[np.int32]) -> int:
 
 
 @compiled
-def _reach(x: Floats, border: float) -> int:
-    """How many finite magnitudes reach the border, rounded to float32."""
-    least = np.float32(border)
+def _count(x: Floats, threshold: float) -> int:
+    """Counts the finite magnitudes that reach the threshold, rounded to float32."""
+    least = np.float32(threshold)
     if least == 0:
         return x.size
     found = 0
@@ -68,8 +67,8 @@ def _reach(x: Floats, border: float) -> int:
 
 
 @compiled_sums
-def _above(least: float, x: Floats, out: Doubles) -> None:
-    """The sums of magnitudes that reach a float32, and how many do; what is not finite is zero."""
+def _sum_above(least: float, x: Floats, out: Doubles) -> None:
+    """Writes the sum and count of magnitudes >= `least` of each block; non-finite ones are zero."""
     for start in range(0, x.size, BLOCK):
         block, total, reach = x[start : start + BLOCK], 0.0, 0
         for i in range(block.size):
@@ -81,7 +80,7 @@ def _above(least: float, x: Floats, out: Doubles) -> None:
 
 
 def _summed(loop: Callable[[Floats, Doubles], None], x: Tensor, count: int) -> list[float]:
-    """So many sums over all blocks, exact from there on: their order does not matter."""
+    """Returns `count` sums over all blocks; added exactly, so their order does not matter."""
     entries = x.numpy()
     sums = np.empty((-(-x.numel() // BLOCK), count))
     in_slices(
@@ -90,73 +89,75 @@ def _summed(loop: Callable[[Floats, Doubles], None], x: Tensor, count: int) -> l
     return [math.fsum(column) for column in sums.T]
 
 
-def _reaching(x: Tensor, border: float) -> int:
+def _count_above(x: Tensor, threshold: float) -> int:
     entries = x.numpy()
-    return sum(in_slices(lambda start, stop: _reach(entries[start:stop], border), x.numel()))
+    return sum(in_slices(lambda start, stop: _count(entries[start:stop], threshold), x.numel()))
 
 
-def _top(x: Tensor) -> float:
-    """The largest finite magnitude."""
+def _largest_magnitude(x: Tensor) -> float:
+    """Returns the largest finite magnitude."""
     bits = x.view(torch.int32).numpy()
     largest = max(in_slices(lambda start, stop: _largest(bits[start:stop]), x.numel()))
     return float(np.int32(largest).view(np.float32))
 
 
-def _border(value: float) -> Tensor:
+def _as_tensor(value: float) -> Tensor:
     return torch.tensor([value], dtype=torch.float32)
 
 
-def sampled_border(given: EFInput, key: int, tried: int, top: int, enough: int) -> Tensor:
-    x = given.total()
+def sampled_threshold(
+    ef: EFInput, key: int, sample_size: int, sample_rank: int, min_count: int
+) -> Tensor:
+    x = ef.total()
     if not x.numel():
-        return _border(0.0)
-    sample = x[strata(key, x.numel(), tried, x.device)].abs().nan_to_num_(0.0, 0.0)
-    border = float(sample[largest(EFInput(sample), top)].min())
+        return _as_tensor(0.0)
+    sample = x[strata(key, x.numel(), sample_size, x.device)].abs().nan_to_num_(0.0, 0.0)
+    threshold = float(sample[select_largest(EFInput(sample), sample_rank)].min())
     for _ in range(LOWERINGS):
-        if _reaching(x, border) >= enough:
+        if _count_above(x, threshold) >= min_count:
             break
-        border = 0.8 * border
-    return _border(border)
+        threshold = 0.8 * threshold
+    return _as_tensor(threshold)
 
 
-def bisected_border(given: EFInput, count: int) -> Tensor:
-    x = given.total()
+def bisected_threshold(ef: EFInput, count: int) -> Tensor:
+    x = ef.total()
     if not x.numel():
-        return _border(0.0)
-    high = _top(x)
+        return _as_tensor(0.0)
+    high = _largest_magnitude(x)
     low = min(_summed(_sums, x, 3)[0] / x.numel(), high)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        reach = _reaching(x, middle)
+        reach = _count_above(x, middle)
         if count <= reach <= 2 * count:
-            return _border(middle)
+            return _as_tensor(middle)
         low, high = (low, middle) if reach < count else (middle, high)
-    return _border(low)
+    return _as_tensor(low)
 
 
-def excess_border(given: EFInput, shares: Sequence[float]) -> Tensor:
-    x = given.total()
+def excess_threshold(ef: EFInput, stage_ratios: Sequence[float]) -> Tensor:
+    x = ef.total()
     if not x.numel():
-        return _border(0.0)
-    border, top = 0.0, _top(x)
-    for share in shares:
-        least = np.float32(border)
-        total, reach = _summed(partial(_above, least), x, 2)
+        return _as_tensor(0.0)
+    threshold, top = 0.0, _largest_magnitude(x)
+    for ratio in stage_ratios:
+        least = np.float32(threshold)
+        total, reach = _summed(partial(_sum_above, least), x, 2)
         over = max(total / reach - float(least), 0.0)
-        border = min(border - over * math.log(share), top)
-    return _border(border)
+        threshold = min(threshold - over * math.log(ratio), top)
+    return _as_tensor(threshold)
 
 
-def normal_border(given: EFInput, spread: float, count: int, rounds: int) -> Tensor:
-    x = given.total()
+def normal_threshold(ef: EFInput, deviations: float, count: int, rounds: int) -> Tensor:
+    x = ef.total()
     if not x.numel():
-        return _border(0.0)
+        return _as_tensor(0.0)
     _, total, square = _summed(_sums, x, 3)
     mean = total / x.numel()
-    border = abs(mean) + spread * math.sqrt(max(0.0, square / x.numel() - mean * mean))
+    threshold = abs(mean) + deviations * math.sqrt(max(0.0, square / x.numel() - mean * mean))
     for _ in range(rounds):
-        reach = _reaching(x, border)
+        reach = _count_above(x, threshold)
         if 2 * count <= 3 * reach <= 4 * count:
             break
-        border = border / 2 if 3 * reach < 2 * count else border * 1.5
-    return _border(min(border, _top(x)))
+        threshold = threshold / 2 if 3 * reach < 2 * count else threshold * 1.5
+    return _as_tensor(min(threshold, _largest_magnitude(x)))

@@ -10,39 +10,39 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.kernels.cuda.scatter import said
+from gradwire.kernels.cuda.scatter import to_wire_dtype
 from gradwire.kernels.validation import check_out
 
 BLOCK = 2048
-TOGETHER = 8
+BATCH = 8
 
 
 @triton.jit
 def _pack_kernel(
-    x_ptr, residual_ptr, left_ptr, values_ptr, decay, numel, FEEDBACK: tl.constexpr,
+    x_ptr, residual_ptr, residual_out_ptr, values_ptr, decay, numel, FEEDBACK: tl.constexpr,
     HALF: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < numel
-    total = tl.load(x_ptr + place, mask=inside, other=0.0)
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < numel
+    total = tl.load(x_ptr + index, mask=inside, other=0.0)
     if FEEDBACK:
-        total += decay * tl.load(residual_ptr + place, mask=inside, other=0.0)
-    value = said(total, values_ptr, HALF)
-    tl.store(values_ptr + place, value, mask=inside)
+        total += decay * tl.load(residual_ptr + index, mask=inside, other=0.0)
+    value = to_wire_dtype(total, values_ptr, HALF)
+    tl.store(values_ptr + index, value, mask=inside)
     if FEEDBACK:
-        tl.store(left_ptr + place, total - value.to(tl.float32), mask=inside)
+        tl.store(residual_out_ptr + index, total - value.to(tl.float32), mask=inside)
 
 
 @triton.jit
 def _add_kernel(rows, out_ptr, weight, numel, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < numel
-    total = tl.load(out_ptr + place, mask=inside, other=0.0)
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < numel
+    total = tl.load(out_ptr + index, mask=inside, other=0.0)
     for row in tl.static_range(ROWS):
-        value = tl.load(rows[row] + place, mask=inside, other=0.0).to(tl.float32)
-        # As torch adds on the card: rounded once.
+        value = tl.load(rows[row] + index, mask=inside, other=0.0).to(tl.float32)
+        # Rounded once, like torch's addition on CUDA.
         total = tl.fma(value, weight, total)
-    tl.store(out_ptr + place, total, mask=inside)
+    tl.store(out_ptr + index, total, mask=inside)
 
 
 def _pack(
@@ -69,8 +69,8 @@ def cast_pack_sum(
 
 def cast_add(out: Tensor, rows: Sequence[Tensor], weight: float) -> None:
     check_out(out)
-    for start in range(0, len(rows) if out.numel() else 0, TOGETHER):
-        some = tuple(rows[start : start + TOGETHER])
+    for start in range(0, len(rows) if out.numel() else 0, BATCH):
+        batch = tuple(rows[start : start + BATCH])
         _add_kernel[(-(-out.numel() // BLOCK),)](
-            some, out, weight, out.numel(), ROWS=len(some), BLOCK=BLOCK
+            batch, out, weight, out.numel(), ROWS=len(batch), BLOCK=BLOCK
         )

@@ -4,29 +4,29 @@ import triton
 import triton.language as tl
 
 from gradwire.kernels.cuda.random import fraction
-from gradwire.kernels.reference.rounding import BAD, LARGEST_POWER, SMALLEST_SCALE
+from gradwire.kernels.reference.rounding import LARGEST_POWER, NON_FINITE, SMALLEST_SCALE
 
 
 @triton.jit
 def nearest(x):
-    """The nearest whole number, ties to even, of numbers from 0 to 2^22."""
+    """Rounds numbers from 0 to 2^22 to the nearest integer, ties to even."""
     return (x + 12582912.0) - 12582912.0
 
 
 @triton.jit
 def scaled(size, scale, TOP: tl.constexpr):
-    """`size` [rows, entries] in units of scale/TOP, from 0 to TOP; what is no number is 0."""
-    lift = tl.where(scale < 2.0**-64, 2.0**64, tl.where(scale > 2.0**64, 2.0**-64, 1.0))
+    """Returns `size` [rows, entries] in units of scale/TOP, clamped to [0, TOP]; NaN becomes 0."""
+    rescale = tl.where(scale < 2.0**-64, 2.0**64, tl.where(scale > 2.0**64, 2.0**-64, 1.0))
     top = tl.full(scale.shape, TOP, tl.float32)
-    step = tl.where(scale > 0, tl.div_rn(top, scale * lift), 0.0)
-    exact = size * lift[:, None] * step[:, None]
+    step = tl.where(scale > 0, tl.div_rn(top, scale * rescale), 0.0)
+    exact = size * rescale[:, None] * step[:, None]
     exact = tl.where(exact > 0, exact, 0.0)
     return tl.where(exact < TOP, exact, TOP)
 
 
 @triton.jit
-def level(exact, word, KIND: tl.constexpr):
-    if KIND == "chance":
+def round_level(exact, word, KIND: tl.constexpr):
+    if KIND == "stochastic":
         down = tl.floor(exact)
         found = down + (fraction(word) < exact - down).to(tl.float32)
     else:
@@ -39,37 +39,37 @@ def float8_code(exact, FRACTION: tl.constexpr, BIAS: tl.constexpr):
     shift: tl.constexpr = 23 - FRACTION
     bits = exact.to(tl.int32, bitcast=True)
     even = (bits + ((1 << (22 - FRACTION)) - 1) + ((bits >> shift) & 1)) >> shift
-    # Below the least power there are only multiples of the smallest number.
+    # Subnormals are multiples of the smallest number.
     small = nearest(exact * 2.0 ** (BIAS - 1 + FRACTION)).to(tl.int32)
     return tl.where(exact >= 2.0 ** (1 - BIAS), even - ((127 - BIAS) << FRACTION), small)
 
 
 @triton.jit
-def leaf(exact, table_ptr):
-    """The code of the nearest level of the tree; slopes lie behind the levels in the table."""
+def tree_code(exact, table_ptr):
+    """Returns the code of the nearest level of the tree; the table holds levels, then slopes."""
     decade = (exact > 1e-6).to(tl.int32) + (exact > 1e-5).to(tl.int32)
     decade += (exact > 1e-4).to(tl.int32) + (exact > 1e-3).to(tl.int32)
     decade += (exact > 1e-2).to(tl.int32) + (exact > 1e-1).to(tl.int32)
     slope = tl.load(table_ptr + 128 + decade)
     steps = 1 << decade
-    # A ninth of the steps lies below the decade; below the lowest there is nothing.
+    # A ninth of the steps lies below the decade; none below the lowest.
     below = (steps & -2).to(tl.float32) * 0.1111111111111111
     return steps - 1 + nearest(tl.maximum(exact * slope - below, 0.0)).to(tl.int32)
 
 
 @triton.jit
-def power(size, word):
-    """The biased exponent of the power of two that each size is rounded to, and what is bad."""
+def power_exponent(size, word):
+    """Returns the biased exponents of powers of two, rounded to, and which are not finite."""
     small = size < 2.0**-64
     bits = tl.where(small, size * 2.0**64, size).to(tl.int32, bitcast=True)
-    bad = bits >= 0x7F800000
+    nonfinite = bits >= 0x7F800000
     rounded = tl.minimum((bits + (word & 0x7FFFFF).to(tl.int32)) >> 23, 254)
-    return tl.where(bad, -64, rounded - tl.where(small, 64, 0)), bad
+    return tl.where(nonfinite, -64, rounded - tl.where(small, 64, 0)), nonfinite
 
 
 @triton.jit
-def meaning(code, table_ptr, KIND: tl.constexpr, LEVELS: tl.constexpr):
-    """The number from -1 to 1 that a code (int32) stands for."""
+def decode(code, table_ptr, KIND: tl.constexpr, LEVELS: tl.constexpr):
+    """Returns the number in [-1, 1] that a code (int32) stands for."""
     if LEVELS > 0:
         # The code becomes the lowest bits of 2^23, which is faster than a conversion.
         whole = (code | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + LEVELS)
@@ -82,7 +82,7 @@ def meaning(code, table_ptr, KIND: tl.constexpr, LEVELS: tl.constexpr):
             exponent = tl.where(size == 127, 255, size + 1) << 23
             found = tl.where(size > 0, exponent, 0).to(tl.float32, bitcast=True)
         elif KIND == "e4m3":
-            # An 8-bit number's bits, at their place in a float32, are that number but for its bias.
+            # An 8-bit float shifted into a float32 is the same number, except for the bias.
             found = (size << 20).to(tl.float32, bitcast=True) * 2.0**112
         else:
             found = (size << 21).to(tl.float32, bitcast=True) * 2.0**97
@@ -92,22 +92,22 @@ def meaning(code, table_ptr, KIND: tl.constexpr, LEVELS: tl.constexpr):
 
 _LEAST_BASE = tl.constexpr(127 + SMALLEST_SCALE - LARGEST_POWER)
 _LARGEST_POWER = tl.constexpr(LARGEST_POWER)
-_BAD = tl.constexpr(BAD)
+_BAD = tl.constexpr(NON_FINITE)
 
 
 @triton.jit
 def _scales(total, SCALE: tl.constexpr):
     if SCALE == "l2":
         wide = total.to(tl.float64)
-        found = tl.sqrt(tl.sum(wide * wide, axis=1)).to(tl.float32)
+        scale = tl.sqrt(tl.sum(wide * wide, axis=1)).to(tl.float32)
     else:
-        # The bits of magnitudes sort as they do, and NaN above them all.
+        # The bits of magnitudes sort like the magnitudes, with NaN above all.
         bits = tl.max(tl.abs(total).to(tl.int32, bitcast=True), axis=1)
         if SCALE == "max16":
-            short = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000
-            bits = tl.where(bits <= 0x7F800000, short, bits)
-        found = bits.to(tl.float32, bitcast=True)
-    return found
+            rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000
+            bits = tl.where(bits <= 0x7F800000, rounded, bits)
+        scale = bits.to(tl.float32, bitcast=True)
+    return scale
 
 
 @triton.jit
@@ -115,21 +115,21 @@ def encode(
     total, word, table_ptr, KIND: tl.constexpr, SCALE: tl.constexpr, TOP: tl.constexpr,
     LEVELS: tl.constexpr,
 ):  # fmt: skip
-    """Codes [rows, entries] and scales [rows]."""
+    """Returns codes [rows, entries] and scales [rows]."""
     size = tl.abs(total)
     if KIND == "power":
-        exponent, bad = power(size, word)
+        exponent, nonfinite = power_exponent(size, word)
         base = tl.maximum(tl.max(exponent, axis=1) - _LARGEST_POWER, _LEAST_BASE)
         scale = ((base + _LARGEST_POWER) << 23).to(tl.float32, bitcast=True)
-        code = tl.where(bad, _BAD, tl.maximum(exponent - base[:, None], 0))
+        code = tl.where(nonfinite, _BAD, tl.maximum(exponent - base[:, None], 0))
     else:
         scale = _scales(total, SCALE)
         exact = scaled(size, scale, TOP)
         if LEVELS > 0:
-            found = level(exact, word, KIND)
+            found = round_level(exact, word, KIND)
             code = (tl.where(total < 0, -found, found) + TOP).to(tl.int32)
         elif KIND == "tree":
-            code = leaf(exact, table_ptr)
+            code = tree_code(exact, table_ptr)
         elif KIND == "e4m3":
             code = float8_code(exact, 3, 7)
         else:

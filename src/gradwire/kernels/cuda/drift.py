@@ -8,76 +8,80 @@ batches them.
 import triton
 import triton.language as tl
 
-from gradwire.kernels.reference import drift as by_torch
-from gradwire.kernels.specs import Drifted
+from gradwire.kernels.reference import drift as reference_drift
+from gradwire.kernels.specs import DriftTensors
 
 BLOCK = 2048
 LARGE = 1 << 20
-"""From so many entries on, a pass over memory takes longer than a launch."""
+"""From this many entries on, a pass over memory takes longer than a launch."""
 
 
 @triton.jit
 def _drift_kernel(
-    here_ptr, base_ptr, anchor_ptr, drift_ptr, rate, back, numel, ARRIVE: tl.constexpr,
-    DEPART: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr,
+    here_ptr, base_ptr, anchor_ptr, drift_ptr, rate, back, numel, APPLY: tl.constexpr,
+    CAPTURE: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < numel
-    own = here_ptr.dtype.element_ty
-    here = tl.load(here_ptr + place, mask=inside, other=0.0).to(tl.float32)
-    base = tl.load(base_ptr + place, mask=inside, other=0.0)
-    if ARRIVE:
-        anchor = tl.load(anchor_ptr + place, mask=inside, other=0.0)
-        mean = tl.load(drift_ptr + place, mask=inside, other=0.0)
-        # As torch adds on the card: rounded once.
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < numel
+    param_dtype = here_ptr.dtype.element_ty
+    here = tl.load(here_ptr + index, mask=inside, other=0.0).to(tl.float32)
+    base = tl.load(base_ptr + index, mask=inside, other=0.0)
+    if APPLY:
+        anchor = tl.load(anchor_ptr + index, mask=inside, other=0.0)
+        mean = tl.load(drift_ptr + index, mask=inside, other=0.0)
+        # Rounded once, like torch's addition on CUDA.
         anchor = tl.fma(mean, -rate, anchor)
-        since = here - base
-        here = (anchor + since).to(own).to(tl.float32)
-        base = here - since
-        tl.store(anchor_ptr + place, anchor, mask=inside)
-    if DEPART:
+        local_drift = here - base
+        here = (anchor + local_drift).to(param_dtype).to(tl.float32)
+        base = here - local_drift
+        tl.store(anchor_ptr + index, anchor, mask=inside)
+    if CAPTURE:
         drift = base - here
         if BACK:
-            here = tl.fma(drift, back, here).to(own).to(tl.float32)
+            here = tl.fma(drift, back, here).to(param_dtype).to(tl.float32)
         base = here
-        tl.store(drift_ptr + place, drift, mask=inside)
-    if ARRIVE or BACK:
-        tl.store(here_ptr + place, here.to(own), mask=inside)
-    tl.store(base_ptr + place, base, mask=inside)
+        tl.store(drift_ptr + index, drift, mask=inside)
+    if APPLY or BACK:
+        tl.store(here_ptr + index, here.to(param_dtype), mask=inside)
+    tl.store(base_ptr + index, base, mask=inside)
 
 
-def depart(drifted: Drifted, ahead: float) -> None:
-    large, small = _by_size(drifted)
-    _launch(large, None, ahead)
-    if small.here:
-        by_torch.depart(small, ahead)
+def capture_drift(drifts: DriftTensors, lookahead: float) -> None:
+    large, small = _by_size(drifts)
+    _launch(large, None, lookahead)
+    if small.params:
+        reference_drift.capture_drift(small, lookahead)
 
 
-def arrive(drifted: Drifted, rate: float) -> None:
-    large, small = _by_size(drifted)
+def apply_outer_mean(drifts: DriftTensors, rate: float) -> None:
+    large, small = _by_size(drifts)
     _launch(large, rate, None)
-    if small.here:
-        by_torch.arrive(small, rate)
+    if small.params:
+        reference_drift.apply_outer_mean(small, rate)
 
 
-def relay(drifted: Drifted, rate: float, ahead: float) -> None:
-    large, small = _by_size(drifted)
-    _launch(large, rate, ahead)
-    if small.here:
-        by_torch.relay(small, rate, ahead)
+def apply_and_capture(drifts: DriftTensors, rate: float, lookahead: float) -> None:
+    large, small = _by_size(drifts)
+    _launch(large, rate, lookahead)
+    if small.params:
+        reference_drift.apply_and_capture(small, rate, lookahead)
 
 
-def _by_size(drifted: Drifted) -> tuple[Drifted, Drifted]:
-    """Large parameters and small ones."""
-    large = Drifted(*([one for one in some if one.numel() >= LARGE] for some in drifted))
-    return large, Drifted(*([one for one in some if one.numel() < LARGE] for some in drifted))
+def _by_size(drifts: DriftTensors) -> tuple[DriftTensors, DriftTensors]:
+    """Splits into large and small parameters."""
+    large = DriftTensors(
+        *([tensor for tensor in tensors if tensor.numel() >= LARGE] for tensors in drifts)
+    )
+    return large, DriftTensors(
+        *([tensor for tensor in tensors if tensor.numel() < LARGE] for tensors in drifts)
+    )
 
 
-def _launch(drifted: Drifted, rate: float | None, ahead: float | None) -> None:
-    """Arrives if there is a rate, and departs if there is a share to be ahead by."""
-    back = 0.0 if ahead is None else 1 - ahead
-    for here, *others in zip(*drifted, strict=True):
+def _launch(drifts: DriftTensors, rate: float | None, lookahead: float | None) -> None:
+    """Applies the mean if `rate` is given, and captures the drift if `lookahead` is given."""
+    back = 0.0 if lookahead is None else 1 - lookahead
+    for here, *others in zip(*drifts, strict=True):
         _drift_kernel[(-(-here.numel() // BLOCK),)](
-            here, *others, rate or 0.0, back, here.numel(), ARRIVE=rate is not None,
-            DEPART=ahead is not None, BACK=back > 0, BLOCK=BLOCK,
+            here, *others, rate or 0.0, back, here.numel(), APPLY=rate is not None,
+            CAPTURE=lookahead is not None, BACK=back > 0, BLOCK=BLOCK,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Products with thin factors (definition: kernels/reference/low_rank.py).
+"""Products with low-rank factors (definition: kernels/reference/low_rank.py).
 
 Products are plain float32 multiply-adds: with so few columns memory bandwidth is the limit. Every
 tile yields a partial product, and partial products are added in a fixed order, so the result is
@@ -11,41 +11,41 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.kernels import reference
-from gradwire.kernels.cuda.orthonormalize import WIDEST
+from gradwire.kernels.cuda.orthonormalize import MAX_RANK
+from gradwire.kernels.reference import low_rank as reference
 
 LARGE = 1 << 22
 PROGRAMS = 1024
-"""Enough to keep a card busy; beyond, a program takes several tiles and leaves fewer parts."""
+"""Programs that occupy a GPU; beyond that a program takes several tiles and yields fewer parts."""
 
 
-class Form(NamedTuple):
-    """Entries that a program holds at once, how many of a row are among them, and its warps.
+class TileShape(NamedTuple):
+    """Entries that a program holds at once, how many of them are in a row, and its warps.
 
     Wide tiles, so that a thread has whole columns of them. The fastest of seven on an H200.
     """
 
-    tile: int
-    wide: int
+    entries: int
+    max_cols: int
     warps: int
 
     def tiles(self, m: Tensor) -> tuple[int, int, int, int]:
-        """Rows and columns of a tile, and how many tiles lie below and beside each other."""
+        """Returns rows and columns of a tile, and the number of tiles in each direction."""
         rows, cols = m.shape
-        width = min(self.wide, triton.next_power_of_2(cols))
-        height = min(self.tile // width, triton.next_power_of_2(rows))
+        width = min(self.max_cols, triton.next_power_of_2(cols))
+        height = min(self.entries // width, triton.next_power_of_2(rows))
         return height, width, -(-rows // height), -(-cols // width)
 
 
-ALONG = Form(8192, 512, 4)
-ACROSS = Form(8192, 1024, 8)
-LESSEN = Form(8192, 512, 8)
-OUTER = Form(8192, 1024, 8)
+PRODUCT = TileShape(8192, 512, 4)
+TRANSPOSED = TileShape(8192, 1024, 8)
+SUBTRACTED = TileShape(8192, 512, 8)
+OUTER = TileShape(8192, 1024, 8)
 
 
 @triton.jit
 def _tile(row_block, col_block, rows, cols, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """The rows and columns of one tile, and where it lies in a matrix that may be huge."""
+    """Returns the rows and columns of a tile, their flat indices (int64), and which are inside."""
     row = row_block.to(tl.int64) * ROWS + tl.arange(0, ROWS)
     col = col_block.to(tl.int64) * COLS + tl.arange(0, COLS)
     inside = (row < rows)[:, None] & (col < cols)[None, :]
@@ -53,11 +53,13 @@ def _tile(row_block, col_block, rows, cols, ROWS: tl.constexpr, COLS: tl.constex
 
 
 @triton.jit
-def _total(x_ptr, residual_ptr, left_ptr, decay, place, inside, FEEDBACK: tl.constexpr):
-    m = tl.load(x_ptr + place, mask=inside, other=0.0)
+def _load_total(
+    x_ptr, residual_ptr, residual_out_ptr, decay, index, inside, FEEDBACK: tl.constexpr
+):
+    m = tl.load(x_ptr + index, mask=inside, other=0.0)
     if FEEDBACK:
-        m += decay * tl.load(residual_ptr + place, mask=inside, other=0.0)
-        tl.store(left_ptr + place, m, mask=inside)
+        m += decay * tl.load(residual_ptr + index, mask=inside, other=0.0)
+        tl.store(residual_out_ptr + index, m, mask=inside)
     return m
 
 
@@ -66,16 +68,16 @@ BLOCKS = ["col_blocks", "blocks"]
 
 
 @triton.jit(do_not_specialize=BLOCKS)
-def _along_kernel(
-    x_ptr, residual_ptr, left_ptr, base_ptr, parts_ptr, decay, rows, cols, col_blocks,
+def _product_kernel(
+    x_ptr, residual_ptr, residual_out_ptr, base_ptr, parts_ptr, decay, rows, cols, col_blocks,
     col_step, k_step, FEEDBACK: tl.constexpr, RANK: tl.constexpr, ROWS: tl.constexpr,
     COLS: tl.constexpr,
 ):  # fmt: skip
-    """A part of m @ base from each tile."""
+    """Computes the part of m @ base that one tile contributes."""
     block = tl.program_id(0)
     col_block = block % col_blocks
-    row, col, place, inside = _tile(block // col_blocks, col_block, rows, cols, ROWS, COLS)
-    m = _total(x_ptr, residual_ptr, left_ptr, decay, place, inside, FEEDBACK)
+    row, col, index, inside = _tile(block // col_blocks, col_block, rows, cols, ROWS, COLS)
+    m = _load_total(x_ptr, residual_ptr, residual_out_ptr, decay, index, inside, FEEDBACK)
     at = col_block.to(tl.int64) * rows + row
     for k in tl.static_range(RANK):
         weight = tl.load(base_ptr + col * col_step + k * k_step, mask=col < cols, other=0.0)
@@ -84,21 +86,21 @@ def _along_kernel(
 
 
 @triton.jit(do_not_specialize=BLOCKS)
-def _across_kernel(
-    x_ptr, residual_ptr, left_ptr, base_ptr, parts_ptr, decay, rows, cols, col_blocks, blocks,
-    FEEDBACK: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr, STEPS: tl.constexpr,
+def _transposed_product_kernel(
+    x_ptr, residual_ptr, residual_out_ptr, base_ptr, parts_ptr, decay, rows, cols, col_blocks,
+    blocks, FEEDBACK: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr, STEPS: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """A part of mᵀ @ base from some tiles below each other."""
-    # From the end: what the pass before has written last is still in the cache.
+    """Computes the part of mᵀ @ base that some tiles of a column contribute."""
+    # From the end: what the previous pass wrote last is still in the cache.
     block = blocks - 1 - tl.program_id(0)
     group = block // col_blocks
     i = tl.arange(0, SIZE)
     sums = tl.zeros((SIZE, COLS), tl.float32)
     for step in range(STEPS):
         row_block = group * STEPS + STEPS - 1 - step
-        row, _, place, inside = _tile(row_block, block % col_blocks, rows, cols, ROWS, COLS)
-        m = _total(x_ptr, residual_ptr, left_ptr, decay, place, inside, FEEDBACK)
+        row, _, index, inside = _tile(row_block, block % col_blocks, rows, cols, ROWS, COLS)
+        m = _load_total(x_ptr, residual_ptr, residual_out_ptr, decay, index, inside, FEEDBACK)
         for k in tl.static_range(RANK):
             weight = tl.load(base_ptr + row * RANK + k, mask=row < rows, other=0.0)
             part = tl.sum(m * weight[:, None], axis=0)
@@ -111,93 +113,94 @@ def _across_kernel(
 @triton.jit(do_not_specialize=BLOCKS)
 def _outer_kernel(
     out_ptr, p_ptr, q_ptr, rows, cols, col_blocks, col_step, k_step,
-    LESS: tl.constexpr, RANK: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    SUBTRACT: tl.constexpr, RANK: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
-    row, col, place, inside = _tile(block // col_blocks, block % col_blocks, rows, cols, ROWS, COLS)
-    said = tl.zeros((ROWS, COLS), tl.float32)
-    if LESS:
-        # First, since it takes the longest to come.
-        m = tl.load(out_ptr + place, mask=inside, other=0.0)
+    row, col, index, inside = _tile(block // col_blocks, block % col_blocks, rows, cols, ROWS, COLS)
+    product = tl.zeros((ROWS, COLS), tl.float32)
+    if SUBTRACT:
+        # Loaded first, since it takes longest.
+        minuend = tl.load(out_ptr + index, mask=inside, other=0.0)
     for k in tl.static_range(RANK):
         p = tl.load(p_ptr + row * RANK + k, mask=row < rows, other=0.0)
         q = tl.load(q_ptr + col * col_step + k * k_step, mask=col < cols, other=0.0)
-        said += p[:, None] * q[None, :]
-    if LESS:
-        said = m - said
-    tl.store(out_ptr + place, said, mask=inside)
+        product += p[:, None] * q[None, :]
+    if SUBTRACT:
+        product = minuend - product
+    tl.store(out_ptr + index, product, mask=inside)
 
 
-def _lying(base: Tensor, m: Tensor) -> Tensor:
-    """The same with its columns one after the other, where reading them many times repays it."""
+def _column_major(base: Tensor, m: Tensor) -> Tensor:
+    """Returns `base` in column-major order if it is read often enough to repay the copy."""
     return base.T.contiguous().T if m.numel() > LARGE else base
 
 
 def _factor(
-    x: Tensor, residual: Tensor, decay: float, residual_out: Tensor, base: Tensor, turned: bool,
+    x: Tensor, residual: Tensor, decay: float, residual_out: Tensor, base: Tensor, transposed: bool,
     feedback: bool,
 ) -> Tensor:  # fmt: skip
     (rows, cols), rank = x.shape, base.shape[1]
-    form = ACROSS if turned else ALONG
-    height, width, below, beside = form.tiles(x)
-    fixed = {"FEEDBACK": feedback, "RANK": rank, "ROWS": height, "COLS": width}
-    if turned:
-        # A power of two, since every other number is compiled anew.
-        steps = min(32, triton.next_power_of_2(1 + below * beside // PROGRAMS))
-        groups = -(-below // steps)
+    shape = TRANSPOSED if transposed else PRODUCT
+    height, width, row_blocks, col_blocks = shape.tiles(x)
+    sizes = {"FEEDBACK": feedback, "RANK": rank, "ROWS": height, "COLS": width}
+    if transposed:
+        # A power of two, since every other value would be compiled anew.
+        steps = min(32, triton.next_power_of_2(1 + row_blocks * col_blocks // PROGRAMS))
+        groups = -(-row_blocks // steps)
         parts = x.new_empty(groups, cols, rank)
-        _across_kernel[(groups * beside,)](
-            x, residual, residual_out, base, parts, decay, rows, cols, beside, groups * beside,
-            SIZE=triton.next_power_of_2(rank), STEPS=steps, num_warps=form.warps, **fixed,
+        _transposed_product_kernel[(groups * col_blocks,)](
+            x, residual, residual_out, base, parts, decay, rows, cols, col_blocks,
+            groups * col_blocks, SIZE=triton.next_power_of_2(rank), STEPS=steps,
+            num_warps=shape.warps, **sizes,
         )  # fmt: skip
     else:
-        base = _lying(base, x)
-        parts = x.new_empty(beside, rows, rank)
-        _along_kernel[(below * beside,)](
-            x, residual, residual_out, base, parts, decay, rows, cols, beside, *base.stride(),
-            num_warps=form.warps, **fixed,
+        base = _column_major(base, x)
+        parts = x.new_empty(col_blocks, rows, rank)
+        _product_kernel[(row_blocks * col_blocks,)](
+            x, residual, residual_out, base, parts, decay, rows, cols, col_blocks, *base.stride(),
+            num_warps=shape.warps, **sizes,
         )  # fmt: skip
     return parts[0] if len(parts) == 1 else parts.sum(0)
 
 
-def _thin(m: Tensor, base: Tensor) -> bool:
-    """Whether these kernels are for it; torch multiplies with wide factors, or none."""
-    return m.numel() > 0 and 0 < base.shape[1] <= WIDEST
+def _is_supported(m: Tensor, base: Tensor) -> bool:
+    """Returns whether the kernels support these sizes; torch multiplies wide or empty factors."""
+    return m.numel() > 0 and 0 < base.shape[1] <= MAX_RANK
 
 
-def factor(m: Tensor, base: Tensor, turned: bool) -> Tensor:
-    if not _thin(m, base):
-        return reference.factor(m, base, turned)
-    return _factor(m, m, 0.0, m, base, turned, feedback=False)
+def factor(m: Tensor, base: Tensor, transposed: bool) -> Tensor:
+    if not _is_supported(m, base):
+        return reference.factor(m, base, transposed)
+    return _factor(m, m, 0.0, m, base, transposed, feedback=False)
 
 
 def factor_sum(
-    x: Tensor, residual: Tensor, decay: float, residual_out: Tensor, base: Tensor, turned: bool
+    x: Tensor, residual: Tensor, decay: float, residual_out: Tensor, base: Tensor, transposed: bool
 ) -> Tensor:
-    if not _thin(x, base):
-        return reference.factor_sum(x, residual, decay, residual_out, base, turned)
-    return _factor(x, residual, decay, residual_out, base, turned, feedback=True)
+    if not _is_supported(x, base):
+        return reference.factor_sum(x, residual, decay, residual_out, base, transposed)
+    return _factor(x, residual, decay, residual_out, base, transposed, feedback=True)
 
 
-def _outer(out: Tensor, p: Tensor, q: Tensor, less: bool) -> None:
-    form = LESSEN if less else OUTER
-    height, width, below, beside = form.tiles(out)
-    q = _lying(q, out)
-    _outer_kernel[(below * beside,)](
-        out, p, q, *out.shape, beside, *q.stride(),
-        LESS=less, RANK=p.shape[1], ROWS=height, COLS=width, num_warps=form.warps,
+def _outer(out: Tensor, p: Tensor, q: Tensor, subtract: bool) -> None:
+    shape = SUBTRACTED if subtract else OUTER
+    height, width, row_blocks, col_blocks = shape.tiles(out)
+    q = _column_major(q, out)
+    _outer_kernel[(row_blocks * col_blocks,)](
+        out, p, q, *out.shape, col_blocks, *q.stride(),
+        SUBTRACT=subtract, RANK=p.shape[1], ROWS=height, COLS=width, num_warps=shape.warps,
     )  # fmt: skip
 
 
-def lessen(m: Tensor, p: Tensor, q: Tensor) -> None:
-    if _thin(m, p):
-        _outer(m, p, q, less=True)
+def subtract_low_rank(m: Tensor, p: Tensor, q: Tensor) -> None:
+    if _is_supported(m, p):
+        _outer(m, p, q, subtract=True)
     else:
-        reference.lessen(m, p, q)
+        reference.subtract_low_rank(m, p, q)
 
 
 def outer(out: Tensor, p: Tensor, q: Tensor) -> None:
-    if _thin(out, p):
-        _outer(out, p, q, less=False)
+    if _is_supported(out, p):
+        _outer(out, p, q, subtract=False)
     else:
         reference.outer(out, p, q)

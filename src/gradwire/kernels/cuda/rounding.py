@@ -12,11 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.kernels import reference
-from gradwire.kernels.cuda import codes as rules
+from gradwire.kernels.cuda import codes as quantizer
 from gradwire.kernels.cuda.codes import encode
 from gradwire.kernels.cuda.packing import pack_bits
-from gradwire.kernels.cuda.random import KEYS, halves, word_at
+from gradwire.kernels.cuda.random import KEYS, key_words, random_bits
+from gradwire.kernels.reference import rounding as reference
 from gradwire.kernels.reference.rounding import slopes, tree
 from gradwire.kernels.specs import RoundingSpec
 from gradwire.kernels.validation import check_out
@@ -26,72 +26,72 @@ from gradwire.types import Key
 PACK_TILE = 2048
 ADD_TILE = 512
 PAIRS_TILE = 1024
-LONGEST = 16384
+MAX_BUCKET = 16384
 """The largest bucket that a program holds."""
-TOGETHER = 8
-"""So many messages are added in one reading of the output."""
+BATCH = 8
+"""Messages added per pass over the output."""
 
 
 @triton.jit(do_not_specialize=["buckets", *KEYS])
 def _pack_kernel(
-    x_ptr, residual_ptr, left_ptr, codes_ptr, scales_ptr, table_ptr, decay, numel, buckets,
+    x_ptr, residual_ptr, residual_out_ptr, codes_ptr, scales_ptr, table_ptr, decay, numel, buckets,
     key_low, key_high, FEEDBACK: tl.constexpr, KIND: tl.constexpr, SCALE: tl.constexpr,
     TOP: tl.constexpr, OVER: tl.constexpr, LEVELS: tl.constexpr, PER_BYTE: tl.constexpr,
     BUCKET: tl.constexpr, SPAN: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, SPAN)
-    place = row[:, None] * BUCKET + column[None, :]
-    inside = (column[None, :] < BUCKET) & (place < numel)
-    total = tl.load(x_ptr + place, mask=inside, other=0.0)
+    index = row[:, None] * BUCKET + column[None, :]
+    inside = (column[None, :] < BUCKET) & (index < numel)
+    total = tl.load(x_ptr + index, mask=inside, other=0.0)
     if FEEDBACK:
-        total = tl.fma(tl.load(residual_ptr + place, mask=inside, other=0.0), decay, total)
-    word = word_at(place, key_low, key_high)
+        total = tl.fma(tl.load(residual_ptr + index, mask=inside, other=0.0), decay, total)
+    word = random_bits(index, key_low, key_high)
     code, scale = encode(total, word, table_ptr, KIND, SCALE, TOP, LEVELS)
     if OVER != 1.0:
         scale = tl.div_rn(scale, tl.full(scale.shape, OVER, tl.float32))
     tl.store(scales_ptr + row, scale, mask=row < buckets)
     if FEEDBACK:
-        said = rules.meaning(code, table_ptr, KIND, LEVELS) * scale[:, None]
-        tl.store(left_ptr + place, total - said, mask=inside)
+        decoded = quantizer.decode(code, table_ptr, KIND, LEVELS) * scale[:, None]
+        tl.store(residual_out_ptr + index, total - decoded, mask=inside)
     if PER_BYTE == 1:
-        tl.store(codes_ptr + place, code.to(tl.uint8), mask=inside)
+        tl.store(codes_ptr + index, code.to(tl.uint8), mask=inside)
     else:
         parts = tl.reshape(tl.where(inside, code, 0), (ROWS, SPAN // PER_BYTE, PER_BYTE))
         shift = tl.arange(0, PER_BYTE) * (8 // PER_BYTE)
         packed = tl.sum(parts << shift[None, None, :], axis=2).to(tl.uint8)
         byte = tl.arange(0, SPAN // PER_BYTE)
         at = row[:, None] * (BUCKET // PER_BYTE) + byte[None, :]
-        good = (byte[None, :] * PER_BYTE < BUCKET) & (at * PER_BYTE < numel)
-        tl.store(codes_ptr + at, packed, mask=good)
+        valid = (byte[None, :] * PER_BYTE < BUCKET) & (at * PER_BYTE < numel)
+        tl.store(codes_ptr + at, packed, mask=valid)
 
 
 @triton.jit
 def _codes_at(row_ptr, start, numel, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """The codes of BLOCK entries from `start` on, as int32."""
+    """Returns the codes of BLOCK entries from `start` on, as int32."""
     local = tl.arange(0, BLOCK)
     inside = start + local < numel
-    # A block begins with a whole byte. Only its beginning needs 64 bits.
+    # A block begins at a whole byte. Only its start needs 64 bits.
     ptr = row_ptr + start // 8 * WIDTH
     if WIDTH == 8:
         code = tl.load(ptr + local, mask=inside, other=0).to(tl.int32)
     elif WIDTH == 4:
-        half = tl.arange(0, BLOCK // 2)
-        pair = tl.load(ptr + half, mask=start + half * 2 < numel, other=0).to(tl.int32)
+        byte = tl.arange(0, BLOCK // 2)
+        pair = tl.load(ptr + byte, mask=start + byte * 2 < numel, other=0).to(tl.int32)
         code = tl.interleave(pair & 15, pair >> 4)
     else:
         first = local * WIDTH
         code = tl.load(ptr + first // 8, mask=inside, other=0).to(tl.int32) >> (first % 8)
         if 8 % WIDTH != 0:
-            more = inside & (first % 8 + WIDTH > 8)
-            code |= tl.load(ptr + first // 8 + 1, mask=more, other=0).to(tl.int32) << (
+            spills = inside & (first % 8 + WIDTH > 8)
+            code |= tl.load(ptr + first // 8 + 1, mask=spills, other=0).to(tl.int32) << (
                 8 - first % 8
             )
         code &= (1 << WIDTH) - 1
     return code
 
 
-# Not `row_bytes`: where it is a multiple of 16, four codes are read at a time.
+# Except `row_bytes`: where it is a multiple of 16, four codes are read at a time.
 @triton.jit(do_not_specialize=["row_scales"])
 def _add_kernel(
     out_ptr, codes_ptr, scales_ptr, table_ptr, row_bytes, row_scales, weight, numel,
@@ -110,7 +110,7 @@ def _add_kernel(
             unit = tl.load(row_ptr) * weight
         else:
             unit = tl.load(row_ptr + bucket, mask=inside, other=0.0) * weight
-        total += rules.meaning(code, table_ptr, KIND, LEVELS) * unit
+        total += quantizer.decode(code, table_ptr, KIND, LEVELS) * unit
     tl.store(out_ptr + start + local, total, mask=inside)
 
 
@@ -120,7 +120,7 @@ def _add_pairs_kernel(
     MESSAGES: tl.constexpr, KIND: tl.constexpr, LEVELS: tl.constexpr, BUCKET: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The same for two codes a byte of one bucket: both entries of a byte are one thread's."""
+    """Adds messages of two codes per byte, both of one bucket: a thread handles both."""
     start = tl.program_id(0).to(tl.int64) * BLOCK
     local = tl.arange(0, BLOCK)
     total = tl.load(out_ptr + start + local, mask=start + local < numel, other=0.0)
@@ -133,8 +133,8 @@ def _add_pairs_kernel(
         row_ptr = scales_ptr + message * row_scales + start // BUCKET
         unit = tl.load(row_ptr + bucket, mask=inside, other=0.0) * weight
         code = byte.to(tl.int32)
-        first += rules.meaning(code & 15, table_ptr, KIND, LEVELS) * unit
-        second += rules.meaning(code >> 4, table_ptr, KIND, LEVELS) * unit
+        first += quantizer.decode(code & 15, table_ptr, KIND, LEVELS) * unit
+        second += quantizer.decode(code >> 4, table_ptr, KIND, LEVELS) * unit
     total = tl.reshape(tl.join(first, second), (BLOCK,))
     tl.store(out_ptr + start + local, total, mask=start + local < numel)
 
@@ -144,9 +144,9 @@ def _tree(device: torch.device) -> Tensor:
     return torch.cat([tree(device).to(torch.float32), slopes(device)])
 
 
-def _table(rule: RoundingSpec, like: Tensor) -> Tensor:
-    """What the kernels look up; where they look nothing up, anything."""
-    return _tree(like.device) if rule.kind == "tree" else like
+def _table(spec: RoundingSpec, like: Tensor) -> Tensor:
+    """Returns the lookup table of the kernels; any tensor if they look nothing up."""
+    return _tree(like.device) if spec.kind == "tree" else like
 
 
 def _pack(
@@ -154,11 +154,11 @@ def _pack(
     residual: Tensor,
     decay: float,
     residual_out: Tensor,
-    rule: RoundingSpec,
+    spec: RoundingSpec,
     key: Key,
     feedback: bool,
 ) -> tuple[Tensor, Tensor]:
-    numel, width, bucket = x.numel(), rule.width, rule.bucket
+    numel, width, bucket = x.numel(), spec.width, spec.bucket
     buckets = -(-numel // bucket)
     # A byte must not hold entries of two buckets.
     per_byte = 8 // width if 8 % width == 0 and bucket % (8 // width) == 0 else 1
@@ -168,45 +168,54 @@ def _pack(
     rows = max(1, PACK_TILE // span)
     if numel:
         _pack_kernel[(-(-buckets // rows),)](
-            x, residual, residual_out, codes, scales, _table(rule, x), decay, numel, buckets, *halves(key),
-            FEEDBACK=feedback, KIND=rule.kind, SCALE=rule.scale, TOP=rule.top, OVER=rule.over,
-            LEVELS=rule.levels, PER_BYTE=per_byte, BUCKET=bucket, SPAN=span, ROWS=rows,
-            # A fused multiply-add rounds otherwise than the reference, and so would the codes.
+            x, residual, residual_out, codes, scales, _table(spec, x), decay, numel, buckets,
+            *key_words(key), FEEDBACK=feedback, KIND=spec.kind, SCALE=spec.scale,
+            TOP=spec.scaled_max, OVER=spec.scale_divisor, LEVELS=spec.levels, PER_BYTE=per_byte,
+            BUCKET=bucket, SPAN=span, ROWS=rows,
+            # A fused multiply-add rounds differently, so codes would differ from the reference.
             enable_fp_fusion=False,
         )  # fmt: skip
     return (codes if per_byte * width == 8 else pack_bits(codes, width)), scales
 
 
-def round_pack(x: Tensor, rule: RoundingSpec, key: Key) -> tuple[Tensor, Tensor]:
-    if rule.bucket > LONGEST:
-        return reference.round_pack(x, rule, key)
-    return _pack(x, x, 0.0, x, rule, key, feedback=False)
+def round_pack(x: Tensor, spec: RoundingSpec, key: Key) -> tuple[Tensor, Tensor]:
+    if spec.bucket > MAX_BUCKET:
+        return reference.round_pack(x, spec, key)
+    return _pack(x, x, 0.0, x, spec, key, feedback=False)
 
 
 def round_pack_sum(
-    x: Tensor, residual: Tensor, decay: float, residual_out: Tensor, rule: RoundingSpec, key: Key
+    x: Tensor, residual: Tensor, decay: float, residual_out: Tensor, spec: RoundingSpec, key: Key
 ) -> tuple[Tensor, Tensor]:
-    if rule.bucket > LONGEST:
-        return reference.round_pack_sum(x, residual, decay, residual_out, rule, key)
-    return _pack(x, residual, decay, residual_out, rule, key, feedback=True)
+    if spec.bucket > MAX_BUCKET:
+        return reference.round_pack_sum(x, residual, decay, residual_out, spec, key)
+    return _pack(x, residual, decay, residual_out, spec, key, feedback=True)
 
 
 def round_add(
-    out: Tensor, codes: Tensor, scales: Tensor, weight: float, rule: RoundingSpec
+    out: Tensor, codes: Tensor, scales: Tensor, weight: float, spec: RoundingSpec
 ) -> None:
     check_out(out)
     numel = out.numel()
-    for start in range(0, len(codes) if numel else 0, TOGETHER):
-        some, units = codes[start : start + TOGETHER], scales[start : start + TOGETHER]
-        common = {
-            "MESSAGES": len(some), "KIND": rule.kind, "LEVELS": rule.levels, "BUCKET": rule.bucket,
-            # A fused multiply-add rounds otherwise than the reference.
+    for start in range(0, len(codes) if numel else 0, BATCH):
+        batch, batch_scales = codes[start : start + BATCH], scales[start : start + BATCH]
+        options = {
+            "MESSAGES": len(batch), "KIND": spec.kind, "LEVELS": spec.levels, "BUCKET": spec.bucket,
+            # A fused multiply-add rounds differently from the reference.
             "enable_fp_fusion": False,
         }  # fmt: skip
-        given = (out, some, units, _table(rule, out), some.stride(0), units.stride(0), weight)
-        if rule.width == 4 and rule.bucket % 2 == 0:
+        arguments = (
+            out,
+            batch,
+            batch_scales,
+            _table(spec, out),
+            batch.stride(0),
+            batch_scales.stride(0),
+            weight,
+        )
+        if spec.width == 4 and spec.bucket % 2 == 0:
             grid = (-(-numel // PAIRS_TILE),)
-            _add_pairs_kernel[grid](*given, numel, BLOCK=PAIRS_TILE, **common)
+            _add_pairs_kernel[grid](*arguments, numel, BLOCK=PAIRS_TILE, **options)
         else:
             grid = (-(-numel // ADD_TILE),)
-            _add_kernel[grid](*given, numel, WIDTH=rule.width, BLOCK=ADD_TILE, **common)
+            _add_kernel[grid](*arguments, numel, WIDTH=spec.width, BLOCK=ADD_TILE, **options)

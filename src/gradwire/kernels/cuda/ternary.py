@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.kernels.cuda.random import KEYS, fraction, halves, word_at
+from gradwire.kernels.cuda.random import KEYS, fraction, key_words, random_bits
 from gradwire.kernels.reference.ternary import PER_BYTE
 from gradwire.kernels.validation import check_out
 from gradwire.types import Key
@@ -13,26 +13,26 @@ from gradwire.types import Key
 BLOCK = 2048
 BYTES = 512
 PROGRAMS = 1024
-"""Of each pass, at most: each of the first leaves one largest magnitude and one sum."""
+"""Programs per pass, at most. A program of the first pass yields one maximum and one sum."""
 ADD_BYTES = 128
-TOGETHER = 8
-"""So many messages are added in one reading of the output."""
+BATCH = 8
+"""Messages added per pass over the output."""
 
 
 @triton.jit
 def _measure_kernel(
     x_ptr, largest_ptr, squares_ptr, numel, CLIP: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    # The bits of magnitudes sort as they do, and NaN above them all.
+    # The bits of magnitudes sort like the magnitudes, with NaN above all.
     largest = tl.zeros((BLOCK,), tl.int32)
     squares = tl.zeros((BLOCK,), tl.float64)
     start = tl.program_id(0).to(tl.int64) * BLOCK
     while start < numel:
-        place = start + tl.arange(0, BLOCK)
-        size = tl.abs(tl.load(x_ptr + place, mask=place < numel, other=0.0))
-        largest = tl.maximum(largest, size.to(tl.int32, bitcast=True))
+        index = start + tl.arange(0, BLOCK)
+        magnitude = tl.abs(tl.load(x_ptr + index, mask=index < numel, other=0.0))
+        largest = tl.maximum(largest, magnitude.to(tl.int32, bitcast=True))
         if CLIP:
-            squares += size.to(tl.float64) * size.to(tl.float64)
+            squares += magnitude.to(tl.float64) * magnitude.to(tl.float64)
         start += tl.num_programs(0) * BLOCK
     tl.store(largest_ptr + tl.program_id(0), tl.max(largest))
     if CLIP:
@@ -49,7 +49,7 @@ def _scale(
     if CLIP:
         squares = tl.sum(tl.load(squares_ptr + row, mask=row < programs, other=0.0))
         bound = (clip * tl.sqrt(squares / (tl.full((), 1.0, tl.float64) * numel))).to(tl.float32)
-        # Where the scale is not finite, that is to be told.
+        # A scale that is not finite is sent as it is.
         scale = tl.where(bits < 0x7F800000, tl.minimum(bound, scale), scale)
     return scale
 
@@ -62,19 +62,19 @@ def _pack_kernel(
     scale = _scale(largest_ptr, squares_ptr, numel, clip, programs, CLIP, PROGRAMS)
     if tl.program_id(0) == 0:
         tl.store(scale_ptr, scale)
-    lift = tl.where(scale < 2.0**-64, 2.0**64, 1.0)
-    # Of infinity no share is below any entry.
-    unit = tl.where(scale < float("inf"), scale * lift, float("inf"))
+    rescale = tl.where(scale < 2.0**-64, 2.0**64, 1.0)
+    # With an infinite scale all digits are zero.
+    unit = tl.where(scale < float("inf"), scale * rescale, float("inf"))
     first = tl.program_id(0).to(tl.int64) * BYTES
     while first * 5 < numel:
         byte = first + tl.arange(0, BYTES)
         packed = tl.zeros((BYTES,), tl.int32)
         for column in tl.static_range(5):
-            place = byte * 5 + (4 - column)
-            x = tl.load(x_ptr + place, mask=place < numel, other=0.0)
-            chance = fraction(word_at(place, key_low, key_high))
-            said = chance * unit < tl.abs(x) * lift
-            digit = 1 + tl.where(said, (x > 0).to(tl.int32) - (x < 0).to(tl.int32), 0)
+            index = byte * 5 + (4 - column)
+            x = tl.load(x_ptr + index, mask=index < numel, other=0.0)
+            uniform = fraction(random_bits(index, key_low, key_high))
+            nonzero = uniform * unit < tl.abs(x) * rescale
+            digit = 1 + tl.where(nonzero, (x > 0).to(tl.int32) - (x < 0).to(tl.int32), 0)
             packed = packed * 3 + digit
         tl.store(packed_ptr + byte, packed.to(tl.uint8), mask=byte * 5 < numel)
         first += tl.num_programs(0) * BYTES
@@ -82,11 +82,11 @@ def _pack_kernel(
 
 @triton.jit
 def _next_digit(share):
-    """The first digit of a fraction in base 3, less 1, as float32, and the fraction after it."""
-    wide = share.to(tl.uint64) * 3
+    """Returns the first base-3 digit of a fraction, minus 1, as float32; and the rest."""
+    product = share.to(tl.uint64) * 3
     # The digit becomes the lowest bits of 2^23.
-    bits = (wide >> 32).to(tl.uint32) | 0x4B000000
-    return bits.to(tl.float32, bitcast=True) - 8388609.0, wide.to(tl.uint32)
+    bits = (product >> 32).to(tl.uint32) | 0x4B000000
+    return bits.to(tl.float32, bitcast=True) - 8388609.0, product.to(tl.uint32)
 
 
 @triton.jit(do_not_specialize=["row_bytes", "row_scales"])
@@ -94,7 +94,7 @@ def _add_kernel(
     out_ptr, packed_ptr, scales_ptr, row_bytes, row_scales, weight, numel,
     MESSAGES: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
-    """Each thread has the five entries of a byte, so that it is read and taken apart once."""
+    """Adds messages; a thread handles the five entries of a byte, so a byte is decoded once."""
     start = tl.program_id(0).to(tl.int64) * BYTES
     byte = tl.arange(0, BYTES)
     ptr = out_ptr + start * 5 + byte * 5
@@ -105,11 +105,11 @@ def _add_kernel(
     d = tl.load(ptr + 3, mask=rest > 3, other=0.0)
     e = tl.load(ptr + 4, mask=rest > 4, other=0.0)
     for message in tl.static_range(MESSAGES):
-        held = tl.load(packed_ptr + message * row_bytes + start + byte, mask=rest > 0, other=0)
+        packed = tl.load(packed_ptr + message * row_bytes + start + byte, mask=rest > 0, other=0)
         unit = tl.load(scales_ptr + message * row_scales) * weight
-        # A byte over 243, and a little more, in units of 2^-32. Entries are its digits from the
-        # last on. Zero times the unit, not zero: a unit that is no number is to be heard.
-        share = held.to(tl.uint32) * 17674763
+        # The byte divided by 243, rounded up, in units of 2^-32. Its digits are the entries in
+        # reverse order. Zero times the unit, not zero, so that a NaN scale reaches the output.
+        share = packed.to(tl.uint32) * 17674763
         digit, share = _next_digit(share)
         e += digit * unit
         digit, share = _next_digit(share)
@@ -134,14 +134,14 @@ def trits_pack(x: Tensor, clip: float, key: Key) -> tuple[Tensor, Tensor]:
     if not numel:
         return packed, torch.zeros(1, device=x.device)
     scale = torch.empty(1, device=x.device)
-    blocks, strips = -(-numel // BLOCK), -(-nbytes // BYTES)
-    programs, packers = min(PROGRAMS, blocks), min(PROGRAMS, strips)
+    blocks, byte_blocks = -(-numel // BLOCK), -(-nbytes // BYTES)
+    programs, packers = min(PROGRAMS, blocks), min(PROGRAMS, byte_blocks)
     largest = torch.empty(programs, dtype=torch.int32, device=x.device)
     squares = torch.empty(programs if clip else 0, dtype=torch.float64, device=x.device)
     _measure_kernel[(programs,)](x, largest, squares, numel, CLIP=clip > 0, BLOCK=BLOCK)
     _pack_kernel[(packers,)](
         x, packed, scale, largest, squares, numel, clip, programs,
-        *halves(key), CLIP=clip > 0, PROGRAMS=PROGRAMS, BYTES=BYTES, enable_fp_fusion=False,
+        *key_words(key), CLIP=clip > 0, PROGRAMS=PROGRAMS, BYTES=BYTES, enable_fp_fusion=False,
     )  # fmt: skip
     return packed, scale
 
@@ -149,9 +149,9 @@ def trits_pack(x: Tensor, clip: float, key: Key) -> tuple[Tensor, Tensor]:
 def trits_add(out: Tensor, packed: Tensor, scales: Tensor, weight: float) -> None:
     check_out(out)
     numel = out.numel()
-    for start in range(0, len(packed) if numel else 0, TOGETHER):
-        some, units = packed[start : start + TOGETHER], scales[start : start + TOGETHER]
+    for start in range(0, len(packed) if numel else 0, BATCH):
+        batch, units = packed[start : start + BATCH], scales[start : start + BATCH]
         _add_kernel[(-(-numel // (PER_BYTE * ADD_BYTES)),)](
-            out, some, units, some.stride(0), units.stride(0), weight, numel,
-            MESSAGES=len(some), BYTES=ADD_BYTES,
+            out, batch, units, batch.stride(0), units.stride(0), weight, numel,
+            MESSAGES=len(batch), BYTES=ADD_BYTES,
         )  # fmt: skip

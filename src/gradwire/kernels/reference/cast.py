@@ -9,28 +9,28 @@ from gradwire.kernels.reference.scatter import rounded
 
 
 def cast_pack(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x` in another format, or itself if that is its own; float16 saturates."""
+    """Returns `x` in another format, or itself if that is its own; float16 saturates."""
     return rounded(x, dtype)
 
 
 def cast_pack_sum(
     x: Tensor, residual: Tensor, decay: float, residual_out: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """The same of x + decay * residual; `residual_out` then holds what the rounding lost."""
-    return sum_packed(cast_pack, x, residual, decay, residual_out, dtype)
+    """Casts x + decay * residual; `residual_out` then holds the rounding error."""
+    return sum_and_cast(cast_pack, x, residual, decay, residual_out, dtype)
 
 
-def sum_packed(
-    pack: Callable[[Tensor, torch.dtype], Tensor],
+def sum_and_cast(
+    cast: Callable[[Tensor, torch.dtype], Tensor],
     x: Tensor,
     residual: Tensor,
     decay: float,
     residual_out: Tensor,
     dtype: torch.dtype,
 ) -> Tensor:
-    """`cast_pack_sum` by any way to round."""
+    """Computes `cast_pack_sum` with any cast function."""
     total = torch.add(x, residual, alpha=decay, out=residual_out)
-    values = pack(total, dtype)
+    values = cast(total, dtype)
     if values is total:
         values = total.clone()
     residual_out.sub_(values.to(residual_out.dtype))

@@ -6,96 +6,107 @@ The reference and the CPU backend use these; the CUDA backend has fused kernels 
 from collections.abc import Callable, Sequence
 from functools import partial
 from sys import modules
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from gradwire.kernels.protocol import Kernels
 from gradwire.kernels.reference.packing import bitmap_bits, low_bits
 from gradwire.kernels.reference.scatter import rounded
 from gradwire.kernels.specs import ThresholdSpec
 from gradwire.types import EFInput
 
-if TYPE_CHECKING:
-    from gradwire.kernels import Kernels
+
+def compose(backend: str) -> dict[str, Callable[..., object]]:
+    """Returns the kernels below, by name, for the backend in the module of this name.
+
+    They look up the kernels that they call in that module at each call.
+    """
+    kernels = cast(Kernels, modules[backend])
+    return {
+        "select_by_threshold": partial(_select, kernels),
+        "select_by_threshold_padded": partial(_select_padded, kernels),
+        "encode_by_threshold": partial(_encode, kernels),
+        "add_packed_ragged": partial(_add_ragged, kernels),
+    }
 
 
-ThresholdSparsifier: TypeAlias = Callable[[EFInput, ThresholdSpec], Tensor]
-InRoom: TypeAlias = Callable[[EFInput, ThresholdSpec], tuple[Tensor, Tensor, Tensor]]
-Tell: TypeAlias = Callable[[EFInput, ThresholdSpec, torch.dtype], tuple[Tensor, Tensor, Tensor]]
-AddTold: TypeAlias = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor], float], None]
+def _select(kernels: Kernels, ef: EFInput, spec: ThresholdSpec) -> Tensor:
+    """Returns the positions of all entries that reach the threshold: int64, ascending.
 
-
-def composed(backend: str) -> tuple[ThresholdSparsifier, InRoom, Tell, AddTold]:
-    """What a backend has no loops for, made of those that it has, by its module's name."""
-    here = cast("Kernels", modules[backend])
-    told = partial(tell_by_steps, here), partial(add_one_by_one, here)
-    return partial(passing_by_steps, here), partial(padded_by_steps, here), *told
-
-
-def passing_by_steps(kernels: "Kernels", given: EFInput, aim: ThresholdSpec) -> Tensor:
-    """The positions of all that reach the border of an aim; of more than its most, the largest."""
-    if aim.kind == "fixed":
-        # Filled where it is: a copy from the host would wait.
-        border = torch.full((1,), aim.border, device=given.grad.device)
-        return kernels.reaching(given, border)
-    border = _border(kernels, given, aim)
-    total = given.grad if given.residual_out is None else given.residual_out
-    index = kernels.reaching(EFInput(total), border)
-    if aim.most and index.numel() > aim.most:
-        index = index[kernels.largest(EFInput(total[index]), aim.most)]
+    Of more than `spec.max_count` entries, the largest are selected.
+    """
+    if spec.kind == "fixed":
+        # Filled on the device: a copy from the host would synchronize.
+        threshold = torch.full((1,), spec.threshold, device=ef.grad.device)
+        return kernels.select_above(ef, threshold)
+    threshold = _threshold(kernels, ef, spec)
+    total = ef.grad if ef.residual_out is None else ef.residual_out
+    index = kernels.select_above(EFInput(total), threshold)
+    if spec.max_count and index.numel() > spec.max_count:
+        index = index[kernels.select_largest(EFInput(total[index]), spec.max_count)]
     return index
 
 
-def padded_by_steps(
-    kernels: "Kernels", given: EFInput, aim: ThresholdSpec
+def _select_padded(
+    kernels: Kernels, ef: EFInput, spec: ThresholdSpec
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """How many there are, the same in room for as many as there can be, and their values."""
-    index = passing_by_steps(kernels, given, aim)
-    total = given.grad if given.residual_out is None else given.residual_out
-    count, most = index.numel(), most_of(aim, total.numel())
-    padded, values = index.new_zeros(most), total.new_zeros(most)
+    """Returns the number of selected entries (int32), their positions and their values.
+
+    Both have the length `max_selected`: positions are followed by anything, values by zeros.
+    """
+    index = _select(kernels, ef, spec)
+    total = ef.grad if ef.residual_out is None else ef.residual_out
+    count, length = index.numel(), max_selected(spec, total.numel())
+    padded, values = index.new_zeros(length), total.new_zeros(length)
     padded[:count], values[:count] = index, total[index]
     return torch.full((1,), count, dtype=torch.int32, device=index.device), padded, values
 
 
-def most_of(aim: ThresholdSpec, numel: int) -> int:
-    """How many of `numel` entries can be chosen."""
-    return min(aim.most or numel, numel)
+def max_selected(spec: ThresholdSpec, numel: int) -> int:
+    """Returns the largest number of entries that can be selected out of `numel`."""
+    return min(spec.max_count or numel, numel)
 
 
-def _border(kernels: "Kernels", given: EFInput, aim: ThresholdSpec) -> Tensor:
-    if aim.kind == "sampled":
-        return kernels.sampled_border(given, aim.key, aim.tried, aim.top, aim.wanted)
-    if aim.kind == "bisected":
-        return kernels.bisected_border(given, aim.wanted)
-    if aim.kind == "normal":
-        return kernels.normal_border(given, aim.spread, aim.wanted, aim.rounds)
-    return kernels.excess_border(given, aim.shares)
+def _threshold(kernels: Kernels, ef: EFInput, spec: ThresholdSpec) -> Tensor:
+    if spec.kind == "sampled":
+        return kernels.sampled_threshold(
+            ef, spec.key, spec.sample_size, spec.sample_rank, spec.target_count
+        )
+    if spec.kind == "bisected":
+        return kernels.bisected_threshold(ef, spec.target_count)
+    if spec.kind == "normal":
+        return kernels.normal_threshold(ef, spec.deviations, spec.target_count, spec.rounds)
+    return kernels.excess_threshold(ef, spec.stage_ratios)
 
 
-def tell_by_steps(
-    kernels: "Kernels", given: EFInput, aim: ThresholdSpec, dtype: torch.dtype
+def _encode(
+    kernels: Kernels, ef: EFInput, spec: ThresholdSpec, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """How many pass, their positions as bytes, and their values; what is left stays in `residual_out`."""
-    index = passing_by_steps(kernels, given, aim)
-    if given.residual_out is None:
-        values = rounded(given.grad[index], dtype)
+    """Returns the number of selected entries (int32), their packed positions and their values.
+
+    Both may be longer than needed, with the message at the beginning. `ef.residual_out` keeps what
+    is not sent.
+    """
+    index = _select(kernels, ef, spec)
+    if ef.residual_out is None:
+        values = rounded(ef.grad[index], dtype)
     else:
-        values = kernels.lift(given.residual_out, index, dtype)
-    numel, count = given.grad.numel(), index.numel()
+        values = kernels.extract(ef.residual_out, index, dtype)
+    numel, count = ef.grad.numel(), index.numel()
     packed = kernels.pack_index(index, low_bits(numel, count), bitmap_bits(numel, count))
     return torch.full((1,), count, dtype=torch.int32, device=index.device), packed, values
 
 
-def add_one_by_one(
-    kernels: "Kernels",
+def _add_ragged(
+    kernels: Kernels,
     out: Tensor,
     packed: Sequence[Tensor],
     values: Sequence[Tensor],
     weight: float,
 ) -> None:
-    """Adds `weight` times what each message says, in order, each of its own length."""
-    for places, said in zip(packed, values, strict=True):
-        low, bits = low_bits(out.numel(), said.numel()), bitmap_bits(out.numel(), said.numel())
-        kernels.add_packed(out, places.unsqueeze(0), low, bits, said.unsqueeze(0), weight)
+    """Adds `weight` times the entries of each message, in order; messages may differ in length."""
+    for index, row in zip(packed, values, strict=True):
+        low, bits = low_bits(out.numel(), row.numel()), bitmap_bits(out.numel(), row.numel())
+        kernels.add_packed(out, index.unsqueeze(0), low, bits, row.unsqueeze(0), weight)

@@ -2,33 +2,33 @@
 
 import torch
 
-from gradwire.kernels.specs import Drifted
+from gradwire.kernels.specs import DriftTensors
 
 
-def depart(drifted: Drifted, ahead: float) -> None:
-    """The drift becomes base - here; all but the share `ahead` of it is undone, and base there."""
-    here, base, _, drift = drifted
+def capture_drift(drifts: DriftTensors, lookahead: float) -> None:
+    """drift = base - params; params += (1 - lookahead) * drift; base = params."""
+    params, base, _, drift = drifts
     torch._foreach_copy_(drift, base)
-    torch._foreach_sub_(drift, here)
-    if ahead < 1:
-        torch._foreach_add_(here, drift, alpha=1 - ahead)
-    torch._foreach_copy_(base, here)
+    torch._foreach_sub_(drift, params)
+    if lookahead < 1:
+        torch._foreach_add_(params, drift, alpha=1 - lookahead)
+    torch._foreach_copy_(base, params)
 
 
-def arrive(drifted: Drifted, rate: float) -> None:
-    """The anchor moves by -rate * mean, and `here` to it, but for the steps here - base.
+def apply_outer_mean(drifts: DriftTensors, rate: float) -> None:
+    """anchor -= rate * mean; params = anchor + (params - base), and base moves along with params.
 
-    These are still to be told, and base is so far from `here` as before.
+    The local steps params - base have not been sent yet, so they are preserved.
     """
-    here, base, anchor, mean = drifted
+    params, base, anchor, mean = drifts
     torch._foreach_sub_(anchor, mean, alpha=rate)
-    since = torch._foreach_sub(here, base)
-    torch._foreach_copy_(here, torch._foreach_add(anchor, since))
-    torch._foreach_copy_(base, here)
-    torch._foreach_sub_(base, since)
+    unsent = torch._foreach_sub(params, base)
+    torch._foreach_copy_(params, torch._foreach_add(anchor, unsent))
+    torch._foreach_copy_(base, params)
+    torch._foreach_sub_(base, unsent)
 
 
-def relay(drifted: Drifted, rate: float, ahead: float) -> None:
-    """Arrives by the mean, and departs, with the next drift in its place."""
-    arrive(drifted, rate)
-    depart(drifted, ahead)
+def apply_and_capture(drifts: DriftTensors, rate: float, lookahead: float) -> None:
+    """Applies the mean in `drifts.drift`, then captures the next drift in its place."""
+    apply_outer_mean(drifts, rate)
+    capture_drift(drifts, lookahead)

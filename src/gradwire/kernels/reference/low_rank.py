@@ -4,20 +4,23 @@ import torch
 from torch import Tensor
 
 
-def factor(m: Tensor, base: Tensor, turned: bool) -> Tensor:
-    """m @ base, or mᵀ @ base where `turned`."""
-    return (m.T if turned else m) @ base
+def factor(m: Tensor, base: Tensor, transposed: bool) -> Tensor:
+    """Returns m @ base, or mᵀ @ base if `transposed`."""
+    return (m.T if transposed else m) @ base
 
 
 def factor_sum(
-    x: Tensor, residual: Tensor, decay: float, residual_out: Tensor, base: Tensor, turned: bool
+    x: Tensor, residual: Tensor, decay: float, residual_out: Tensor, base: Tensor, transposed: bool
 ) -> Tensor:
-    """`factor` of x + decay * residual, which is then in `residual_out` (maybe the residual)."""
-    return factor(torch.add(x, residual, alpha=decay, out=residual_out), base, turned)
+    """Computes `factor` of x + decay * residual and writes that sum to `residual_out`.
+
+    `residual_out` may be the residual.
+    """
+    return factor(torch.add(x, residual, alpha=decay, out=residual_out), base, transposed)
 
 
-def lessen(m: Tensor, p: Tensor, q: Tensor) -> None:
-    """Takes p @ qᵀ away from `m`."""
+def subtract_low_rank(m: Tensor, p: Tensor, q: Tensor) -> None:
+    """Subtracts p @ qᵀ from `m`, in place."""
     m.addmm_(p, q.T, alpha=-1)
 
 
@@ -27,7 +30,7 @@ def outer(out: Tensor, p: Tensor, q: Tensor) -> None:
 
 
 def orthonormal(p: Tensor) -> Tensor:
-    """The columns of p made orthonormal (Gram-Schmidt, each projection done twice for accuracy).
+    """Orthonormalizes the columns of `p` (Gram-Schmidt, each projection twice for accuracy).
 
     A column that depends on those before it, or is zero, or not finite, becomes zero. Norms are
     float64: squares of large or small gradients leave the range of float32.
@@ -39,7 +42,7 @@ def orthonormal(p: Tensor) -> Tensor:
         for _ in range(2):
             for base in done:
                 rest = rest - base * (base @ rest)
-        residual_out = rest.norm(dtype=torch.float64)
-        unit = (rest / residual_out).to(p.dtype)
-        done.append(torch.where(residual_out > 1e-5 * size, unit, 0.0))
+        remaining = rest.norm(dtype=torch.float64)
+        unit = (rest / remaining).to(p.dtype)
+        done.append(torch.where(remaining > 1e-5 * size, unit, 0.0))
     return torch.stack(done, dim=1) if done else p

@@ -4,12 +4,14 @@ Value i takes bits i*width .. (i+1)*width of the byte stream. Positions are stor
 their high bits and packed low bits (Elias-Fano; the format: wire/indices.py).
 """
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
 
 def pack_bits(values: Tensor, width: int) -> Tensor:
-    """Integers below 2^width as uint8; within a byte the first value has the lowest bits."""
+    """Packs integers below 2^width into uint8; the first value of a byte has the lowest bits."""
     if width == 0:
         return torch.empty(0, dtype=torch.uint8, device=values.device)
     # Eight values fill `width` whole bytes, so groups of eight are independent.
@@ -23,7 +25,7 @@ def pack_bits(values: Tensor, width: int) -> Tensor:
 
 
 def unpack_bits(packed: Tensor, width: int, count: int) -> Tensor:
-    """The first `count` values again, as int64."""
+    """Unpacks the first `count` values, as int64."""
     if width == 0:
         return torch.zeros(count, dtype=torch.int64, device=packed.device)
     groups = -(-count // 8)
@@ -34,43 +36,48 @@ def unpack_bits(packed: Tensor, width: int, count: int) -> Tensor:
     return (bits.view(groups * 8, width) * weights).sum(-1)[:count]
 
 
+# Cached, since most messages have a constant number of entries: the same few pairs recur.
+@lru_cache(maxsize=4096)
 def low_bits(numel: int, count: int) -> int:
-    """Width of what is packed as it is: log2 of the mean gap, rounded down."""
+    """Returns the number of low bits that are packed as they are: floor(log2(mean gap))."""
     return max(0, (numel // max(1, count)).bit_length() - 1)
 
 
+@lru_cache(maxsize=4096)
 def bitmap_bits(numel: int, count: int) -> int:
+    """Returns the number of bits in the bitmap of the high bits."""
     return count + (max(0, numel - 1) >> low_bits(numel, count)) + 1
 
 
+@lru_cache(maxsize=4096)
 def index_bytes(numel: int, count: int) -> int:
-    """Bytes that `count` positions below `numel` take; fewer take at most one more."""
+    """Returns the bytes of `count` packed positions below `numel`; fewer take at most one more."""
     return -(-bitmap_bits(numel, count) // 8) + -(-count * low_bits(numel, count) // 8)
 
 
 def pack_index(index: Tensor, low: int, bitmap_bits: int) -> Tensor:
-    """Bit (index >> low) + i of the bitmap for position number i, then the low bits."""
+    """Packs positions: bit (index >> low) + i of a bitmap for position number i, then low bits."""
     place = (index >> low) + torch.arange(index.numel(), device=index.device)
     flags = torch.zeros(bitmap_bits, dtype=torch.int64, device=index.device)
-    # An assignment would bring the 1 from the host, and wait for it.
+    # An assignment would copy the 1 from the host, and synchronize.
     flags.index_fill_(0, place, 1)
     return torch.cat([pack_bits(flags, 1), pack_bits(index & ((1 << low) - 1), low)])
 
 
 def unpack_index(packed: Tensor, low: int, bitmap_bits: int, count: int) -> Tensor:
-    """The positions again; the bitmap has exactly `count` ones."""
-    border = -(-bitmap_bits // 8)
-    flags = unpack_bits(packed[:border], 1, bitmap_bits)
-    # The size is given, so a GPU need not tell the host how many there are.
+    """Unpacks the positions; the bitmap has exactly `count` ones."""
+    bitmap_bytes = -(-bitmap_bits // 8)
+    flags = unpack_bits(packed[:bitmap_bytes], 1, bitmap_bits)
+    # With a given size the host need not wait for a GPU to count them.
     place = torch.nonzero_static(flags, size=count).view(-1)
     high = place - torch.arange(count, device=packed.device)
-    return (high << low) | unpack_bits(packed[border:], low, count)
+    return (high << low) | unpack_bits(packed[bitmap_bytes:], low, count)
 
 
 def index_fits(packed: Tensor, low: int, bitmap_bits: int, count: int, numel: int) -> Tensor:
-    """Whether the bytes tell exactly `count` positions, all below `numel` (a 0-d bool tensor)."""
-    border = -(-bitmap_bits // 8)
-    flags = unpack_bits(packed[:border], 1, border * 8)
+    """Returns whether the bytes hold exactly `count` positions below `numel` (0-d bool tensor)."""
+    bitmap_bytes = -(-bitmap_bits // 8)
+    flags = unpack_bits(packed[:bitmap_bytes], 1, bitmap_bytes * 8)
     fits = (flags.sum() == count) & (flags[bitmap_bits:].sum() == 0)
-    # With another number of ones the positions mean nothing, but computing them does no harm.
+    # With another number of ones the positions are meaningless, but computing them is safe.
     return fits & (unpack_index(packed, low, bitmap_bits, count) < numel).all()

@@ -14,14 +14,14 @@ MASK = 0xFFFFFFFF
 
 
 def _hash32(x: Tensor) -> Tensor:
-    # int64 wraps around, and the low 32 bits of a product do not mind.
+    # int64 overflow wraps around, which leaves the low 32 bits of a product correct.
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & MASK
     x = ((x ^ (x >> 15)) * 0x846CA68B) & MASK
     return x ^ (x >> 16)
 
 
 def random_bits(key: Key, count: int, device: torch.device) -> Tensor:
-    """32 random bits for each of `count` positions, as int64."""
+    """Returns 32 random bits for each of `count` positions, as int64."""
     return _words(key, torch.arange(count, device=device))
 
 
@@ -31,38 +31,39 @@ def _words(key: Key, place: Tensor) -> Tensor:
 
 
 def uniform(key: Key, count: int, device: torch.device) -> Tensor:
-    """Float32 numbers in [0, 1) on a grid of 2^-24."""
+    """Returns `count` float32 numbers in [0, 1) on a grid of 2^-24."""
     return (random_bits(key, count, device) >> 8).to(torch.float32) * 2.0**-24
 
 
 def strata(key: Key, numel: int, count: int, device: torch.device) -> Tensor:
-    """One position from each of `count` equal strata of [0, numel): ascending, distinct."""
+    """Returns one position from each of `count` equal strata of [0, numel): ascending, distinct."""
     edge = torch.arange(count + 1, device=device) * numel // max(1, count)
     start, width = edge[:-1], edge[1:] - edge[:-1]
     return start + ((random_bits(key, count, device) * width) >> 32)
 
 
-def _turn(key: Key, numel: int, device: torch.device) -> Tensor:
-    """A number below `numel`, by a word of its own: no block has as high a number."""
+def _rotation(key: Key, numel: int, device: torch.device) -> Tensor:
+    """Returns a number below `numel`, from the word at `numel`, which no block uses."""
     return ((_words(key, torch.full((), numel, device=device)) >> 1) * numel) >> 31
 
 
 def random_blocks(key: Key, numel: int, count: int, block: int, device: torch.device) -> Tensor:
-    """`count` positions in [0, numel) in blocks of at most `block`: ascending, distinct.
+    """Returns `count` positions in [0, numel) in blocks of at most `block`: ascending, distinct.
 
-    The fewest blocks, of equal length up to one. Each has a stretch of its own to move in, and all
-    are turned by a random number around the end, so each entry has the same chance.
+    There are as few blocks as possible, of equal length up to one. Each is placed at random in an
+    interval of its own, and all are rotated around the end by a random number, so every entry has
+    the same probability.
     """
     place = torch.arange(count, device=device)
     if not count:
         return place
     blocks, spare = -(-count // block), numel - count
     edge = torch.arange(blocks + 1, device=device) * spare // blocks
-    room = edge[1:] - edge[:-1] + 1
-    # How many entries are left out before each block.
-    before = edge[:-1] + ((random_bits(key, blocks, device) * room) >> 32)
+    choices = edge[1:] - edge[:-1] + 1
+    # Number of entries that are left out before each block.
+    before = edge[:-1] + ((random_bits(key, blocks, device) * choices) >> 32)
     # Entry j is in the last block that begins at or before it, block i at count * i // blocks.
-    turned = place + before[((place + 1) * blocks - 1) // count] + _turn(key, numel, device)
-    # Those turned past the end come first. How many they are need not be known to the host.
-    past = (turned >= numel).sum()
-    return turned[(place - past) % count] % numel
+    rotated = place + before[((place + 1) * blocks - 1) // count] + _rotation(key, numel, device)
+    # Those rotated past the end come first. The host need not know their number.
+    past = (rotated >= numel).sum()
+    return rotated[(place - past) % count] % numel

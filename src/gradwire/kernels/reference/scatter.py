@@ -8,16 +8,16 @@ from gradwire.kernels.reference.packing import unpack_index
 LARGEST_HALF = torch.finfo(torch.float16).max
 
 
-def lift(residual_out: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
-    """The entries at `index`, rounded to `dtype`; what the rounding lost stays in their places."""
-    chosen = residual_out[index]
-    values = rounded(chosen, dtype)
-    residual_out.index_copy_(0, index, chosen - values.to(residual_out.dtype))
+def extract(residual_out: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns the entries at `index`, rounded to `dtype`; the rounding error replaces them."""
+    selected = residual_out[index]
+    values = rounded(selected, dtype)
+    residual_out.index_copy_(0, index, selected - values.to(residual_out.dtype))
     return values
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x` in another format; finite entries beyond float16 become its largest number."""
+    """Casts `x`; finite entries beyond the range of float16 become its largest number."""
     if dtype == torch.float16:
         x = torch.where(x.isinf(), x, x.clamp(-LARGEST_HALF, LARGEST_HALF))
     return x.to(dtype)
@@ -34,10 +34,10 @@ def add_at(out: Tensor, index: Tensor, rows: Tensor, weight: float) -> None:
 def add_packed(
     out: Tensor, packed: Tensor, low: int, bitmap_bits: int, values: Tensor, weight: float
 ) -> None:
-    """Adds `weight` times each row of values, in order, where that row of bytes tells.
+    """Adds `weight` times each row of values at the positions in that row of bytes, in order.
 
-    The bytes are `pack_index`'s.
+    The bytes are those of `pack_index`.
     """
-    for row, said in zip(packed, values, strict=True):
-        index = unpack_index(row, low, bitmap_bits, said.numel())
-        add_at(out, index, said.unsqueeze(0), weight)
+    for row, entries in zip(packed, values, strict=True):
+        index = unpack_index(row, low, bitmap_bits, entries.numel())
+        add_at(out, index, entries.unsqueeze(0), weight)

@@ -11,15 +11,18 @@ from gradwire.kernels.reference.random import random_bits
 from gradwire.types import Key
 
 
-def sides_pack(x: Tensor, bucket: int) -> tuple[Tensor, Tensor, Tensor]:
-    """A set bit for every negative entry; for each bucket the mean of those, and of all others."""
+def sign_means_pack(x: Tensor, bucket: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the packed signs, and per bucket the mean of negative and that of other entries.
+
+    The bit of a negative entry is set.
+    """
     buckets = -(-x.numel() // bucket)
     rows = x.new_zeros(buckets * bucket)
     rows[: x.numel()] = x
     rows = rows.view(buckets, bucket)
     below = (rows < 0).sum(dim=1)
     above = bucket - below
-    # What fills up the last bucket is no entry.
+    # Padding of the last bucket does not count.
     above[-1:] -= rows.numel() - x.numel()
     low = _mean(rows.clamp(max=0).sum(dim=1, dtype=torch.float64), below)
     high = _mean(rows.clamp(min=0).sum(dim=1, dtype=torch.float64), above)
@@ -27,36 +30,41 @@ def sides_pack(x: Tensor, bucket: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _mean(total: Tensor, count: Tensor) -> Tensor:
-    """The sum over the count, as float32; a sum over nothing as it is: zero, or NaN."""
+    """Returns total / count as float32; without entries the total itself: zero, or NaN."""
     return (total / count.clamp(min=1)).to(torch.float32)
 
 
-def sides_pack_sum(
+def sign_means_pack_sum(
     x: Tensor, residual: Tensor, decay: float, residual_out: Tensor, bucket: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`sides_pack` of x + decay * residual; `residual_out` (maybe the residual) holds what is unsaid."""
+    """Computes `sign_means_pack` of x + decay * residual; `residual_out` then holds the error.
+
+    `residual_out` may be the residual.
+    """
     total = torch.add(x, residual, alpha=decay, out=residual_out)
-    bits, low, high = sides_pack(total, bucket)
-    sides_add(residual_out, bits.unsqueeze(0), low.unsqueeze(0), high.unsqueeze(0), -1.0, bucket)
+    bits, low, high = sign_means_pack(total, bucket)
+    sign_means_add(
+        residual_out, bits.unsqueeze(0), low.unsqueeze(0), high.unsqueeze(0), -1.0, bucket
+    )
     return bits, low, high
 
 
-def sides_add(
+def sign_means_add(
     out: Tensor, bits: Tensor, low: Tensor, high: Tensor, weight: float, bucket: int
 ) -> None:
-    """Adds `weight` times low where a row's bit is set, else high, row by row in order.
+    """Adds `weight` times `low` where a row's bit is set, else `high`, row by row in order.
 
-    The rows may lie anywhere in memory, each without gaps.
+    Each row is contiguous; the rows may be anywhere in memory.
     """
     numel = out.numel()
     for row, one, other in zip(bits, low * weight, high * weight, strict=True):
         negative = unpack_bits(row, 1, numel).to(torch.bool)
-        below, above = (side.repeat_interleave(bucket)[:numel] for side in (one, other))
+        below, above = (means.repeat_interleave(bucket)[:numel] for means in (one, other))
         out.add_(torch.where(negative, below, above))
 
 
 def sign_pack(x: Tensor) -> tuple[Tensor, Tensor]:
-    """A set bit for every negative entry, and the mean of |x| as a tensor of one element."""
+    """Returns packed signs (a set bit: negative), and the mean of |x| as a one-element tensor."""
     scale = x.abs().mean().view(1) if x.numel() else x.new_zeros(1)
     return pack_bits(x < 0, 1), scale
 
@@ -64,7 +72,10 @@ def sign_pack(x: Tensor) -> tuple[Tensor, Tensor]:
 def sign_pack_sum(
     x: Tensor, residual: Tensor, decay: float, residual_out: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`sign_pack` of x + decay * residual; `residual_out` (maybe the residual) holds what is unsaid."""
+    """Computes `sign_pack` of x + decay * residual; `residual_out` then holds the error.
+
+    `residual_out` may be the residual.
+    """
     total = torch.add(x, residual, alpha=decay, out=residual_out)
     bits, scale = sign_pack(total)
     sign_add(residual_out, bits.unsqueeze(0), scale.unsqueeze(0), -1.0)
@@ -72,22 +83,22 @@ def sign_pack_sum(
 
 
 def sign_add(out: Tensor, bits: Tensor, scales: Tensor, weight: float) -> None:
-    """Adds `weight * scales[i]` (one a row) with the signs that every row `bits[i]` says."""
-    sides_add(out, bits, -scales, scales, weight, max(1, out.numel()))
+    """Adds `weight * scales[i]` (one per row) with the signs in row `bits[i]`."""
+    sign_means_add(out, bits, -scales, scales, weight, max(1, out.numel()))
 
 
-def votes_pack(x: Tensor, key: Key) -> tuple[Tensor, Tensor]:
-    """A set bit for every negative entry; then 1, or 0 where all is zero, or NaN where any is bad.
+def sign_votes_pack(x: Tensor, key: Key) -> tuple[Tensor, Tensor]:
+    """Returns the packed signs, and 1; or 0 if `x` is all zeros, NaN if any entry is non-finite.
 
-    An entry that is zero has the bit of its place among the random words: bit i % 32 of word i/32.
+    A zero takes its bit from the random words instead: bit i % 32 of word i / 32.
     """
     nbytes = -(-x.numel() // 8)
     words = random_bits(key, -(-nbytes // 4), x.device)
-    coins = words.to(torch.int32).view(torch.uint8)[:nbytes]
-    return pack_bits(x < 0, 1) | (pack_bits(x == 0, 1) & coins), _say(x)
+    noise = words.to(torch.int32).view(torch.uint8)[:nbytes]
+    return pack_bits(x < 0, 1) | (pack_bits(x == 0, 1) & noise), _vote_weight(x)
 
 
-def _say(x: Tensor) -> Tensor:
+def _vote_weight(x: Tensor) -> Tensor:
     if not x.numel():
         return x.new_zeros(1)
     peak = x.abs().amax().view(1)

@@ -12,29 +12,29 @@ PER_BYTE = 5
 
 
 def trits_pack(x: Tensor, clip: float, key: Key) -> tuple[Tensor, Tensor]:
-    """The sign of each entry with the chance |entry|/scale, else zero; and the scale.
+    """Returns packed trits, the sign of an entry with probability |entry|/scale, and the scale.
 
     The scale is the largest magnitude or, with `clip` above 0, at most `clip` times the root mean
-    square. Where the scale is not finite nothing is said but that.
+    square. If the scale is not finite, all trits are zero.
     """
     scale = _scale(x, clip)
-    # Among the smallest numbers a share of the scale would be rounded to the scale itself.
-    lift = torch.where(scale < 2.0**-64, 2.0**64, 1.0)
-    said = uniform(key, x.numel(), x.device) * (scale * lift) < x.abs() * lift
-    said &= scale.isfinite()
-    return pack_trits(said * x.sign().nan_to_num_(0.0)), scale
+    # For subnormal scales, a fraction of the scale would be rounded to the scale itself.
+    rescale = torch.where(scale < 2.0**-64, 2.0**64, 1.0)
+    nonzero = uniform(key, x.numel(), x.device) * (scale * rescale) < x.abs() * rescale
+    nonzero &= scale.isfinite()
+    return pack_trits(nonzero * x.sign().nan_to_num_(0.0)), scale
 
 
 def trits_add(out: Tensor, packed: Tensor, scales: Tensor, weight: float) -> None:
-    """Adds `weight * scales[i]` (one a row) times the trits of every row, in order."""
+    """Adds `weight * scales[i]` (one per row) times the trits of every row, in order."""
     for row, scale in zip(packed, scales * weight, strict=True):
         out.add_(unpack_trits(row, out.numel()).to(out.dtype) * scale)
 
 
 def pack_trits(trits: Tensor) -> Tensor:
-    """Numbers of {-1, 0, 1} as uint8: each plus one is a digit of base 3, the first the lowest.
+    """Packs numbers of {-1, 0, 1}: each plus one is a base-3 digit, the first is the lowest.
 
-    A last byte that is not full is filled with zeros.
+    The last byte is padded with zeros.
     """
     padded = -(-trits.numel() // PER_BYTE) * PER_BYTE
     digits = torch.ones(padded, dtype=torch.uint8, device=trits.device)
@@ -47,7 +47,7 @@ def pack_trits(trits: Tensor) -> Tensor:
 
 
 def unpack_trits(packed: Tensor, count: int) -> Tensor:
-    """The first `count` trits again, as int8; any byte is read as some five of them."""
+    """Unpacks the first `count` trits, as int8; every byte value decodes to five of them."""
     rest = packed
     digits = torch.empty(packed.numel(), PER_BYTE, dtype=torch.int8, device=packed.device)
     for column in range(PER_BYTE):

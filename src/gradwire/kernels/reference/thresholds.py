@@ -1,8 +1,9 @@
-"""Thresholds that about as many magnitudes reach as a sparsifier wants: one float32 each.
+"""Estimates of the threshold that a wanted number of magnitudes reach: one float32 each.
 
-Each function adds the residual first, so `given.residual_out` then holds the sum. Non-finite entries count
-as zero here; `reaching` selects them whatever the threshold is. Sums are float64 in an order of the
-backend's choice, so thresholds may differ between backends by one unit in the last place.
+Each function adds the residual first, so `ef.residual_out` then holds the sum. Non-finite entries
+count as zero here; `select_above` selects them whatever the threshold is. Sums are float64 in an
+order of the backend's choice, so thresholds may differ between backends by one unit in the last
+place.
 """
 
 import math
@@ -15,41 +16,43 @@ from gradwire.kernels.reference.random import strata
 from gradwire.types import EFInput, Key
 
 LOWERINGS = 10
-"""How often a sampled border is lowered at most, to 0.8 of itself."""
+"""A sampled threshold is multiplied by 0.8 at most this often."""
 
 HALVINGS = 20
-"""Enough to cut the way from the mean to the largest magnitude into millionths."""
+"""Bisection steps: enough to divide the range from mean to maximum into millionths."""
 
 
 def finite_size(x: Tensor) -> Tensor:
     return x.abs().nan_to_num_(0.0, 0.0)
 
 
-def sampled_border(given: EFInput, key: Key, tried: int, top: int, enough: int) -> Tensor:
-    """The `top`-th largest of `tried` magnitudes drawn by `key`, lowered until `enough` reach it.
+def sampled_threshold(
+    ef: EFInput, key: Key, sample_size: int, sample_rank: int, min_count: int
+) -> Tensor:
+    """Returns the `sample_rank`-th largest of a sample of magnitudes, lowered if too few reach it.
 
-    Lowered by a fifth, ten times at most.
+    It is lowered by a fifth until `min_count` magnitudes reach it, ten times at most.
     """
-    size = finite_size(given.total())
+    size = finite_size(ef.total())
     if not size.numel():
         return size.new_zeros(1)
-    place = strata(key, size.numel(), tried, size.device)
-    border = size[place].topk(top, sorted=False).values.min().double()
+    place = strata(key, size.numel(), sample_size, size.device)
+    threshold = size[place].topk(sample_rank, sorted=False).values.min().double()
     for _ in range(LOWERINGS):
-        few = (size >= border).sum() < enough
-        # Asking a GPU would make the host wait in every round; going on there changes nothing.
+        few = (size >= threshold).sum() < min_count
+        # On a GPU the host would wait in every round; the remaining rounds change nothing there.
         if not size.is_cuda and not bool(few):
             break
-        border = torch.where(few, 0.8 * border, border)
-    return border.to(size.dtype).view(1)
+        threshold = torch.where(few, 0.8 * threshold, threshold)
+    return threshold.to(size.dtype).view(1)
 
 
-def bisected_border(given: EFInput, count: int) -> Tensor:
-    """A border that `count` to twice as many reach, or else the nearest lower one.
+def bisected_threshold(ef: EFInput, count: int) -> Tensor:
+    """Returns a threshold that `count` to 2 * `count` magnitudes reach, or else a lower one.
 
     Bisection begins between the mean and the largest magnitude.
     """
-    size = finite_size(given.total())
+    size = finite_size(ef.total())
     if not size.numel():
         return size.new_zeros(1)
     high = size.max().double()
@@ -66,41 +69,41 @@ def bisected_border(given: EFInput, count: int) -> Tensor:
     return torch.where(fits, middle, low).to(size.dtype).view(1)
 
 
-def excess_border(given: EFInput, shares: Sequence[float]) -> Tensor:
-    """The border that exponential tails lead to, stage by stage; at most the largest magnitude.
+def excess_threshold(ef: EFInput, stage_ratios: Sequence[float]) -> Tensor:
+    """Returns the threshold of exponential tails fitted stage by stage; at most the maximum.
 
-    Each stage keeps a share of those before it: the border rises by -ln(share) mean excesses.
+    A stage keeps a ratio of the entries before it: the threshold rises by -ln(ratio) mean excesses.
     """
-    size = finite_size(given.total())
+    size = finite_size(ef.total())
     if not size.numel():
         return size.new_zeros(1)
-    # Never above the largest, so that there is always something to fit the next stage to.
+    # Never above the largest, so that the next stage has entries to be fitted to.
     largest = size.max().double()
-    border = torch.zeros_like(largest)
-    for share in shares:
-        least = border.to(size.dtype)
+    threshold = torch.zeros_like(largest)
+    for ratio in stage_ratios:
+        least = threshold.to(size.dtype)
         reach = size >= least
         mean = torch.where(reach, size, 0).sum(dtype=torch.float64) / reach.sum()
         over = (mean - least).clamp_(min=0)
-        border = torch.minimum(border - over * math.log(share), largest)
-    return border.to(size.dtype).view(1)
+        threshold = torch.minimum(threshold - over * math.log(ratio), largest)
+    return threshold.to(size.dtype).view(1)
 
 
-def normal_border(given: EFInput, spread: float, count: int, rounds: int) -> Tensor:
-    """|mean| + `spread` standard deviations, moved until about `count` reach it.
+def normal_threshold(ef: EFInput, deviations: float, count: int, rounds: int) -> Tensor:
+    """Returns |mean| + `deviations` standard deviations, adjusted until about `count` reach it.
 
-    Up to `rounds` times it is halved where less than 2/3 of `count` do, or taken times 1.5 where
-    more than 4/3 do; at most the largest magnitude.
+    Up to `rounds` times it is halved if less than 2/3 of `count` do, or multiplied by 1.5 if more
+    than 4/3 do; it is at most the largest magnitude.
     """
-    x = given.total().nan_to_num(0.0, 0.0, 0.0)
+    x = ef.total().nan_to_num(0.0, 0.0, 0.0)
     if not x.numel():
         return x.new_zeros(1)
     mean = x.mean(dtype=torch.float64)
     square = x.norm(dtype=torch.float64).square() / x.numel()
-    border = mean.abs() + spread * (square - mean.square()).clamp_min(0).sqrt()
+    threshold = mean.abs() + deviations * (square - mean.square()).clamp_min(0).sqrt()
     size = x.abs()
     for _ in range(rounds):
-        reach = (size >= border).sum()
-        lower = torch.where(3 * reach < 2 * count, border / 2, border)
-        border = torch.where(3 * reach > 4 * count, border * 1.5, lower)
-    return torch.minimum(border, size.max().double()).to(size.dtype).view(1)
+        reach = (size >= threshold).sum()
+        lower = torch.where(3 * reach < 2 * count, threshold / 2, threshold)
+        threshold = torch.where(3 * reach > 4 * count, threshold * 1.5, lower)
+    return torch.minimum(threshold, size.max().double()).to(size.dtype).view(1)

@@ -5,71 +5,71 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.kernels.cuda.packing import lowest_bit, ones
-from gradwire.kernels.cuda.threshold.passes import TILE, magnitude, spread
+from gradwire.kernels.cuda.packing import popcount, trailing_zeros
+from gradwire.kernels.cuda.threshold.passes import TILE, grid_of, magnitude
 
-# Words that are walked through at once.
+# Words that are handled at once.
 WORDS = 512
-LEAST = 128
+MIN_WORDS = 128
 REGISTERS: int | None = 64
-"""Of a thread that walks: with more, fewer programs run side by side and wait for memory."""
+"""Registers per thread: with more, fewer programs run at once and hide memory latency."""
 
 
 @triton.jit
-def store_marks(words_ptr, start, marked, TILE: tl.constexpr):
-    """Writes a tile of marks that begins at entry `start`."""
+def store_bitmask(words_ptr, start, marked, TILE: tl.constexpr):
+    """Writes the bits of a tile that begins at entry `start`."""
     bits = tl.reshape(marked.to(tl.int32), (TILE // 32, 32))
     words = tl.sum(bits << tl.arange(0, 32)[None, :], axis=1)
     tl.store(words_ptr + start // 32 + tl.arange(0, TILE // 32), words)
 
 
 @triton.jit
-def marks(words_ptr, begin, EACH: tl.constexpr, WORDS: tl.constexpr):
-    """Numbers (int64) and bits (uint32) of WORDS words of this program's EACH, from `begin` on."""
+def load_words(words_ptr, begin, EACH: tl.constexpr, WORDS: tl.constexpr):
+    """Returns numbers (int64) and bits (uint32) of WORDS of the program's EACH words."""
     lane = begin + tl.arange(0, WORDS)
     word = tl.program_id(0).to(tl.int64) * EACH + lane
-    held = tl.load(words_ptr + word, mask=lane < EACH, other=0)
-    return word, held.to(tl.uint32, bitcast=True)
+    bits = tl.load(words_ptr + word, mask=lane < EACH, other=0)
+    return word, bits.to(tl.uint32, bitcast=True)
 
 
 @triton.jit
-def most_marks(held):
-    """The most marks in any of the words: how often the next of each must be looked at."""
-    return tl.max(ones(held).to(tl.int32), 0)
+def max_popcount(bits):
+    """Returns the most set bits in any of the words: the number of steps to visit them all."""
+    return tl.max(popcount(bits).to(tl.int32), 0)
 
 
 @triton.jit
-def first_marked(x_ptr, word, held):
-    """The magnitude of the first marked entry of each word, and whether it has one."""
-    place = word * 32 + lowest_bit(held).to(tl.int64)
-    return magnitude(tl.load(x_ptr + place, mask=held != 0, other=0.0)), held != 0
+def first_marked(x_ptr, word, bits):
+    """Returns the magnitude of the first marked entry of each word, and whether it has one."""
+    index = word * 32 + trailing_zeros(bits).to(tl.int64)
+    return magnitude(tl.load(x_ptr + index, mask=bits != 0, other=0.0)), bits != 0
 
 
 @triton.jit
-def mark_from(x_ptr, words_ptr, border, numel, TILES: tl.constexpr, TILE: tl.constexpr):
-    """Marks all magnitudes from the border (1 or more) on in this program's stretch.
+def mark_reaching(x_ptr, words_ptr, threshold, numel, TILES: tl.constexpr, TILE: tl.constexpr):
+    """Marks all magnitudes from the threshold (1 or more) on in the program's range.
 
-    What comes out is how many there are, and how many of them are not finite.
+    Returns how many there are, and how many of them are not finite.
     """
     start = tl.program_id(0).to(tl.int64) * TILES * TILE
-    found = tl.full((), 0, tl.int32)
-    odd = tl.full((), 0, tl.int32)
+    count = tl.full((), 0, tl.int32)
+    nonfinite = tl.full((), 0, tl.int32)
     for tile in range(TILES):
-        place = start + tile * TILE + tl.arange(0, TILE)
-        size = magnitude(tl.load(x_ptr + place, mask=place < numel, other=0.0))
-        store_marks(words_ptr, start + tile * TILE, size >= border, TILE)
-        found += tl.sum((size >= border).to(tl.int32))
-        odd += tl.sum((size >= 0x7F800000).to(tl.int32))
+        index = start + tile * TILE + tl.arange(0, TILE)
+        size = magnitude(tl.load(x_ptr + index, mask=index < numel, other=0.0))
+        store_bitmask(words_ptr, start + tile * TILE, size >= threshold, TILE)
+        count += tl.sum((size >= threshold).to(tl.int32))
+        nonfinite += tl.sum((size >= 0x7F800000).to(tl.int32))
     tl.debug_barrier()
-    return found, odd
+    return count, nonfinite
 
 
-def new_marks(x: Tensor) -> Tensor:
-    """Room for the marks of all programs."""
-    programs, tiles = spread(x.numel())
+def new_bitmask(x: Tensor) -> Tensor:
+    """Allocates the bitmask of all programs."""
+    programs, tiles = grid_of(x.numel())
     return torch.empty(programs * tiles * TILE // 32, dtype=torch.int32, device=x.device)
 
 
-def together(words: Tensor, programs: int) -> int:
-    """How many words a program looks at together: no more than it has, by whole warps."""
-    return max(LEAST, min(WORDS, triton.next_power_of_2(words.numel() // programs)))
+def words_per_step(words: Tensor, programs: int) -> int:
+    """Returns the words a program handles at once: no more than it has, in whole warps."""
+    return max(MIN_WORDS, min(WORDS, triton.next_power_of_2(words.numel() // programs)))

@@ -10,40 +10,40 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.kernels.cuda.packing import ones
+from gradwire.kernels.cuda.packing import popcount
 from gradwire.kernels.cuda.threshold.bitmask import (
     REGISTERS,
     first_marked,
-    mark_from,
-    marks,
-    most_marks,
-    together,
+    load_words,
+    mark_reaching,
+    max_popcount,
+    words_per_step,
 )
-from gradwire.kernels.cuda.threshold.dependent_launch import follows, in_turn
-from gradwire.kernels.cuda.threshold.first_pass import Sifted
+from gradwire.kernels.cuda.threshold.dependent_launch import dependent_options, wait_for_previous
+from gradwire.kernels.cuda.threshold.first_pass import FirstPassResult
 from gradwire.kernels.cuda.threshold.histogram import (
-    BORDER,
-    BRACKETS,
-    CUT,
-    GUESS,
-    MOST,
-    ODD,
-    OPEN,
+    INTERVALS,
+    LIMIT,
+    NONFINITE,
+    OVER_LIMIT,
+    SAMPLED_BOUND,
+    THRESHOLD,
+    UNDECIDED,
     bounds,
     is_last,
 )
-from gradwire.kernels.cuda.threshold.passes import TILE, span, spread
+from gradwire.kernels.cuda.threshold.passes import TILE, grid_of, span
 from gradwire.kernels.cuda.threshold.refine import refine
 from gradwire.kernels.cuda.threshold.sampled_bounds import Search
-from gradwire.kernels.cuda.threshold.solve import rounded, top_of
+from gradwire.kernels.cuda.threshold.solve import float32_bits, max_of
 
-PLAN = tl.constexpr(4)
+PLAN_HEADER = tl.constexpr(4)
 """Numbers of a plan before those of each program."""
 
 
 @triton.jit
-def _form(count, numel):
-    """Width of the low bits of positions, and where they begin (the format: wire/indices.py)."""
+def _index_layout(count, numel):
+    """Returns the width of the low bits of positions, and where they begin (wire/indices.py)."""
     gap = numel // tl.maximum(count, 1)
     low = tl.full((), 0, tl.int64)
     while (gap >> (low + 1)) > 0:
@@ -53,177 +53,186 @@ def _form(count, numel):
 
 
 @triton.jit
-def plan(
-    state_ptr, counts_ptr, ties_ptr, plan_ptr, count_ptr, numel, programs, most,
-    CUTS: tl.constexpr, SPAN: tl.constexpr,
+def plan_output(
+    state_ptr, counts_ptr, ties_ptr, plan_ptr, count_ptr, numel, programs, max_count,
+    LIMITED: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    """How many are chosen before each program, and are on the border; then what all must know.
+    """Stores the output offset and the preceding ties of each program, then shared parameters.
 
-    Where nothing is cut, none counts as on the border. What comes out is how many are chosen.
+    If the limit is not exceeded, no entry counts as a tie. Returns how many entries are selected.
     """
-    other = tl.arange(0, SPAN)
-    here = other < programs
-    above = tl.load(counts_ptr + other, mask=here, other=0).to(tl.int64)
+    program = tl.arange(0, SPAN)
+    here = program < programs
+    above = tl.load(counts_ptr + program, mask=here, other=0).to(tl.int64)
     count = tl.sum(above)
     before = tl.cumsum(above, 0) - above
-    wanted = tl.full((), 1 << 62, tl.int64)
-    if CUTS:  # noqa: SIM102 - one is known when this is compiled, the other is not
-        if tl.load(state_ptr + CUT) != 0:
-            # Of the equal ones the first are chosen.
-            wanted = most - count
-            ties = tl.load(ties_ptr + other, mask=here, other=0).to(tl.int64)
-            equal = tl.cumsum(ties, 0) - ties
-            before += tl.minimum(equal, wanted)
-            count += tl.minimum(tl.sum(ties), wanted)
-            tl.store(plan_ptr + PLAN + programs + other, equal, mask=here)
-    tl.store(plan_ptr + PLAN + other, before, mask=here)
-    low, base = _form(count, tl.full((), 0, tl.int64) + numel)
+    ties_wanted = tl.full((), 1 << 62, tl.int64)
+    if LIMITED:  # noqa: SIM102 - one is known when this is compiled, the other is not
+        if tl.load(state_ptr + OVER_LIMIT) != 0:
+            # The first of the equal ones are selected.
+            ties_wanted = max_count - count
+            ties = tl.load(ties_ptr + program, mask=here, other=0).to(tl.int64)
+            ties_before = tl.cumsum(ties, 0) - ties
+            before += tl.minimum(ties_before, ties_wanted)
+            count += tl.minimum(tl.sum(ties), ties_wanted)
+            tl.store(plan_ptr + PLAN_HEADER + programs + program, ties_before, mask=here)
+    tl.store(plan_ptr + PLAN_HEADER + program, before, mask=here)
+    low, base = _index_layout(count, tl.full((), 0, tl.int64) + numel)
     tl.store(plan_ptr, low)
     tl.store(plan_ptr + 1, base)
-    tl.store(plan_ptr + 2, wanted)
+    tl.store(plan_ptr + 2, ties_wanted)
     tl.store(count_ptr, count.to(tl.int32))
     return count
 
 
 @triton.jit(do_not_specialize=["numel", "programs"])
 def _plan_kernel(
-    counts_ptr, plan_ptr, count_ptr, numel, programs, SPAN: tl.constexpr, EARLY: tl.constexpr,
+    counts_ptr, plan_ptr, count_ptr, numel, programs, SPAN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    in_turn(EARLY)
-    plan(
+    wait_for_previous(PDL)
+    plan_output(
         counts_ptr, counts_ptr, counts_ptr, plan_ptr, count_ptr, numel, programs, 0, False, SPAN
     )  # fmt: skip
 
 
 def new_plan(programs: int, device: torch.device) -> Tensor:
-    return torch.empty(PLAN.value + 2 * programs, dtype=torch.int64, device=device)
+    return torch.empty(PLAN_HEADER.value + 2 * programs, dtype=torch.int64, device=device)
 
 
-def planned(counts: Tensor, count: Tensor, numel: int) -> Tensor:
-    """The plan where all that is marked is told; how many that are goes to `count`."""
+def plan_marked(counts: Tensor, count: Tensor, numel: int) -> Tensor:
+    """Returns the plan to emit all marked entries, and stores their number in `count`."""
     programs = counts.numel()
-    said = new_plan(programs, counts.device)
+    plan = new_plan(programs, counts.device)
     _plan_kernel[(1,)](
-        counts, said, count, numel, programs, SPAN=span(programs), num_warps=8, **follows(counts)
-    )
-    return said
+        counts, plan, count, numel, programs, SPAN=span(programs), num_warps=8,
+        **dependent_options(counts),
+    )  # fmt: skip
+    return plan
 
 
 LAUNCHES = {"once": 5, "first": 5, "again": 6}
-"""The numbers of the launches that there are."""
+"""Launch numbers by part."""
 
 
-class Thinned(NamedTuple):
+class Compacted(NamedTuple):
     ties: Tensor
     plan: Tensor
 
 
 @triton.jit
-def _cut(state_ptr, tops_ptr, count, programs, most, least, SPAN: tl.constexpr):
-    """Opens the bracket of the first that may not be chosen, if there are so many."""
-    if count > most:
-        odd = tl.load(state_ptr + ODD)
-        among = odd > most
-        top = rounded(top_of(tops_ptr, programs, SPAN))
-        first = tl.where(among, 0x7F800000, least.to(tl.int64))
-        last = tl.where(among, 0x7FFFFFFF, top)
-        ptr = state_ptr + BRACKETS + 4 * MOST
+def _open_limit(state_ptr, maxima_ptr, count, programs, max_count, threshold, SPAN: tl.constexpr):
+    """Opens the interval of the first rank over the limit, if the limit is exceeded."""
+    if count > max_count:
+        nonfinite = tl.load(state_ptr + NONFINITE)
+        among_nonfinite = nonfinite > max_count
+        largest = float32_bits(max_of(maxima_ptr, programs, SPAN))
+        first = tl.where(among_nonfinite, 0x7F800000, threshold.to(tl.int64))
+        last = tl.where(among_nonfinite, 0x7FFFFFFF, largest)
+        ptr = state_ptr + INTERVALS + 4 * LIMIT
         tl.store(ptr, first)
         tl.store(ptr + 1, last)
-        tl.store(ptr + 2, tl.where(among, 0, odd))
-        tl.store(ptr + 3, tl.full((), 1, tl.int64) + most)
-        tl.store(state_ptr + CUT, 1)
-        tl.store(state_ptr + OPEN, tl.where(first < last, 4, 0).to(tl.int64))
+        tl.store(ptr + 2, tl.where(among_nonfinite, 0, nonfinite))
+        tl.store(ptr + 3, tl.full((), 1, tl.int64) + max_count)
+        tl.store(state_ptr + OVER_LIMIT, 1)
+        tl.store(state_ptr + UNDECIDED, tl.where(first < last, 4, 0).to(tl.int64))
 
 
 @triton.jit
-def _walk(
-    x_ptr, words_ptr, border, cut, EACH: tl.constexpr, WORDS: tl.constexpr
+def _compact_words(
+    x_ptr, words_ptr, threshold, over_limit, EACH: tl.constexpr, WORDS: tl.constexpr
 ):  # fmt: skip
-    """Takes marks away; how many are left, on the border where it is to be cut, and not finite."""
+    """Clears bits below the threshold; returns how many entries are left, ties, and not finite."""
     above = tl.zeros((WORDS,), tl.int32)
     ties = tl.zeros((WORDS,), tl.int32)
-    odd = tl.zeros((WORDS,), tl.int32)
+    nonfinite = tl.zeros((WORDS,), tl.int32)
     for begin in range(0, EACH, WORDS):
-        word, held = marks(words_ptr, begin, EACH, WORDS)
-        kept = tl.zeros_like(held)
-        turns = most_marks(held)
-        while turns > 0:
-            size, here = first_marked(x_ptr, word, held)
-            kept |= tl.where(size >= border, held & (0 - held), 0)
-            ties += (here & cut & (size == border)).to(tl.int32)
-            odd += (here & (size >= 0x7F800000)).to(tl.int32)
-            held &= held - 1
-            turns -= 1
-        above += ones(kept).to(tl.int32)
+        word, bits = load_words(words_ptr, begin, EACH, WORDS)
+        remaining = tl.zeros_like(bits)
+        steps = max_popcount(bits)
+        while steps > 0:
+            size, here = first_marked(x_ptr, word, bits)
+            remaining |= tl.where(size >= threshold, bits & (0 - bits), 0)
+            ties += (here & over_limit & (size == threshold)).to(tl.int32)
+            nonfinite += (here & (size >= 0x7F800000)).to(tl.int32)
+            bits &= bits - 1
+            steps -= 1
+        above += popcount(remaining).to(tl.int32)
         inside = begin + tl.arange(0, WORDS) < EACH
-        tl.store(words_ptr + word, kept.to(tl.int32, bitcast=True), mask=inside)
-    return tl.sum(above), tl.sum(ties), tl.sum(odd)
+        tl.store(words_ptr + word, remaining.to(tl.int32, bitcast=True), mask=inside)
+    return tl.sum(above), tl.sum(ties), tl.sum(nonfinite)
 
 
-@triton.jit(do_not_specialize=["most"])
-def _thin_kernel(
-    x_ptr, state_ptr, tops_ptr, words_ptr, counts_ptr, ties_ptr, plan_ptr, count_ptr, numel, most,
-    PART: tl.constexpr, LAUNCH: tl.constexpr, WORDS: tl.constexpr, SPAN: tl.constexpr,
-    TILES: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr,
+@triton.jit(do_not_specialize=["max_count"])
+def _compact_kernel(
+    x_ptr, state_ptr, maxima_ptr, words_ptr, counts_ptr, ties_ptr, plan_ptr, count_ptr, numel,
+    max_count, PART: tl.constexpr, LAUNCH: tl.constexpr, WORDS: tl.constexpr, SPAN: tl.constexpr,
+    TILES: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Takes the marks from what does not reach the border; counts what does, and what is on it.
+    """Unmarks entries below the threshold, and counts those left and those equal to it.
 
-    What is on it counts apart only where not all of it may be chosen. The last program plans.
+    Equal ones count separately only if not all of them may be selected. The last program plans.
     """
-    in_turn(EARLY)
+    wait_for_previous(PDL)
     program, programs = tl.program_id(0), tl.num_programs(0)
-    cut = tl.load(state_ptr + CUT) != 0
-    if (PART != "again") | cut:
-        last, _ = bounds(state_ptr, MOST)
-        border = tl.where(cut, last, tl.maximum(tl.load(state_ptr + BORDER), 1)).to(tl.int32)
+    over_limit = tl.load(state_ptr + OVER_LIMIT) != 0
+    if (PART != "again") | over_limit:
+        last, _ = bounds(state_ptr, LIMIT)
+        threshold = tl.where(over_limit, last, tl.maximum(tl.load(state_ptr + THRESHOLD), 1)).to(
+            tl.int32
+        )
         ties = tl.full((), 0, tl.int32)
         if PART == "first":
-            # A guess that misses has marked too few.
-            if (TILES == 1) | (border < tl.load(state_ptr + GUESS)):
-                above, odd = mark_from(x_ptr, words_ptr, border, numel, TILES, TILE)
+            # If the sampled bound was too high, too few are marked.
+            if (TILES == 1) | (threshold < tl.load(state_ptr + SAMPLED_BOUND)):
+                above, nonfinite = mark_reaching(x_ptr, words_ptr, threshold, numel, TILES, TILE)
             else:
-                above, ties, odd = _walk(x_ptr, words_ptr, border, cut, TILES * TILE // 32, WORDS)
-            tl.atomic_add(state_ptr + ODD, odd.to(tl.int64), mask=odd > 0, sem="relaxed")
+                above, ties, nonfinite = _compact_words(
+                    x_ptr, words_ptr, threshold, over_limit, TILES * TILE // 32, WORDS
+                )
+            tl.atomic_add(
+                state_ptr + NONFINITE, nonfinite.to(tl.int64), mask=nonfinite > 0, sem="relaxed"
+            )
         else:
-            above, ties, odd = _walk(x_ptr, words_ptr, border, cut, TILES * TILE // 32, WORDS)
+            above, ties, nonfinite = _compact_words(
+                x_ptr, words_ptr, threshold, over_limit, TILES * TILE // 32, WORDS
+            )
         tl.store(counts_ptr + program, above - ties)
         tl.store(ties_ptr + program, ties)
-        tl.store(plan_ptr + PLAN + programs + program, 0)
+        tl.store(plan_ptr + PLAN_HEADER + programs + program, 0)
         if is_last(state_ptr, LAUNCH):
-            count = plan(
-                state_ptr, counts_ptr, ties_ptr, plan_ptr, count_ptr, numel, programs, most, True,
-                SPAN,
+            count = plan_output(
+                state_ptr, counts_ptr, ties_ptr, plan_ptr, count_ptr, numel, programs, max_count,
+                True, SPAN,
             )  # fmt: skip
             if PART == "first":
                 tl.debug_barrier()
-                _cut(state_ptr, tops_ptr, count, programs, most, border, SPAN)
+                _open_limit(state_ptr, maxima_ptr, count, programs, max_count, threshold, SPAN)
 
 
-def thin(
-    x: Tensor, sifted: Sifted, search: Search, most: int, counts: Tensor, count: Tensor
-) -> Thinned:
-    """What tells each program which of its marks are on the border, and where they belong.
+def compact(
+    x: Tensor, first: FirstPassResult, search: Search, max_count: int, counts: Tensor, count: Tensor
+) -> Compacted:
+    """Returns the ties of each program and the output plan.
 
-    Where no bins tell whether more reach the border than may be chosen, they are counted first,
-    and thinned again if so.
+    Without bins that show whether more entries reach the threshold than may be selected, they are
+    counted first, and compacted again if so.
     """
-    programs, tiles = spread(x.numel())
-    state, words, sums, tops = sifted
+    programs, tiles = grid_of(x.numel())
+    state, words, sums, maxima = first
     ties = torch.empty_like(counts)
-    said = new_plan(programs, x.device)
+    plan = new_plan(programs, x.device)
 
     def launch(part: str) -> None:
-        _thin_kernel[(programs,)](
-            x, state, tops, words, counts, ties, said, count, x.numel(), most, PART=part,
-            LAUNCH=LAUNCHES[part], WORDS=together(words, programs), SPAN=span(programs),
-            TILES=tiles, TILE=TILE, maxnreg=REGISTERS, **follows(x),
+        _compact_kernel[(programs,)](
+            x, state, maxima, words, counts, ties, plan, count, x.numel(), max_count, PART=part,
+            LAUNCH=LAUNCHES[part], WORDS=words_per_step(words, programs), SPAN=span(programs),
+            TILES=tiles, TILE=TILE, maxnreg=REGISTERS, **dependent_options(x),
         )  # fmt: skip
 
     if search.kind == "excess":
         launch("first")
-        refine(x, search, state, sums, tops, words)
+        refine(x, search, state, sums, maxima, words)
         launch("again")
     else:
         launch("once")
-    return Thinned(ties, said)
+    return Compacted(ties, plan)

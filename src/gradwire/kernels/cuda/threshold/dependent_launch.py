@@ -13,36 +13,36 @@ import triton.language as tl
 from torch import Tensor
 from triton.backends.nvidia.compiler import CUDAOptions
 
-OLDEST = (9, 0)
+MIN_CAPABILITY = (9, 0)
 
 
 @triton.jit
-def in_turn(EARLY: tl.constexpr):
-    """Lets the next kernel begin, and waits for the one before; what comes first in a kernel."""
-    if EARLY:
+def wait_for_previous(PDL: tl.constexpr):
+    """Lets the next kernel start, then waits for the previous one; comes first in a kernel."""
+    if PDL:
         _control("griddepcontrol.launch_dependents; // $0")
         _control("griddepcontrol.wait; // $0")
 
 
 @triton.jit
-def _control(ORDER: tl.constexpr):
-    tl.inline_asm_elementwise(ORDER, "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+def _control(INSTRUCTION: tl.constexpr):
+    tl.inline_asm_elementwise(INSTRUCTION, "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 
-def follows(x: Tensor) -> dict[str, bool]:
-    """Options of a kernel that follows another one of a chain, all of which call `in_turn`."""
-    can = _can(x.device)
-    return {"EARLY": can, "launch_pdl": can} if can else {"EARLY": can}
+def dependent_options(x: Tensor) -> dict[str, bool]:
+    """Returns the options of a kernel that follows one which calls `wait_for_previous`."""
+    supported = _supports_pdl(x.device)
+    return {"PDL": supported, "launch_pdl": supported} if supported else {"PDL": supported}
 
 
-def leads(x: Tensor) -> dict[str, bool]:
-    """Options of the first of a chain: what comes before it is not known to wait."""
-    return {"EARLY": _can(x.device)}
+def first_options(x: Tensor) -> dict[str, bool]:
+    """Returns the options of the first kernel of a chain, which must not start early."""
+    return {"PDL": _supports_pdl(x.device)}
 
 
 @cache
-def _can(device: torch.device) -> bool:
-    """Whether the card does this, and Triton knows how to ask for it."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < OLDEST:
+def _supports_pdl(device: torch.device) -> bool:
+    """Returns whether the GPU supports it, and Triton has the option."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
         return False
     return any(field.name == "launch_pdl" for field in fields(CUDAOptions))

@@ -12,219 +12,233 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.kernels.cuda.random import KEYS, halves
+from gradwire.kernels.cuda.random import KEYS, key_words
 from gradwire.kernels.cuda.threshold.bitmask import (
     first_marked,
-    marks,
-    most_marks,
-    new_marks,
-    store_marks,
+    load_words,
+    max_popcount,
+    new_bitmask,
+    store_bitmask,
 )
-from gradwire.kernels.cuda.threshold.dependent_launch import follows, in_turn, leads
+from gradwire.kernels.cuda.threshold.dependent_launch import (
+    dependent_options,
+    first_options,
+    wait_for_previous,
+)
 from gradwire.kernels.cuda.threshold.histogram import (
-    BEYOND,
+    ABOVE_BINS,
     BINS,
-    BRACKETS,
-    COARSE,
-    DRAWN,
-    GUESS,
-    HEAD,
-    NEAR,
-    ODD,
-    ROWS,
+    COARSE_RANGE,
+    COARSE_SHIFT,
+    FINE_ROWS,
+    HEADER,
+    INTERVALS,
+    NONFINITE,
     SAMPLE,
-    SIZE,
-    is_crowd,
+    SAMPLE_BINS,
+    SAMPLED_BOUND,
+    STATE_SIZE,
+    add_to_histogram,
+    is_contended,
     is_last,
     narrow,
-    tally,
 )
-from gradwire.kernels.cuda.threshold.multistage import climb
+from gradwire.kernels.cuda.threshold.multistage import fit_stages
 from gradwire.kernels.cuda.threshold.passes import (
     TILE,
-    added,
     clear,
-    finite,
-    highest,
+    finite_or_zero,
+    grid_of,
+    kernel_inputs,
+    load_total,
     magnitude,
-    number,
-    sources,
     span,
-    spread,
-    summed,
+    thread_max,
+    thread_sums,
+    to_float64,
 )
 from gradwire.kernels.cuda.threshold.refine import refine
-from gradwire.kernels.cuda.threshold.sampled_bounds import Search, is_guessed
-from gradwire.kernels.cuda.threshold.solve import decide
+from gradwire.kernels.cuda.threshold.sampled_bounds import Search, uses_sample
+from gradwire.kernels.cuda.threshold.solve import solve_threshold
 from gradwire.kernels.cuda.threshold.spill_buffer import (
-    new_aside,
-    none_aside,
-    put_aside,
-    tell_aside,
+    empty_spill,
+    new_spill_buffer,
+    spill_tile,
+    store_spill,
 )
-from gradwire.kernels.cuda.threshold.subsample import count_drawn
+from gradwire.kernels.cuda.threshold.subsample import count_sample
 from gradwire.types import EFInput
 
 HEIGHT = 4
 RUN = 4
-"""Tiles that are marked before the marked are counted."""
+"""Tiles that are marked before the marked entries are counted."""
 REGISTERS: int | None = 80
-"""Of a thread: only what the last program does needs more, and fewer let more programs run."""
+"""Registers per thread: only the last program needs more, and fewer let more programs run."""
 
 
-class Sifted(NamedTuple):
+class FirstPassResult(NamedTuple):
     state: Tensor
     words: Tensor
-    """Marks on all that may be chosen, and some more; of "excess" only if the guess was right."""
+    """Bitmask of at least all selected; for "excess" only if the sampled bound was low enough."""
     sums: Tensor
-    tops: Tensor
-    """What each program has summed up, and its largest magnitude."""
+    maxima: Tensor
+    """Sums and largest magnitude of each program."""
 
 
 @triton.jit
-def _close_in(state_ptr, numel, tried, KIND: tl.constexpr):
-    """Goes on with the bins that the first pass has counted."""
-    # Borders are decided by finite entries; all others are above those.
-    others, above = tl.load(state_ptr + ODD), tl.load(state_ptr + BEYOND)
-    for bracket in tl.static_range(3):
-        ptr = state_ptr + BRACKETS + 4 * bracket
+def _narrow_first(state_ptr, numel, sample_size, KIND: tl.constexpr):
+    """Narrows the intervals by the bins that the first pass has counted."""
+    # Thresholds depend on finite entries; all others rank above them.
+    nonfinite, above = tl.load(state_ptr + NONFINITE), tl.load(state_ptr + ABOVE_BINS)
+    for interval in tl.static_range(3):
+        ptr = state_ptr + INTERVALS + 4 * interval
         tl.store(ptr + 2, above)
-        if bracket < 2:
-            tl.store(ptr + 3, tl.load(ptr + 3) + others)
+        if interval < 2:
+            tl.store(ptr + 3, tl.load(ptr + 3) + nonfinite)
     tl.debug_barrier()
-    bracket = tl.arange(0, 4)
-    narrow(state_ptr, bracket, bracket != SAMPLE, state_ptr + HEAD, COARSE, numel, BINS)
+    interval = tl.arange(0, 4)
+    narrow(state_ptr, interval, interval != SAMPLE, state_ptr + HEADER, COARSE_SHIFT, numel, BINS)
     if KIND == "sampled":
-        narrow(state_ptr, bracket, bracket == SAMPLE, state_ptr + DRAWN, COARSE, tried, BINS)
+        narrow(
+            state_ptr, interval, interval == SAMPLE, state_ptr + SAMPLE_BINS, COARSE_SHIFT,
+            sample_size, BINS,
+        )  # fmt: skip
     tl.debug_barrier()
 
 
 @triton.jit
-def _count_marked(state_ptr, size, here, guess, crowd):
-    """Counts magnitudes from the guess on by the first bins; says which are apart from them.
+def _count_marked(state_ptr, size, here, bound, contended):
+    """Counts magnitudes from the bound on by the first bins; returns those outside the bins.
 
-    That is 1 for each that is not finite, and 2^16 for each beyond the bins.
+    That is 1 for each that is not finite, and 2^16 for each above the bins.
     """
-    near = here & (size - guess < NEAR)
-    tally(state_ptr + HEAD, size, near, guess, COARSE, crowd, BINS)
-    odd = here & (size >= 0x7F800000)
-    return odd.to(tl.int32) + ((here & ~near).to(tl.int32) << 16)
+    near = here & (size - bound < COARSE_RANGE)
+    add_to_histogram(state_ptr + HEADER, size, near, bound, COARSE_SHIFT, contended, BINS)
+    nonfinite = here & (size >= 0x7F800000)
+    return nonfinite.to(tl.int32) + ((here & ~near).to(tl.int32) << 16)
 
 
 @triton.jit
-def _add_apart(state_ptr, apart):
-    odd, beyond = tl.sum((apart & 0xFFFF).to(tl.int64)), tl.sum((apart >> 16).to(tl.int64))
-    tl.atomic_add(state_ptr + ODD, odd, mask=odd > 0, sem="relaxed")
-    tl.atomic_add(state_ptr + BEYOND, beyond, mask=beyond > 0, sem="relaxed")
+def _add_outside(state_ptr, outside):
+    nonfinite, above_bins = (
+        tl.sum((outside & 0xFFFF).to(tl.int64)),
+        tl.sum((outside >> 16).to(tl.int64)),
+    )
+    tl.atomic_add(state_ptr + NONFINITE, nonfinite, mask=nonfinite > 0, sem="relaxed")
+    tl.atomic_add(state_ptr + ABOVE_BINS, above_bins, mask=above_bins > 0, sem="relaxed")
 
 
 @triton.jit
 def _count_tiles(
-    x_ptr, state_ptr, words_ptr, guess, begin, apart, EACH: tl.constexpr, WORDS: tl.constexpr
+    x_ptr, state_ptr, words_ptr, bound, begin, outside, EACH: tl.constexpr, WORDS: tl.constexpr
 ):  # fmt: skip
-    """The same of what was marked just now, and is still in the cache."""
-    # Other threads have marked it.
+    """Counts the entries that were marked just now, and are still in the cache."""
+    # Other threads have written the words.
     tl.debug_barrier()
-    word, held = marks(words_ptr, begin, EACH, WORDS)
-    turns = most_marks(held)
-    size, here = first_marked(x_ptr, word, held)
-    crowd = is_crowd(size, here & (size - guess < NEAR), guess, COARSE)
-    while turns > 0:
-        size, here = first_marked(x_ptr, word, held)
-        apart += _count_marked(state_ptr, size, here, guess, crowd)
-        held &= held - 1
-        turns -= 1
-    return apart
+    word, bits = load_words(words_ptr, begin, EACH, WORDS)
+    steps = max_popcount(bits)
+    size, here = first_marked(x_ptr, word, bits)
+    contended = is_contended(size, here & (size - bound < COARSE_RANGE), bound, COARSE_SHIFT)
+    while steps > 0:
+        size, here = first_marked(x_ptr, word, bits)
+        outside += _count_marked(state_ptr, size, here, bound, contended)
+        bits &= bits - 1
+        steps -= 1
+    return outside
 
 
-@triton.jit(do_not_specialize=["room", "factor", "tried", *KEYS])
-def _sift_kernel(
-    x_ptr, residual_ptr, left_ptr, state_ptr, sums_ptr, tops_ptr, words_ptr, values_ptr, helds_ptr,
-    told_ptr, packed_ptr, decay, numel, room, factor, tried, key_low, key_high,
-    FEEDBACK: tl.constexpr, KIND: tl.constexpr, SPAN: tl.constexpr, ROUNDS: tl.constexpr,
-    HEIGHT: tl.constexpr, ASIDE: tl.constexpr, RUN: tl.constexpr, TILES: tl.constexpr,
-    TILE: tl.constexpr, EARLY: tl.constexpr,
+@triton.jit(do_not_specialize=["packed_words", "factor", "sample_size", *KEYS])
+def _first_pass_kernel(
+    x_ptr, residual_ptr, residual_out_ptr, state_ptr, sums_ptr, maxima_ptr, words_ptr, values_ptr,
+    used_ptr, above_ptr, packed_ptr, decay, numel, packed_words, factor, sample_size, key_low,
+    key_high, FEEDBACK: tl.constexpr, KIND: tl.constexpr, SPAN: tl.constexpr, ROUNDS: tl.constexpr,
+    HEIGHT: tl.constexpr, CAPACITY: tl.constexpr, RUN: tl.constexpr, TILES: tl.constexpr,
+    TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    in_turn(EARLY)
+    wait_for_previous(PDL)
     program, programs = tl.program_id(0), tl.num_programs(0)
-    clear(packed_ptr, room, TILE)
-    clear(state_ptr + ROWS, SIZE - ROWS, TILE)
-    guess = tl.load(state_ptr + GUESS).to(tl.int32)
-    total_ptr = left_ptr if FEEDBACK else x_ptr
+    clear(packed_ptr, packed_words, TILE)
+    clear(state_ptr + FINE_ROWS, STATE_SIZE - FINE_ROWS, TILE)
+    bound = tl.load(state_ptr + SAMPLED_BOUND).to(tl.int32)
+    total_ptr = residual_out_ptr if FEEDBACK else x_ptr
     row, lane = tl.arange(0, HEIGHT), tl.arange(0, TILE // HEIGHT)
     start = program.to(tl.int64) * TILES * TILE
     THREADS: tl.constexpr = TILE // HEIGHT // 4
     sums = tl.zeros((THREADS,), tl.float64)
     squares = tl.zeros((THREADS,), tl.float64)
-    top = tl.zeros((THREADS,), tl.int32)
-    apart = tl.zeros((RUN * TILE // 32,), tl.int32)
-    aside, brackets = none_aside(state_ptr)
+    largest = tl.zeros((THREADS,), tl.int32)
+    outside = tl.zeros((RUN * TILE // 32,), tl.int32)
+    spill, predicted = empty_spill(state_ptr)
     for first in range(0, TILES, RUN):
         for tile in range(first, min(first + RUN, TILES)):
-            place = start + tile * TILE + row[:, None] * (TILE // HEIGHT) + lane[None, :]
-            total = added(x_ptr, residual_ptr, left_ptr, decay, place, place < numel, FEEDBACK)
+            index = start + tile * TILE + row[:, None] * (TILE // HEIGHT) + lane[None, :]
+            total = load_total(
+                x_ptr, residual_ptr, residual_out_ptr, decay, index, index < numel, FEEDBACK
+            )
             size = magnitude(total)
-            fair = finite(size)
-            top = tl.maximum(top, highest(fair))
+            finite_size = finite_or_zero(size)
+            largest = tl.maximum(largest, thread_max(finite_size))
             if KIND == "normal":
                 wide = tl.where(size < 0x7F800000, total, 0.0).to(tl.float64)
-                sums += summed(wide)
-                squares += summed(wide * wide)
+                sums += thread_sums(wide)
+                squares += thread_sums(wide * wide)
             elif KIND != "sampled":
-                sums += summed(number(fair))
-            aside = put_aside(values_ptr, fair, aside, brackets, ASIDE)
-            # What lies outside is zero, and a guess is not.
-            marked = tl.reshape(size, (TILE,)) >= guess
-            store_marks(words_ptr, start + tile * TILE, marked, TILE)
+                sums += thread_sums(to_float64(finite_size))
+            spill = spill_tile(values_ptr, finite_size, spill, predicted, CAPACITY)
+            # Entries outside the tensor are zero, and the bound is not.
+            marked = tl.reshape(size, (TILE,)) >= bound
+            store_bitmask(words_ptr, start + tile * TILE, marked, TILE)
             if TILES == 1 and KIND != "excess":
-                # Nothing to wait for: this is all.
+                # There is only one tile, so count at once.
                 flat = tl.reshape(size, (TILE,))
-                crowd = tl.sum(marked.to(tl.int32)) * 8 > TILE
-                _add_apart(state_ptr, _count_marked(state_ptr, flat, marked, guess, crowd))
+                contended = tl.sum(marked.to(tl.int32)) * 8 > TILE
+                _add_outside(state_ptr, _count_marked(state_ptr, flat, marked, bound, contended))
         if TILES > 1 and KIND != "excess":
-            apart = _count_tiles(
-                total_ptr, state_ptr, words_ptr, guess, first * (TILE // 32), apart,
+            outside = _count_tiles(
+                total_ptr, state_ptr, words_ptr, bound, first * (TILE // 32), outside,
                 TILES * TILE // 32, RUN * TILE // 32,
             )  # fmt: skip
     if TILES > 1 and KIND != "excess":
-        _add_apart(state_ptr, apart)
+        _add_outside(state_ptr, outside)
     if KIND == "sampled":
         tl.debug_barrier()
         end = tl.minimum(start + TILES * TILE, numel)
-        count_drawn(total_ptr, state_ptr, start, end, numel, tried, key_low, key_high)
+        count_sample(total_ptr, state_ptr, start, end, numel, sample_size, key_low, key_high)
     else:
         tl.store(sums_ptr + program, tl.sum(sums))
     if KIND == "normal":
         tl.store(sums_ptr + programs + program, tl.sum(squares))
-    tell_aside(told_ptr, helds_ptr, aside, ASIDE)
-    tl.store(tops_ptr + program, tl.max(top, 0))
+    store_spill(above_ptr, used_ptr, spill, CAPACITY)
+    tl.store(maxima_ptr + program, tl.max(largest, 0))
     if is_last(state_ptr, 0):
         if KIND != "excess":
-            _close_in(state_ptr, numel, tried, KIND)
-        decide(state_ptr, sums_ptr, tops_ptr, numel, programs, factor, 0, KIND, ROUNDS, SPAN)
+            _narrow_first(state_ptr, numel, sample_size, KIND)
+        solve_threshold(
+            state_ptr, sums_ptr, maxima_ptr, numel, programs, factor, 0, KIND, ROUNDS, SPAN
+        )
 
 
-def sift(given: EFInput, search: Search, state: Tensor, packed: Tensor) -> Sifted:
-    """The border that a search comes to, in the state, and marks; `residual_out` then holds the sum.
+def first_pass(ef: EFInput, search: Search, state: Tensor, packed: Tensor) -> FirstPassResult:
+    """Searches the threshold and marks candidates; `residual_out` then holds the sum.
 
-    `packed` (int32) is filled with zeros on the way.
+    Zeroes `packed` (int32) on the way.
     """
-    x, residual, residual_out, decay, feedback = sources(given)
-    programs, tiles = spread(x.numel())
+    x, residual, residual_out, decay, feedback = kernel_inputs(ef)
+    programs, tiles = grid_of(x.numel())
     sums = torch.empty(2, programs, dtype=torch.float64, device=x.device)
-    tops = torch.empty(programs, dtype=torch.int32, device=x.device)
-    words, aside = new_marks(x), new_aside(x, search.rises)
-    _sift_kernel[(programs,)](
-        x, residual, residual_out, state, sums, tops, words, aside.values, aside.held, aside.told,
-        packed, decay, x.numel(), packed.numel(), search.factor, search.tried, *halves(search.key),
-        FEEDBACK=feedback, KIND=search.kind, SPAN=span(programs), ROUNDS=search.rounds,
-        HEIGHT=HEIGHT, ASIDE=aside.room, RUN=RUN, TILES=tiles, TILE=TILE,
-        num_warps=8, maxnreg=REGISTERS,
-        **(follows(x) if is_guessed(search, x.numel()) else leads(x)),
+    maxima = torch.empty(programs, dtype=torch.int32, device=x.device)
+    words, spill = new_bitmask(x), new_spill_buffer(x, search.stage_factors)
+    _first_pass_kernel[(programs,)](
+        x, residual, residual_out, state, sums, maxima, words, spill.values, spill.used,
+        spill.above, packed, decay, x.numel(), packed.numel(), search.factor, search.sample_size,
+        *key_words(search.key), FEEDBACK=feedback, KIND=search.kind, SPAN=span(programs),
+        ROUNDS=search.rounds, HEIGHT=HEIGHT, CAPACITY=spill.capacity, RUN=RUN, TILES=tiles,
+        TILE=TILE, num_warps=8, maxnreg=REGISTERS,
+        **(dependent_options(x) if uses_sample(search, x.numel()) else first_options(x)),
     )  # fmt: skip
     total = residual_out if feedback else x
     if search.kind == "excess":
-        climb(total, search, state, tops, aside)
+        fit_stages(total, search, state, maxima, spill)
     else:
-        refine(total, search, state, sums, tops, words)
-    return Sifted(state, words, sums, tops)
+        refine(total, search, state, sums, maxima, words)
+    return FirstPassResult(state, words, sums, maxima)

@@ -4,132 +4,158 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.kernels.cuda.random import KEYS, halves
+from gradwire.kernels.cuda.random import KEYS, key_words
 from gradwire.kernels.cuda.threshold.bitmask import (
     REGISTERS,
     first_marked,
-    mark_from,
-    marks,
-    most_marks,
-    together,
+    load_words,
+    mark_reaching,
+    max_popcount,
+    words_per_step,
 )
-from gradwire.kernels.cuda.threshold.dependent_launch import follows, in_turn
+from gradwire.kernels.cuda.threshold.dependent_launch import dependent_options, wait_for_previous
 from gradwire.kernels.cuda.threshold.histogram import (
-    EXACT,
-    FINE,
+    BOUND_TOO_HIGH,
+    FINE_BINS,
     LEVELS,
-    MISSED,
-    OPEN,
+    THRESHOLD_F64,
+    UNDECIDED,
+    add_to_histogram,
+    bin_shift,
     bounds,
-    fine_row,
-    is_crowd,
+    fine_bins_ptr,
+    is_contended,
     is_last,
     narrow,
-    tally,
-    width,
 )
-from gradwire.kernels.cuda.threshold.passes import TILE, span, spread
+from gradwire.kernels.cuda.threshold.passes import TILE, grid_of, span
 from gradwire.kernels.cuda.threshold.sampled_bounds import Search
-from gradwire.kernels.cuda.threshold.solve import decide, double, settle
-from gradwire.kernels.cuda.threshold.subsample import recount_drawn
+from gradwire.kernels.cuda.threshold.solve import as_float64, solve_threshold, store_outcome
+from gradwire.kernels.cuda.threshold.subsample import recount_sample
 
 
 @triton.jit
-def _bracket(state_ptr, bracket, asked):
-    """First and last magnitude and log2 of a bin, as int32; an empty one if none is asked for."""
-    first, last = bounds(state_ptr, bracket)
-    last = tl.where((asked >> bracket) & 1 != 0, last, first)
-    return first.to(tl.int32), last.to(tl.int32), width(first, last, FINE).to(tl.int32)
+def _load_interval(state_ptr, interval, undecided):
+    """Returns first and last magnitude and log2 of a bin, as int32; empty if decided already."""
+    first, last = bounds(state_ptr, interval)
+    last = tl.where((undecided >> interval) & 1 != 0, last, first)
+    return first.to(tl.int32), last.to(tl.int32), bin_shift(first, last, FINE_BINS).to(tl.int32)
 
 
 @triton.jit
-def _crowd(size, here, first, last, shift):
-    crowd = first > last
+def _is_contended(size, here, first, last, shift):
+    contended = first > last
     if first < last:
-        crowd = is_crowd(size, here & (size >= first) & (size <= last), first, shift)
-    return crowd
+        contended = is_contended(size, here & (size >= first) & (size <= last), first, shift)
+    return contended
 
 
 @triton.jit
-def _count(bins_ptr, size, here, first, last, shift, crowd):
+def _add(bins_ptr, size, here, first, last, shift, contended):
     if first < last:
         inside = here & (size >= first) & (size <= last)
-        tally(bins_ptr, size, inside, first, shift, crowd, FINE)
+        add_to_histogram(bins_ptr, size, inside, first, shift, contended, FINE_BINS)
 
 
 @triton.jit
 def _recount(
-    x_ptr, state_ptr, words_ptr, level, asked, WORDS: tl.constexpr, EACH: tl.constexpr
+    x_ptr, state_ptr, words_ptr, level, undecided, WORDS: tl.constexpr, EACH: tl.constexpr
 ):  # fmt: skip
-    """Counts the marked inside the bounds by finer bins."""
-    few_first, few_last, few_shift = _bracket(state_ptr, 0, asked)
-    many_first, many_last, many_shift = _bracket(state_ptr, 1, asked)
-    most_first, most_last, most_shift = _bracket(state_ptr, 2, asked)
-    bins_ptr = fine_row(state_ptr, level, 0)
+    """Counts the marked entries inside the intervals by finer bins."""
+    lower_first, lower_last, lower_shift = _load_interval(state_ptr, 0, undecided)
+    upper_first, upper_last, upper_shift = _load_interval(state_ptr, 1, undecided)
+    limit_first, limit_last, limit_shift = _load_interval(state_ptr, 2, undecided)
+    bins_ptr = fine_bins_ptr(state_ptr, level, 0)
     for begin in range(0, EACH, WORDS):
-        word, held = marks(words_ptr, begin, EACH, WORDS)
-        turns = most_marks(held)
-        size, here = first_marked(x_ptr, word, held)
-        few_crowd = _crowd(size, here, few_first, few_last, few_shift)
-        many_crowd = _crowd(size, here, many_first, many_last, many_shift)
-        most_crowd = _crowd(size, here, most_first, most_last, most_shift)
-        while turns > 0:
-            size, here = first_marked(x_ptr, word, held)
-            _count(bins_ptr, size, here, few_first, few_last, few_shift, few_crowd)
-            _count(bins_ptr + FINE, size, here, many_first, many_last, many_shift, many_crowd)
-            _count(bins_ptr + 2 * FINE, size, here, most_first, most_last, most_shift, most_crowd)
-            held &= held - 1
-            turns -= 1
+        word, bits = load_words(words_ptr, begin, EACH, WORDS)
+        steps = max_popcount(bits)
+        size, here = first_marked(x_ptr, word, bits)
+        lower_contended = _is_contended(size, here, lower_first, lower_last, lower_shift)
+        upper_contended = _is_contended(size, here, upper_first, upper_last, upper_shift)
+        limit_contended = _is_contended(size, here, limit_first, limit_last, limit_shift)
+        while steps > 0:
+            size, here = first_marked(x_ptr, word, bits)
+            _add(bins_ptr, size, here, lower_first, lower_last, lower_shift, lower_contended)
+            _add(
+                bins_ptr + FINE_BINS,
+                size,
+                here,
+                upper_first,
+                upper_last,
+                upper_shift,
+                upper_contended,
+            )
+            _add(
+                bins_ptr + 2 * FINE_BINS,
+                size,
+                here,
+                limit_first,
+                limit_last,
+                limit_shift,
+                limit_contended,
+            )
+            bits &= bits - 1
+            steps -= 1
 
 
-@triton.jit(do_not_specialize=["factor", "level", "tried", *KEYS])
+@triton.jit(do_not_specialize=["factor", "level", "sample_size", *KEYS])
 def _refine_kernel(
-    x_ptr, state_ptr, sums_ptr, tops_ptr, words_ptr, numel, factor, level, tried, key_low, key_high,
-    KIND: tl.constexpr, SPAN: tl.constexpr, ROUNDS: tl.constexpr, WORDS: tl.constexpr,
-    TILES: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr,
+    x_ptr, state_ptr, sums_ptr, maxima_ptr, words_ptr, numel, factor, level, sample_size, key_low,
+    key_high, KIND: tl.constexpr, SPAN: tl.constexpr, ROUNDS: tl.constexpr, WORDS: tl.constexpr,
+    TILES: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Counts in finer bins, where that is needed."""
-    in_turn(EARLY)
-    asked = tl.load(state_ptr + OPEN)
-    if asked != 0:
-        if (level == 0) & (tl.load(state_ptr + MISSED) != 0):
-            mark_from(x_ptr, words_ptr, 1, numel, TILES, TILE)
+    """Counts in finer bins, if any interval is undecided."""
+    wait_for_previous(PDL)
+    undecided = tl.load(state_ptr + UNDECIDED)
+    if undecided != 0:
+        if (level == 0) & (tl.load(state_ptr + BOUND_TOO_HIGH) != 0):
+            mark_reaching(x_ptr, words_ptr, 1, numel, TILES, TILE)
         if KIND == "sampled":
             start = tl.program_id(0).to(tl.int64) * TILES * TILE
             end = tl.minimum(start + TILES * TILE, numel)
-            recount_drawn(x_ptr, state_ptr, level, start, end, numel, tried, key_low, key_high)
-        if asked & 7 != 0:
-            _recount(x_ptr, state_ptr, words_ptr, level, asked, WORDS, TILES * TILE // 32)
+            recount_sample(
+                x_ptr, state_ptr, level, start, end, numel, sample_size, key_low, key_high
+            )
+        if undecided & 7 != 0:
+            _recount(x_ptr, state_ptr, words_ptr, level, undecided, WORDS, TILES * TILE // 32)
         if is_last(state_ptr, 1 + level):
-            for bracket in tl.static_range(4 if KIND == "sampled" else 3):
-                first, last = bounds(state_ptr, bracket)
-                if (first < last) & ((asked >> bracket) & 1 != 0):
-                    many = tried if bracket == 3 else numel
-                    one = bracket + tl.arange(0, 1)
-                    bins_ptr = fine_row(state_ptr, level, bracket)
-                    shift = width(first, last, FINE)
-                    narrow(state_ptr, one, one >= 0, bins_ptr, shift, many, FINE)
+            for interval in tl.static_range(4 if KIND == "sampled" else 3):
+                first, last = bounds(state_ptr, interval)
+                if (first < last) & ((undecided >> interval) & 1 != 0):
+                    count = sample_size if interval == 3 else numel
+                    interval_index = interval + tl.arange(0, 1)
+                    bins_ptr = fine_bins_ptr(state_ptr, level, interval)
+                    shift = bin_shift(first, last, FINE_BINS)
+                    narrow(
+                        state_ptr,
+                        interval_index,
+                        interval_index >= 0,
+                        bins_ptr,
+                        shift,
+                        count,
+                        FINE_BINS,
+                    )
             tl.debug_barrier()
             programs = tl.num_programs(0)
-            if (KIND == "excess") | (asked == 4):
-                # The border is known: only what may not be chosen was open.
-                settle(state_ptr, double(tl.load(state_ptr + EXACT)), 0)
+            if (KIND == "excess") | (undecided == 4):
+                # The threshold is known: only the rank over the limit was open.
+                store_outcome(state_ptr, as_float64(tl.load(state_ptr + THRESHOLD_F64)), 0)
             else:
-                decide(
-                    state_ptr, sums_ptr, tops_ptr, numel, programs, factor, level + 1, KIND, ROUNDS,
-                    SPAN,
+                solve_threshold(
+                    state_ptr, sums_ptr, maxima_ptr, numel, programs, factor, level + 1, KIND,
+                    ROUNDS, SPAN,
                 )  # fmt: skip
 
 
 def refine(
-    x: Tensor, search: Search, state: Tensor, sums: Tensor, tops: Tensor, words: Tensor
+    x: Tensor, search: Search, state: Tensor, sums: Tensor, maxima: Tensor, words: Tensor
 ) -> None:
-    """Closes what is open in the state; each launch returns at once where nothing is."""
-    programs, tiles = spread(x.numel())
+    """Decides the open intervals of the state; launches return at once if there are none."""
+    programs, tiles = grid_of(x.numel())
     for level in range(LEVELS.value):
         _refine_kernel[(programs,)](
-            x, state, sums, tops, words, x.numel(), search.factor, level, search.tried,
-            *halves(search.key), KIND=search.kind, ROUNDS=search.rounds,
-            SPAN=span(programs), WORDS=together(words, programs), TILES=tiles,
-            TILE=TILE, maxnreg=REGISTERS, **follows(x),
+            x, state, sums, maxima, words, x.numel(), search.factor, level, search.sample_size,
+            *key_words(search.key), KIND=search.kind, ROUNDS=search.rounds,
+            SPAN=span(programs), WORDS=words_per_step(words, programs), TILES=tiles,
+            TILE=TILE, maxnreg=REGISTERS, **dependent_options(x),
         )  # fmt: skip

@@ -9,23 +9,23 @@ import triton
 import triton.language as tl
 
 from gradwire.kernels.cuda.threshold.histogram import (
-    BORDER,
-    CUT,
-    EXACT,
-    FEW,
-    FINE,
+    FINE_BINS,
     LEVELS,
-    MANY,
-    MOST,
-    OPEN,
+    LIMIT,
+    LOWER,
+    OVER_LIMIT,
     SAMPLE,
+    THRESHOLD,
+    THRESHOLD_F64,
+    UNDECIDED,
+    UPPER,
     bounds,
 )
 
 
 @triton.jit
-def rounded(value):
-    """A float64 as the bits of the nearest float32, as int64."""
+def float32_bits(value):
+    """Returns a float64 as the bits of the nearest float32, as int64."""
     return value.to(tl.float32).to(tl.int32, bitcast=True).to(tl.int64)
 
 
@@ -36,134 +36,146 @@ def sum_of(sums_ptr, programs, SPAN: tl.constexpr):
 
 
 @triton.jit
-def top_of(tops_ptr, programs, SPAN: tl.constexpr):
-    """The largest magnitude as float64."""
+def max_of(maxima_ptr, programs, SPAN: tl.constexpr):
+    """Returns the largest magnitude as float64."""
     i = tl.arange(0, SPAN)
-    top = tl.max(tl.load(tops_ptr + i, mask=i < programs, other=0), 0)
-    return top.to(tl.float32, bitcast=True).to(tl.float64)
+    largest = tl.max(tl.load(maxima_ptr + i, mask=i < programs, other=0), 0)
+    return largest.to(tl.float32, bitcast=True).to(tl.float64)
 
 
 @triton.jit
-def double(bits):
-    """The float64 of its bits: as a number, Triton would round it to float32."""
+def as_float64(bits):
+    """Returns the float64 with these bits: as a number, Triton would round it to float32."""
     return bits.to(tl.int64).to(tl.float64, bitcast=True)
 
 
 @triton.jit
-def _open(first, last, border):
-    return (first < border) & (border <= last)
+def _is_inside(first, last, threshold):
+    return (first < threshold) & (threshold <= last)
 
 
 @triton.jit
 def _bisected(state_ptr, low, high, ROUNDS: tl.constexpr):
-    few_first, few_last = bounds(state_ptr, FEW)
-    many_first, many_last = bounds(state_ptr, MANY)
+    lower_first, lower_last = bounds(state_ptr, LOWER)
+    upper_first, upper_last = bounds(state_ptr, UPPER)
     done = high < 0
-    unsure = high < 0
+    ambiguous = high < 0
     for _ in range(ROUNDS):
         middle = (low + high) * 0.5
-        border = rounded(middle)
-        unsure |= ~done & (
-            _open(few_first, few_last, border) | _open(many_first, many_last, border)
+        threshold = float32_bits(middle)
+        ambiguous |= ~done & (
+            _is_inside(lower_first, lower_last, threshold)
+            | _is_inside(upper_first, upper_last, threshold)
         )
-        few, many = few_last < border, many_first >= border
-        # What fits is kept as the lower end, and nothing moves any more.
-        low = tl.where(~done & ~few, middle, low)
-        high = tl.where(~done & few, middle, high)
-        done |= ~few & ~many
-    return low, unsure
+        too_few, too_many = lower_last < threshold, upper_first >= threshold
+        # A threshold that fits becomes the lower end, and the search stops.
+        low = tl.where(~done & ~too_few, middle, low)
+        high = tl.where(~done & too_few, middle, high)
+        done |= ~too_few & ~too_many
+    return low, ambiguous
 
 
 @triton.jit
-def _rescaled(state_ptr, border, ROUNDS: tl.constexpr):
-    few_first, few_last = bounds(state_ptr, FEW)
-    many_first, many_last = bounds(state_ptr, MANY)
-    unsure = border < 0
+def _rescaled(state_ptr, threshold, ROUNDS: tl.constexpr):
+    lower_first, lower_last = bounds(state_ptr, LOWER)
+    upper_first, upper_last = bounds(state_ptr, UPPER)
+    ambiguous = threshold < 0
     for _ in range(ROUNDS):
-        bits = rounded(border)
-        unsure |= _open(few_first, few_last, bits) | _open(many_first, many_last, bits)
-        few, many = few_last < bits, many_first >= bits
-        border = tl.where(few, border * 0.5, tl.where(many, border * 1.5, border))
-    return border, unsure
+        bits = float32_bits(threshold)
+        ambiguous |= _is_inside(lower_first, lower_last, bits) | _is_inside(
+            upper_first, upper_last, bits
+        )
+        too_few, too_many = lower_last < bits, upper_first >= bits
+        threshold = tl.where(
+            too_few, threshold * 0.5, tl.where(too_many, threshold * 1.5, threshold)
+        )
+    return threshold, ambiguous
 
 
 @triton.jit
-def _lowered(state_ptr, border, ROUNDS: tl.constexpr):
-    few_first, few_last = bounds(state_ptr, FEW)
-    unsure = border < 0
+def _lowered(state_ptr, threshold, ROUNDS: tl.constexpr):
+    lower_first, lower_last = bounds(state_ptr, LOWER)
+    ambiguous = threshold < 0
     for _ in range(ROUNDS):
-        bits = rounded(border)
-        unsure |= _open(few_first, few_last, bits)
-        border = tl.where(few_last < bits, border * 0.8, border)
-    return border, unsure
+        bits = float32_bits(threshold)
+        ambiguous |= _is_inside(lower_first, lower_last, bits)
+        threshold = tl.where(lower_last < bits, threshold * 0.8, threshold)
+    return threshold, ambiguous
 
 
 @triton.jit
-def _drawn(state_ptr, level):
-    """What to ask for while the border of a sample is open: 0 if it is not.
+def _undecided_for_sample(state_ptr, level):
+    """Returns the intervals to narrow while the sample's threshold is undecided, or 0.
 
-    Where one pass is enough for each bracket, the others wait for it: mostly they need none. What
-    is open before the last pass has no other to wait for.
+    If one pass suffices for each interval, the others wait for it: mostly they need none. Before
+    the last pass there is nothing to wait for.
     """
     start, end = bounds(state_ptr, SAMPLE)
-    few_first, few_last = bounds(state_ptr, FEW)
-    most_first, most_last = bounds(state_ptr, MOST)
-    widest = tl.maximum(tl.maximum(end - start, few_last - few_first), most_last - most_first)
-    can_wait = (widest < FINE) & (level + 1 < LEVELS)
-    ask = tl.where(can_wait, tl.where(most_last >= start, 12, 8), 15)
-    return tl.where(start < end, ask, 0)
+    lower_first, lower_last = bounds(state_ptr, LOWER)
+    limit_first, limit_last = bounds(state_ptr, LIMIT)
+    widest = tl.maximum(tl.maximum(end - start, lower_last - lower_first), limit_last - limit_first)
+    can_wait = (widest < FINE_BINS) & (level + 1 < LEVELS)
+    undecided = tl.where(can_wait, tl.where(limit_last >= start, 12, 8), 15)
+    return tl.where(start < end, undecided, 0)
 
 
 @triton.jit
-def note(state_ptr, border):
-    tl.store(state_ptr + BORDER, rounded(border))
-    tl.store(state_ptr + EXACT, border.to(tl.int64, bitcast=True))
+def store_threshold(state_ptr, threshold):
+    tl.store(state_ptr + THRESHOLD, float32_bits(threshold))
+    tl.store(state_ptr + THRESHOLD_F64, threshold.to(tl.int64, bitcast=True))
 
 
 @triton.jit
-def settle(state_ptr, border, ask):
-    """Notes the border, whether more reach it than may be chosen, and what is open."""
-    first, last = bounds(state_ptr, MOST)
-    # Zeros are never chosen.
-    least = tl.maximum(rounded(border), 1)
-    cut = first >= least
-    # What is cut off must be known to the last place. If only that is open, nothing else is asked.
-    more = tl.where(cut, first < last, last >= least)
-    note(state_ptr, border)
-    tl.store(state_ptr + CUT, cut.to(tl.int64))
-    tl.store(state_ptr + OPEN, tl.where(ask != 0, ask, tl.where(more, 4, 0)).to(tl.int64))
+def store_outcome(state_ptr, threshold, undecided):
+    """Stores the threshold, whether too many reach it, and which intervals are undecided."""
+    first, last = bounds(state_ptr, LIMIT)
+    # Zeros are never selected.
+    least = tl.maximum(float32_bits(threshold), 1)
+    over_limit = first >= least
+    # The cut-off rank must be known exactly. If only it is open, narrow no other interval.
+    limit_open = tl.where(over_limit, first < last, last >= least)
+    store_threshold(state_ptr, threshold)
+    tl.store(state_ptr + OVER_LIMIT, over_limit.to(tl.int64))
+    tl.store(
+        state_ptr + UNDECIDED,
+        tl.where(undecided != 0, undecided, tl.where(limit_open, 4, 0)).to(tl.int64),
+    )
 
 
 @triton.jit
-def decide(
-    state_ptr, sums_ptr, tops_ptr, numel, programs, factor, level, KIND: tl.constexpr,
+def solve_threshold(
+    state_ptr, sums_ptr, maxima_ptr, numel, programs, factor, level, KIND: tl.constexpr,
     ROUNDS: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    """The border of a kind, of what the brackets and the sums of all programs tell.
+    """Computes the threshold of a kind from the intervals and the sums of all programs.
 
     `level` is that of the next pass with finer bins.
     """
     if KIND == "sampled":
         start, _ = bounds(state_ptr, SAMPLE)
-        border = start.to(tl.int32).to(tl.float32, bitcast=True).to(tl.float64)
-        border, unsure = _lowered(state_ptr, border, ROUNDS)
-        drawn = _drawn(state_ptr, level)
-        settle(state_ptr, border, tl.where(drawn != 0, drawn, tl.where(unsure, 7, 0)))
+        threshold = start.to(tl.int32).to(tl.float32, bitcast=True).to(tl.float64)
+        threshold, ambiguous = _lowered(state_ptr, threshold, ROUNDS)
+        sample_undecided = _undecided_for_sample(state_ptr, level)
+        store_outcome(
+            state_ptr,
+            threshold,
+            tl.where(sample_undecided != 0, sample_undecided, tl.where(ambiguous, 7, 0)),
+        )
     else:
-        top = top_of(tops_ptr, programs, SPAN)
+        largest = max_of(maxima_ptr, programs, SPAN)
         mean = sum_of(sums_ptr, programs, SPAN) / numel
         if KIND == "bisected":
-            border, unsure = _bisected(state_ptr, tl.minimum(mean, top), top, ROUNDS)
+            threshold, ambiguous = _bisected(state_ptr, tl.minimum(mean, largest), largest, ROUNDS)
         elif KIND == "normal":
             square = sum_of(sums_ptr + programs, programs, SPAN) / numel
             deviation = tl.sqrt(tl.maximum(square - mean * mean, 0.0))
-            border = tl.abs(mean) + double(factor) * deviation
-            border, unsure = _rescaled(state_ptr, border, ROUNDS)
-            border = tl.minimum(border, top)
+            threshold = tl.abs(mean) + as_float64(factor) * deviation
+            threshold, ambiguous = _rescaled(state_ptr, threshold, ROUNDS)
+            threshold = tl.minimum(threshold, largest)
         else:
-            border, unsure = tl.minimum(mean * double(factor), top), top < 0
+            threshold, ambiguous = tl.minimum(mean * as_float64(factor), largest), largest < 0
         if KIND == "excess":
-            # It goes on rising, and only then it is asked how many reach it.
-            note(state_ptr, border)
+            # Later stages raise the threshold; only then the entries that reach it are counted.
+            store_threshold(state_ptr, threshold)
         else:
-            settle(state_ptr, border, tl.where(unsure, 7, 0))
+            store_outcome(state_ptr, threshold, tl.where(ambiguous, 7, 0))

@@ -10,66 +10,68 @@ import triton.language as tl
 from gradwire.kernels.cuda.random import stratum
 from gradwire.kernels.cuda.threshold.histogram import (
     BINS,
-    BRACKETS,
-    COARSE,
-    DRAWN,
-    FINE,
-    NEAR,
+    COARSE_RANGE,
+    COARSE_SHIFT,
+    FINE_BINS,
+    INTERVALS,
     SAMPLE,
+    SAMPLE_BINS,
+    add_to_histogram,
+    bin_shift,
     bounds,
-    fine_row,
-    is_crowd,
-    tally,
-    width,
+    fine_bins_ptr,
+    is_contended,
 )
-from gradwire.kernels.cuda.threshold.passes import finite, magnitude
+from gradwire.kernels.cuda.threshold.passes import finite_or_zero, magnitude
 
 BLOCK = tl.constexpr(256)
 
 
 @triton.jit
-def _first(place, numel, tried):
-    """The number of the stratum that an entry lies in."""
-    return ((place + 1) * tried - 1) // numel
+def _stratum_of(index, numel, sample_size):
+    """Returns the number of the stratum that contains an entry."""
+    return ((index + 1) * sample_size - 1) // numel
 
 
 @triton.jit
-def _some(x_ptr, i, last, start, end, numel, tried, key_low, key_high):
-    """Magnitudes of the drawn from number i on, as far as they are in the stretch."""
-    number = i + tl.arange(0, BLOCK)
-    place = stratum(number, numel, tried, key_low, key_high)
-    here = (number <= last) & (place >= start) & (place < end)
-    return finite(magnitude(tl.load(x_ptr + place, mask=here, other=0.0))), here
+def _load_sample(x_ptr, i, last, start, end, numel, sample_size, key_low, key_high):
+    """Returns the magnitudes of sampled entries from stratum i on, and which are in the range."""
+    stratum_index = i + tl.arange(0, BLOCK)
+    index = stratum(stratum_index, numel, sample_size, key_low, key_high)
+    here = (stratum_index <= last) & (index >= start) & (index < end)
+    return finite_or_zero(magnitude(tl.load(x_ptr + index, mask=here, other=0.0))), here
 
 
 @triton.jit
-def count_drawn(x_ptr, state_ptr, start, end, numel, tried, key_low, key_high):
-    """Counts the drawn entries from `start` to `end` by the first bins."""
+def count_sample(x_ptr, state_ptr, start, end, numel, sample_size, key_low, key_high):
+    """Counts the sampled entries from `start` to `end` by the first bins."""
     first = bounds(state_ptr, SAMPLE)[0].to(tl.int32)
-    i, last = _first(start, numel, tried), _first(end - 1, numel, tried)
+    i, last = _stratum_of(start, numel, sample_size), _stratum_of(end - 1, numel, sample_size)
     while i <= last:
-        size, here = _some(x_ptr, i, last, start, end, numel, tried, key_low, key_high)
+        size, here = _load_sample(x_ptr, i, last, start, end, numel, sample_size, key_low, key_high)
         marked = here & (size >= first)
-        near = marked & (size - first < NEAR)
+        near = marked & (size - first < COARSE_RANGE)
         above = tl.sum((marked & ~near).to(tl.int64))
-        tl.atomic_add(state_ptr + BRACKETS + 4 * SAMPLE + 2, above, mask=above > 0, sem="relaxed")
-        crowd = is_crowd(size, near, first, COARSE)
-        tally(state_ptr + DRAWN, size, near, first, COARSE, crowd, BINS)
+        tl.atomic_add(state_ptr + INTERVALS + 4 * SAMPLE + 2, above, mask=above > 0, sem="relaxed")
+        contended = is_contended(size, near, first, COARSE_SHIFT)
+        add_to_histogram(state_ptr + SAMPLE_BINS, size, near, first, COARSE_SHIFT, contended, BINS)
         i += BLOCK
 
 
 @triton.jit
-def recount_drawn(x_ptr, state_ptr, level, start, end, numel, tried, key_low, key_high):
-    """The same inside the bounds, by finer bins."""
+def recount_sample(x_ptr, state_ptr, level, start, end, numel, sample_size, key_low, key_high):
+    """Counts the sampled entries inside the bounds by finer bins."""
     first, last_size = bounds(state_ptr, SAMPLE)
     if first < last_size:
-        shift = width(first, last_size, FINE).to(tl.int32)
-        i, last = _first(start, numel, tried), _first(end - 1, numel, tried)
+        shift = bin_shift(first, last_size, FINE_BINS).to(tl.int32)
+        i, last = _stratum_of(start, numel, sample_size), _stratum_of(end - 1, numel, sample_size)
         while i <= last:
-            size, here = _some(x_ptr, i, last, start, end, numel, tried, key_low, key_high)
+            size, here = _load_sample(
+                x_ptr, i, last, start, end, numel, sample_size, key_low, key_high
+            )
             inside = here & (size >= first) & (size <= last_size)
-            bins_ptr = fine_row(state_ptr, level, SAMPLE)
-            least = first.to(tl.int32)
-            crowd = is_crowd(size, inside, least, shift)
-            tally(bins_ptr, size, inside, least, shift, crowd, FINE)
+            bins_ptr = fine_bins_ptr(state_ptr, level, SAMPLE)
+            first_size = first.to(tl.int32)
+            contended = is_contended(size, inside, first_size, shift)
+            add_to_histogram(bins_ptr, size, inside, first_size, shift, contended, FINE_BINS)
             i += BLOCK

@@ -10,58 +10,86 @@ from struct import pack
 import torch
 from torch import Tensor
 
-from gradwire.kernels.cuda.threshold.first_pass import Sifted, sift
-from gradwire.kernels.cuda.threshold.histogram import BORDER
-from gradwire.kernels.cuda.threshold.sampled_bounds import Search, begun
+from gradwire.kernels.cuda.threshold.first_pass import FirstPassResult, first_pass
+from gradwire.kernels.cuda.threshold.histogram import THRESHOLD
+from gradwire.kernels.cuda.threshold.sampled_bounds import Search, initial_state
 from gradwire.kernels.reference.thresholds import HALVINGS, LOWERINGS
 from gradwire.kernels.specs import ThresholdSpec
-from gradwire.types import EFInput
+from gradwire.types import EFInput, Key
 
 
-def double(value: float) -> int:
-    """The bits of a float64: as a number, Triton would round it to float32."""
+def float64_bits(value: float) -> int:
+    """Returns the bits of a float64: as a number, Triton would round it to float32."""
     return int.from_bytes(pack("<d", value), "little", signed=True)
 
 
-def search_of(aim: ThresholdSpec) -> Search:
-    """The ranks that decide where the border of an aim is, and whether too many reach it."""
-    few, many, most = aim.wanted, 0, aim.most + 1 if aim.most else 0
-    if aim.kind == "sampled":
-        search = Search(aim.kind, few, 0, most, rounds=LOWERINGS)
-        return search._replace(key=aim.key, tried=aim.tried, top=aim.top)
-    if aim.kind == "bisected":
-        return Search(aim.kind, few, 2 * aim.wanted + 1, most, rounds=HALVINGS)
-    if aim.kind == "normal":
-        few, many = -(-2 * aim.wanted // 3), 4 * aim.wanted // 3 + 1
-        return Search(aim.kind, few, many, most, double(aim.spread), aim.rounds)
-    rise, *rises = (double(-math.log(share)) for share in aim.shares)
-    return Search(aim.kind, most=most, factor=rise, rises=tuple(rises))
+def search_of(spec: ThresholdSpec) -> Search:
+    """Returns the ranks that decide the threshold of a spec, and whether too many reach it."""
+    lower_rank, upper_rank, limit_rank = (
+        spec.target_count,
+        0,
+        spec.max_count + 1 if spec.max_count else 0,
+    )
+    if spec.kind == "sampled":
+        search = Search(spec.kind, lower_rank, 0, limit_rank, rounds=LOWERINGS)
+        return search._replace(
+            key=spec.key, sample_size=spec.sample_size, sample_rank=spec.sample_rank
+        )
+    if spec.kind == "bisected":
+        return Search(spec.kind, lower_rank, 2 * spec.target_count + 1, limit_rank, rounds=HALVINGS)
+    if spec.kind == "normal":
+        lower_rank, upper_rank = -(-2 * spec.target_count // 3), 4 * spec.target_count // 3 + 1
+        return Search(
+            spec.kind,
+            lower_rank,
+            upper_rank,
+            limit_rank,
+            float64_bits(spec.deviations),
+            spec.rounds,
+        )
+    factor, *stage_factors = (float64_bits(-math.log(ratio)) for ratio in spec.stage_ratios)
+    return Search(
+        spec.kind, limit_rank=limit_rank, factor=factor, stage_factors=tuple(stage_factors)
+    )
 
 
-def found(given: EFInput, search: Search, packed: Tensor) -> Sifted:
-    """What a search comes to, and marks on what may be chosen; `packed` is cleared."""
-    return sift(given, search, begun(given, search), packed)
+def run_search(ef: EFInput, search: Search, packed: Tensor) -> FirstPassResult:
+    """Searches the threshold and marks candidates; zeroes `packed`."""
+    return first_pass(ef, search, initial_state(ef, search), packed)
 
 
-def _border(given: EFInput, aim: ThresholdSpec) -> Tensor:
-    if not given.grad.numel():
-        return given.grad.new_zeros(1)
-    nothing = torch.empty(0, dtype=torch.int32, device=given.grad.device)
-    state = found(given, search_of(aim), nothing).state
-    return state[BORDER.value : BORDER.value + 1].to(torch.int32).view(torch.float32)
+def _threshold(ef: EFInput, spec: ThresholdSpec) -> Tensor:
+    if not ef.grad.numel():
+        return ef.grad.new_zeros(1)
+    empty = torch.empty(0, dtype=torch.int32, device=ef.grad.device)
+    state = run_search(ef, search_of(spec), empty).state
+    return state[THRESHOLD.value : THRESHOLD.value + 1].to(torch.int32).view(torch.float32)
 
 
-def sampled_border(given: EFInput, key: int, tried: int, top: int, enough: int) -> Tensor:
-    return _border(given, ThresholdSpec("sampled", wanted=enough, key=key, tried=tried, top=top))
+def sampled_threshold(
+    ef: EFInput, key: Key, sample_size: int, sample_rank: int, min_count: int
+) -> Tensor:
+    return _threshold(
+        ef,
+        ThresholdSpec(
+            "sampled",
+            target_count=min_count,
+            key=key,
+            sample_size=sample_size,
+            sample_rank=sample_rank,
+        ),
+    )
 
 
-def bisected_border(given: EFInput, count: int) -> Tensor:
-    return _border(given, ThresholdSpec("bisected", wanted=count))
+def bisected_threshold(ef: EFInput, count: int) -> Tensor:
+    return _threshold(ef, ThresholdSpec("bisected", target_count=count))
 
 
-def normal_border(given: EFInput, spread: float, count: int, rounds: int) -> Tensor:
-    return _border(given, ThresholdSpec("normal", wanted=count, spread=spread, rounds=rounds))
+def normal_threshold(ef: EFInput, deviations: float, count: int, rounds: int) -> Tensor:
+    return _threshold(
+        ef, ThresholdSpec("normal", target_count=count, deviations=deviations, rounds=rounds)
+    )
 
 
-def excess_border(given: EFInput, shares: Sequence[float]) -> Tensor:
-    return _border(given, ThresholdSpec("excess", shares=tuple(shares)))
+def excess_threshold(ef: EFInput, stage_ratios: Sequence[float]) -> Tensor:
+    return _threshold(ef, ThresholdSpec("excess", stage_ratios=tuple(stage_ratios)))
