@@ -41,9 +41,9 @@ audit-online: $(READY)  ## asks the network which pinned versions have known vul
 	.venv/audit/bin/pip install --quiet pip-audit
 	.venv/audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
 
-table: $(READY)  ## writes the generated parts of the README and of docs/benchmarks.md anew
+table: $(READY)  ## regenerates the tables of the README, docs/wire.md and docs/benchmarks.md
 	$(BIN)/gradwire methods --markdown README.md
-	$(BIN)/python docs/_site/write_benchmarks.py
+	$(BIN)/python docs/_site/write_tables.py
 
 clean:
 	rm -rf build .venv .mypy_cache .pytest_cache .ruff_cache

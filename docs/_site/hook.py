@@ -1,4 +1,4 @@
-"""What mkdocs calls: adds the generated pages, and makes sure that pages need no other server."""
+"""Hooks of mkdocs: add the generated pages, and check that pages need no other server."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from gradwire import kernels
-from pages import api, borrowed, methods
+from pages import api, copied, methods
 
 OVERVIEW = "<!-- generated: methods -->"
 API = "<!-- generated: api -->"
@@ -21,8 +21,8 @@ FOREIGN = re.compile(
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Completes the navigation: a page a method, and pages that nobody has placed yet."""
-    # The meaning of every kernel, without a compiler: quick to start, and the same everywhere.
+    """Completes the navigation: one page per method, and pages that are not listed yet."""
+    # Reference kernels need no compiler: quick to start, and the same everywhere.
     kernels.use("reference")
     torch.set_num_threads(1)
     assert config.nav is not None
@@ -37,10 +37,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    docs = Path(config.docs_dir)
-    wire = methods.read_wire_parts(docs)
-    texts = {f"methods/{m.name}.md": methods.page(m, wire) for m in methods.methods()}
-    for name, text in (texts | borrowed.pages(docs.parent)).items():
+    texts = {f"methods/{m.name}.md": methods.page(m) for m in methods.methods()}
+    for name, text in (texts | copied.pages(Path(config.docs_dir).parent)).items():
         files.append(File.generated(config, name, content=text))
     return files
 
@@ -50,11 +48,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         markdown = markdown.replace(OVERVIEW, methods.overview(methods.methods()))
     if API in markdown:
         markdown = markdown.replace(API, api.page())
-    return borrowed.from_docs(markdown, page.file.src_uri.count("/"))
+    return copied.from_docs(markdown, page.file.src_uri.count("/"))
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Refuses a page that would load something from elsewhere when somebody looks at it."""
+    """Raises an error for a page that would load resources from another server."""
     if found := FOREIGN.search(output):
         raise PluginError(f"{page.file.src_uri}: loads from another server: {found[0]}")
     return output

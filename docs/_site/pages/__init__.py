@@ -1,1 +1,1 @@
-"""The pages of the documentation that are made from the code and from its records."""
+"""Documentation pages that are generated from the code and from its records."""

@@ -1,4 +1,4 @@
-"""The page of public names, made from their signatures and docstrings."""
+"""Generates the page of public names from their signatures and docstrings."""
 
 import inspect
 import re
@@ -13,7 +13,7 @@ COLUMNS = 88
 
 
 def page() -> str:
-    """All names of `gradwire`, then those of `gradwire.local`."""
+    """Returns the page: all names of `gradwire`, then those of `gradwire.local`."""
     return "\n\n".join(
         ["## gradwire", *_names(gradwire), "## gradwire.local", *_names(gradwire.local)]
     )
@@ -45,7 +45,7 @@ def _class(full: str, cls: type) -> Iterator[str]:
 
 
 def _documented(cls: type, name: str) -> bool:
-    """Whether a member is this house's, and says what it does."""
+    """Returns whether a member is defined in gradwire and has a docstring."""
     for owner in cls.__mro__:
         if name in vars(owner):
             return owner.__module__.startswith("gradwire") and bool(
@@ -75,12 +75,12 @@ def _signature(full: str, item: Any) -> Iterator[str]:
 
 
 def _short(annotated: str) -> str:
-    """Types without the modules that they come from."""
+    """Removes module names from types."""
     return re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Z])", "", annotated)
 
 
 def _spread(signature: inspect.Signature) -> Iterator[str]:
-    """The parameters, with the star before those that only have names."""
+    """Yields the parameters, with a star before keyword-only ones."""
     starred = False
     for parameter in signature.parameters.values():
         starred = starred or parameter.kind is parameter.VAR_POSITIONAL
@@ -91,7 +91,7 @@ def _spread(signature: inspect.Signature) -> Iterator[str]:
 
 
 def _arguments(member: Any) -> str:
-    """The names of what a method takes, with defaults, in brackets."""
+    """Returns the names of a method's parameters, with defaults, in parentheses."""
     own = [p for p in inspect.signature(member).parameters.values() if p.name != "self"]
     words = [str(p.replace(annotation=inspect.Parameter.empty)) for p in own]
     return f"({', '.join(words)})"

@@ -1,10 +1,13 @@
-"""Markdown from values: tables whose cells cannot break them."""
+"""Markdown from values: tables whose cells are escaped."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from gradwire.errors import ConfigError
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
-    """A table; its first `words` columns are aligned as text, the others as numbers."""
+    """Returns a table; its first `words` columns are aligned as text, the others as numbers."""
     rule = ["---"] * words + ["--:"] * (len(columns) - words)
     return "\n".join(_line(cells) for cells in [columns, rule, *rows])
 
@@ -23,5 +26,14 @@ def fence(text: str, language: str = "python") -> str:
 
 
 def listed(items: Iterable[str]) -> str:
-    """Items in one sentence."""
+    """Joins items in one sentence."""
     return ", ".join(items) or "none"
+
+
+def write_between(page: Path, begin: str, end: str, text: str) -> None:
+    """Replaces the text between two marks of a page."""
+    old = page.read_text(encoding="utf-8")
+    if begin not in old or end not in old:
+        raise ConfigError(f"{page}: expected the marks {begin} and {end}")
+    head, tail = old.split(begin)[0], old.split(end)[1]
+    page.write_text(f"{head}{begin}\n{text}\n{end}{tail}", encoding="utf-8")

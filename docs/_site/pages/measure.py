@@ -1,4 +1,4 @@
-"""What a method's messages cost and lose: measured by encoding, when the site is built."""
+"""Measures the size and the error of a method's messages when the site is built."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from gradwire.types import EncodeContext
 SIDE = 256
 SIZES = ((32, 32), (256, 256), (1024, 1024))
 TURNS = 3
-"""Messages that an error is averaged over, since some methods draw at random."""
+"""Messages over which an error is averaged, since some methods are random."""
 
 SWEEPS: Mapping[str, Sequence[float]] = {
     "ratio": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3),
@@ -32,14 +32,14 @@ SWEEPS: Mapping[str, Sequence[float]] = {
     "block": (16, 32, 64, 128, 256, 1024),
     "bucket": (64, 128, 256, 1024, 4096, 16384),
 }
-"""Settings that pages try, by the name of the parameter."""
+"""Values that pages plot, by the name of the parameter."""
 
 LENGTHS = (64, 256, 1024, 4096, 16384, 65536)
-"""Numbers of elements that pages try for a method without such a parameter."""
+"""Numbers of elements that pages plot for a method without such a parameter."""
 
 
 class Size(NamedTuple):
-    """The message about a tensor of normal entries."""
+    """The message of a tensor of normal entries."""
 
     shape: tuple[int, int]
     nbytes: int
@@ -50,7 +50,7 @@ class Size(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A setting, what its message costs an element, and what it loses."""
+    """A setting, with the bits per element and the error of its message."""
 
     x: float
     bits: float
@@ -68,16 +68,16 @@ class Sweep(NamedTuple):
 
 @cache
 def gradient() -> Tensor:
-    """The gradient of a linear layer, 256 x 256, inside a small network; batches of 32."""
-    dice = torch.Generator().manual_seed(0)
+    """Returns the gradient of a linear layer, 256 x 256, inside a small network; batches of 32."""
+    generator = torch.Generator().manual_seed(0)
     model = nn.Sequential(
         nn.Linear(SIDE, SIDE), nn.ReLU(), nn.Linear(SIDE, SIDE), nn.ReLU(), nn.Linear(SIDE, 10)
     )
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=dice) / math.sqrt(SIDE))
-    inputs = torch.randn(32, SIDE, generator=dice)
-    targets = torch.randint(10, (32,), generator=dice)
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / math.sqrt(SIDE))
+    inputs = torch.randn(32, SIDE, generator=generator)
+    targets = torch.randint(10, (32,), generator=generator)
     nn.functional.cross_entropy(model(inputs), targets).backward()
     found = model[2].weight.grad
     assert isinstance(found, Tensor)
@@ -86,25 +86,25 @@ def gradient() -> Tensor:
 
 @cache
 def noise(shape: tuple[int, int] = (SIDE, SIDE)) -> Tensor:
-    """Normal entries, as large as the gradient's on average."""
-    dice = torch.Generator().manual_seed(1)
-    return torch.randn(shape, generator=dice) * float(gradient().square().mean().sqrt())
+    """Returns normal entries with the gradient's mean square."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(shape, generator=generator) * float(gradient().square().mean().sqrt())
 
 
 def sizes(codec: Compressor) -> list[Size]:
-    """The messages about tensors of a few sizes."""
+    """Returns the message sizes of tensors of a few shapes."""
     return [Size(shape, codec.encode(noise(shape)).nbytes) for shape in SIZES]
 
 
 def formula(codec: Compressor) -> str | None:
-    """Bytes as a n + b (rows + columns), if that is what a few large matrices take."""
+    """Returns the bytes as a n + b (rows + columns), if that holds for a few large matrices."""
     small, large, between = 1 << 10, 1 << 12, 1 << 11
     # Two equations for a and b; a third shape, not square, must agree.
     first, second = (codec.nbytes((side, side)) / side for side in (small, large))
     area = (second - first) / (large - small)
     sides = (first - area * small) / 2
     if sides < 0.5:
-        # Less than a number a row: a scale or two, which a large tensor does not feel.
+        # Less than a number per row: a scale or two, which is negligible for a large tensor.
         area, sides = second / large, 0
     guess = area * large * between + sides * (large + between)
     if not math.isclose(guess, codec.nbytes((large, between)), rel_tol=1e-3):
@@ -114,7 +114,7 @@ def formula(codec: Compressor) -> str | None:
 
 
 def sweep(usual: Compressor) -> Sweep:
-    """The method along its main parameter: the first that `SWEEPS` knows, else the length."""
+    """Measures the method along its main parameter: the first in `SWEEPS`, else the length."""
     settings = {f.name: getattr(usual, f.name) for f in fields(usual)}  # type: ignore[arg-type]
     names = [name for name in settings if name in SWEEPS]
     if not names:
@@ -127,7 +127,7 @@ def sweep(usual: Compressor) -> Sweep:
 
 
 def legal(usual: Compressor, settings: Mapping[str, object]) -> Compressor | None:
-    """The method with these settings, or None where it refuses them."""
+    """Returns the method with these settings, or None if it refuses them."""
     try:
         return type(usual)(**settings)
     except ConfigError:
@@ -140,11 +140,11 @@ def point(x: float, codec: Compressor, own: Tensor, other: Tensor) -> Point:
 
 
 def error(codec: Compressor, x: Tensor) -> float:
-    """The root mean square of |x - said| / |x|; votes have no length, and get the best one."""
+    """Returns the RMS of |x - decoded| / |x|; votes have no scale, and get the best one."""
     squares = []
     for step in range(TURNS):
-        said = codec.decode(codec.encode(x, EncodeContext(tuple(x.shape), step=step)))
+        decoded = codec.decode(codec.encode(x, EncodeContext(tuple(x.shape), step=step)))
         if codec.traits().is_vote:
-            said = said * ((said * x).sum() / said.square().sum())
-        squares.append(float((x - said).square().sum() / x.square().sum()))
+            decoded = decoded * ((decoded * x).sum() / decoded.square().sum())
+        squares.append(float((x - decoded).square().sum() / x.square().sum()))
     return math.sqrt(sum(squares) / TURNS)

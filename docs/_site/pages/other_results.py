@@ -1,4 +1,4 @@
-"""Tables of records that no run of a benchmark's cases left: forecasts, studies, hostile bytes."""
+"""Tables of records other than benchmark runs: forecasts, studies, hostile bytes."""
 
 from collections.abc import Iterator, Sequence
 from statistics import median
@@ -12,14 +12,14 @@ from pages.markdown import code, listed, table
 Row: TypeAlias = dict[str, Any]
 
 CLOSE = 0.15
-"""A prediction that is off by less counts as right."""
+"""A prediction with a smaller relative error counts as correct."""
 
 LONGEST = 60
-"""Rows of a table that nobody has made a summary for."""
+"""Rows that are shown of a table without a summary."""
 
 
 def forecasts(records: Sequence[ForecastRecord]) -> Iterator[str]:
-    """Predicted steps, beside what was measured where it was."""
+    """Yields predicted step times beside measured ones, where there are any."""
     lines = [
         [
             code(r.spec),
@@ -27,14 +27,14 @@ def forecasts(records: Sequence[ForecastRecord]) -> Iterator[str]:
             str(r.workers),
             human.duration_ms(r.step_ms),
             human.duration_ms(r.measured_ms),
-            human.NOTHING if r.off is None else f"{r.off:+.0%}",
+            human.NO_VALUE if r.prediction_error is None else f"{r.prediction_error:+.0%}",
             human.byte_size(r.sent_bytes),
         ]
         for r in records
     ]
-    offs = [abs(r.off) for r in records if r.off is not None]
+    offs = [abs(r.prediction_error) for r in records if r.prediction_error is not None]
     if offs:
-        close = sum(off <= CLOSE for off in offs)
+        close = sum(prediction_error <= CLOSE for prediction_error in offs)
         yield (
             f"{close} of {len(offs)} predictions are within {CLOSE:.0%} of what was measured; "
             f"half of them within {median(offs):.0%}."
@@ -44,7 +44,7 @@ def forecasts(records: Sequence[ForecastRecord]) -> Iterator[str]:
 
 
 def tables(rows: Sequence[Row]) -> Iterator[str]:
-    """Rows by their kind, each as that kind is read best."""
+    """Yields tables of the rows, in the form of their kind."""
     for kind, found in group(rows, lambda row: row.get("kind")).items():
         if kind == "fuzz":
             yield from _fuzz(found)
@@ -57,7 +57,7 @@ def tables(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _fuzz(rows: Sequence[Row]) -> Iterator[str]:
-    """Hostile messages, added up by the kinds of methods that they were sent to."""
+    """Yields counts of hostile messages, summed by the kind of method."""
     names = group(rows, lambda row: str(row["spec"]).split(":")[0].split(" ")[0])
     counts = ("messages", "decoded", "refused", "crashes")
     lines = [
@@ -74,7 +74,7 @@ def _fuzz(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _study(rows: Sequence[Row]) -> Iterator[str]:
-    """Where each run of a study of rare talk ended; bytes are one worker's since the start."""
+    """Yields the end of each run of a study of local methods; bytes are one worker's in all."""
     by_setting = group(rows, lambda row: (row.get("workload"), row.get("workers")))
     for (workload, workers), found in by_setting.items():
         ends = group(found, lambda row: (row["case"], row.get("seed"))).values()
@@ -92,11 +92,11 @@ def _end(row: Row) -> list[str]:
 
 
 def plain(rows: Sequence[Row]) -> Iterator[str]:
-    """Rows of a form that this file does not know: what is alike in all in a line, then a table."""
+    """Yields rows of an unknown form: a line of the values that are equal in all, then a table."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    told = [n for n in names if all(isinstance(row.get(n), _SIMPLE) for row in rows)]
-    alike = [n for n in told if len({row.get(n) for row in rows}) == 1 and n not in _DULL]
-    differ = [n for n in told if n not in alike and n not in _DULL]
+    simple = [n for n in names if all(isinstance(row.get(n), _SIMPLE) for row in rows)]
+    alike = [n for n in simple if len({row.get(n) for row in rows}) == 1 and n not in _DULL]
+    differ = [n for n in simple if n not in alike and n not in _DULL]
     if alike:
         yield listed(f"{_words(n)} {_shown(rows[0].get(n))}" for n in alike) + "."
     if differ:
@@ -116,5 +116,5 @@ def _words(name: str) -> str:
 
 def _shown(value: object) -> str:
     if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no", None: human.NOTHING}[value]
+        return {True: "yes", False: "no", None: human.NO_VALUE}[value]
     return human.digits(value) if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""A method's plot as SVG inside the page, with the ink of the page: legible in light and dark."""
+"""Draws a method's plot as inline SVG in the page's text colour: legible in light and dark."""
 
 import io
 import re
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 INK = "#123456"
-"""Stands for the page's own colour of text, which is put in its place."""
+"""A placeholder that is replaced by the page's text colour."""
 
 OWN, OTHER = "#2a8fd8", "#d98200"
-"""Of the gradient and of noise; both have contrast on white and on black."""
+"""Colours of the gradient and of noise; both have contrast on white and on black."""
 
 STYLE = {
     "svg.fonttype": "none",
@@ -30,13 +30,13 @@ STYLE = {
 }
 
 WIDE, TINY = 10, 1e-3
-"""Values that spread over such a factor are drawn by their logarithms, unless some are nearly 0."""
+"""Values whose range exceeds this factor get a logarithmic axis, unless some are nearly 0."""
 
 MARKS = ((OWN, "o"), (OTHER, "s"))
 
 
 def draw(sweep: Sweep, title: str) -> str:
-    """Relative error, and bits an element, along the method's axis."""
+    """Draws relative error, and bits per element, along the method's axis."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -67,7 +67,7 @@ def _panel(axes: "Axes", sweep: Sweep, label: str, lines: dict[str, list[float]]
     if max(values) > WIDE * min(values) and min(values) > TINY:
         axes.set_yscale("log")
     else:
-        # From 0, or small differences would look like large ones.
+        # From 0, since small differences would look like large ones otherwise.
         axes.set_ylim(0, 1.05 * max(values) or 1)
     axes.set_xticks(xs, [f"{x:.3g}" for x in xs])
     axes.set_xticks([], minor=True)
@@ -77,9 +77,9 @@ def _panel(axes: "Axes", sweep: Sweep, label: str, lines: dict[str, list[float]]
 
 
 def _inside_a_page(svg: str, title: str) -> str:
-    """The element alone, scaled to its column, with the page's ink and a name for readers."""
+    """Returns the SVG element alone, scaled to its column, with a title for screen readers."""
     svg = svg[svg.index("<svg") :]
-    # Metadata is of no use here, and a style would be one for the whole page.
+    # Metadata is not needed here, and a style element would apply to the whole page.
     svg = re.sub(r"<(metadata|style)\b.*?</\1>\s*", "", svg, flags=re.DOTALL)
     svg = re.sub(r"font-family: [^;]*;", "font-family: inherit;", svg)
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)

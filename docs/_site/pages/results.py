@@ -1,4 +1,4 @@
-"""The tables of docs/benchmarks.md, made from the records in results/."""
+"""Generates the tables of docs/benchmarks.md from the records in results/."""
 
 import json
 import shlex
@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gradwire.bench.predictions.forecast_records import read_forecasts
+from gradwire.bench.predictions.forecast_records import read_predictions
 from gradwire.bench.records.compare import group, kernel_setting, step_setting, train_setting
-from gradwire.bench.records.schema import KINDS, KernelRecord, Record, StepRecord, TrainRecord, read
+from gradwire.bench.records.files import read
+from gradwire.bench.records.schema import KINDS, KernelRecord, Record, StepRecord, TrainRecord
 from gradwire.bench.report.grid import Grid, kernel_grid, step_grid, train_grid
 from gradwire.bench.report.summary import kernel_summary, step_summary, train_summary
-from gradwire.errors import ConfigError
 from pages import other_results
-from pages.markdown import code, table
+from pages.markdown import code, table, write_between
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
@@ -31,10 +31,10 @@ TITLES = {
     "reliability/chaos": "Killed workers",
     "reliability/fuzz": "Hostile bytes",
 }
-"""What files are about, by the name of the file or its folder, in the order of the page."""
+"""Titles of files, by the name of the file or its folder, in the order of the page."""
 
 PRIVATE = ("--json", "--plot", "--commit", "--data", "--output", "-o", "--tensorboard")
-"""Options that say where things lay when a record was made."""
+"""Options that name local paths of the machine that made a record."""
 
 FACTS = ("gpu", "cpu", "cores", "torch", "numba", "triton", "commit")
 
@@ -42,22 +42,18 @@ R = TypeVar("R", TrainRecord, StepRecord, KernelRecord)
 
 
 def write_into(page: Path, results: Path) -> None:
-    """Replaces what is between the marks of the page by tables of all records."""
-    text = page.read_text(encoding="utf-8")
-    if BEGIN not in text or END not in text:
-        raise ConfigError(f"{page}: expected the marks {BEGIN} and {END}")
-    head, tail = text.split(BEGIN)[0], text.split(END)[1]
-    page.write_text(f"{head}{BEGIN}\n{tables(results)}\n{END}{tail}", encoding="utf-8")
+    """Replaces the text between the marks of the page by tables of all records."""
+    write_between(page, BEGIN, END, tables(results))
 
 
 def tables(results: Path) -> str:
-    """A section for every file of records."""
+    """Returns a section for every file of records."""
     files = sorted(results.rglob("*.jsonl"), key=lambda path: _order(path.relative_to(results)))
     return "\n\n".join(part for file in files for part in _section(file, results))
 
 
 def _topic(path: Path) -> str | None:
-    """The key of a file's title, if it has one."""
+    """Returns the key of a file's title, if it has one."""
     own = path.with_suffix("").as_posix()
     return next((name for name in (own, path.parts[0]) if name in TITLES), None)
 
@@ -68,7 +64,7 @@ def _order(path: Path) -> tuple[int, str]:
 
 
 def title(path: Path) -> str:
-    """The heading of a file, given within results/: files of a folder keep their names."""
+    """Returns the heading of a file in results/; files of a folder keep their names."""
     own, topic = path.with_suffix("").as_posix(), _topic(path)
     if topic is None:
         return own
@@ -83,7 +79,7 @@ def _section(path: Path, results: Path) -> Iterator[str]:
     if kinds <= set(KINDS):
         yield from _runs(read([path]))
     elif kinds == {"forecast"}:
-        yield from other_results.forecasts(read_forecasts(path))
+        yield from other_results.forecasts(read_predictions(path))
     else:
         yield from other_results.tables(rows)
 
@@ -103,7 +99,7 @@ def _grids(
     grid: Callable[[Sequence[R]], Grid],
     summary: Callable[[Sequence[R]], str],
 ) -> Iterator[str]:
-    """A table for each setting and machine: other times are not to be compared."""
+    """Yields a table for each setting and machine, since times of others are not comparable."""
     for runs in group(records, lambda r: (same(r), str(r.machine))).values():
         yield f"### {setting_words(runs[0])}"
         yield summary(runs)
@@ -125,7 +121,7 @@ def grid_table(grid: Grid) -> str:
 
 
 def made_by(commands: Iterable[str], machine: dict[str, str]) -> str:
-    """How to make such records again, and where these were made."""
+    """Returns the commands that made the records, and the machine."""
     short = {name: machine[name] for name in FACTS if name in machine}
     if "commit" in short:
         short["commit"] = short["commit"][:12]
@@ -135,7 +131,7 @@ def made_by(commands: Iterable[str], machine: dict[str, str]) -> str:
 
 
 def public(command: str) -> str:
-    """A command without options that name somebody's files."""
+    """Removes options that name local paths from a command."""
     words, kept = shlex.split(command), []
     while words:
         word = words.pop(0)

@@ -1,1 +1,1 @@
-"""The catalogue: one method a file, and the file's name is the method's."""
+"""The compressors: one method per file, named after the file."""

@@ -1,4 +1,8 @@
-"""Messages that are the tensor itself in a number format of their own."""
+"""Casts: methods that send the tensor itself in another number format.
+
+The functions work on a `torch.dtype`, so that other families can send their values in a number
+format without knowing a method.
+"""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -7,20 +11,32 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.base import FusedOneRound
+from gradwire.base import FusedOneRound, memoized
 from gradwire.types import EFInput, EncodeContext, Field, Layout, Parts
 
 
+def cast_layout(dtype: torch.dtype, numel: int) -> Layout:
+    """Returns the layout of a message of `numel` numbers."""
+    return Layout((Field(dtype, numel),))
+
+
+def cast_values(x: Tensor, dtype: torch.dtype) -> Parts:
+    """Returns the message of `x`: each entry rounded to the nearest number of `dtype`."""
+    return (kernels.at(x).cast_pack(x, dtype),)
+
+
 class Cast(FusedOneRound):
-    """A number format: the author names it, the rest is the same for all."""
+    """Base class of casts: a subclass sets `dtype` and writes `traits`."""
 
     dtype: ClassVar[torch.dtype]
+    message: ClassVar = "n numbers"
 
+    @memoized
     def layout(self, numel: int) -> Layout:
-        return Layout((Field(self.dtype, numel),))
+        return cast_layout(self.dtype, numel)
 
     def compress(self, x: Tensor, ctx: EncodeContext) -> Parts:
-        return (kernels.at(x).cast_pack(x, self.dtype),)
+        return cast_values(x, self.dtype)
 
     def encode_fused(self, ef: EFInput, ctx: EncodeContext) -> Parts:
         x, residual, residual_out, decay = ef

@@ -1,4 +1,4 @@
-"""A tensor as a matrix, and its thin factors: what the low-rank methods share."""
+"""Shared parts of the low-rank methods: a tensor as a matrix, and its factors of a few columns."""
 
 from collections.abc import Sequence
 
@@ -6,50 +6,55 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.kernels.validation import check_given
+from gradwire.kernels.validation import check_ef_input
 from gradwire.types import EFInput, EncodeContext, mix
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
-    """A tensor as a matrix: its first dimension by all others."""
+    """Returns rows and columns of a tensor as a matrix: its first dimension by all others."""
     rows = shape[0] if len(shape) else 1
     return rows, torch.Size(shape).numel() // rows if rows else 0
 
 
-def starts(
+def initial_factors(
     sides: Sequence[int], rank: int, ctx: EncodeContext, device: torch.device
 ) -> list[Tensor]:
-    """A random factor for each side: the same on every rank, another for every parameter."""
+    """Returns a random factor per side: equal on all ranks, different for every parameter."""
     generator = torch.Generator().manual_seed(mix(ctx.seed, ctx.lane_id) >> 1)
-    few = min(rank, *matrix_shape(ctx.shape))
-    return [torch.randn(side, few, generator=generator).to(device) for side in sides]
+    columns = min(rank, *matrix_shape(ctx.shape))
+    return [torch.randn(side, columns, generator=generator).to(device) for side in sides]
 
 
-def take_in(
-    ef: EFInput, ctx: EncodeContext, base: Tensor, turned: bool = False
+def load_and_project(
+    ef: EFInput, ctx: EncodeContext, base: Tensor, transposed: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """What is given as a matrix M, inside `residual_out` where there is one, and M or Mᵀ times `base`."""
-    check_given(ef)
+    """Returns the input as a matrix M, and M or Mᵀ times `base`.
+
+    M is in the memory of `residual_out` where there is one.
+    """
+    check_ef_input(ef)
     shape = matrix_shape(ctx.shape)
     if ef.residual is None or ef.residual_out is None:
         m = ef.total().view(shape)
-        return m, kernels.at(m).factor(m, base, turned)
+        return m, kernels.at(m).factor(m, base, transposed)
     x, residual, residual_out = (t.view(shape) for t in (ef.grad, ef.residual, ef.residual_out))
-    return residual_out, kernels.at(x).factor_sum(x, residual, ef.decay, residual_out, base, turned)
+    return residual_out, kernels.at(x).factor_sum(
+        x, residual, ef.decay, residual_out, base, transposed
+    )
 
 
-def give_out(ef: EFInput, ctx: EncodeContext, p: Tensor, q: Tensor) -> Tensor:
-    """P Qᵀ in the memory of the gradient, flat."""
+def write_product(ef: EFInput, ctx: EncodeContext, p: Tensor, q: Tensor) -> Tensor:
+    """Writes P Qᵀ into the gradient and returns it, flat."""
     out = ef.grad.view(matrix_shape(ctx.shape))
     kernels.at(out).outer(out, p, q)
     return ef.grad
 
 
-def renewed(factor: Tensor, said: Tensor) -> Tensor:
-    """What was said last, column by column.
+def update_factor(factor: Tensor, sent: Tensor) -> Tensor:
+    """Returns the factor for the next step: the columns of `sent`, or of `factor` where unusable.
 
-    A column that is zero, or no number, would stay so for ever: there the factor is kept.
+    A column that is zero or not finite would stay so for ever.
     """
-    size = said.norm(dim=0, dtype=torch.float64)
-    # Zero, infinity and NaN are what is not one times itself.
-    return torch.where(size / size == 1, said, factor)
+    norm = sent.norm(dim=0, dtype=torch.float64)
+    # The quotient is NaN for zero, infinity and NaN.
+    return torch.where(norm / norm == 1, sent, factor)

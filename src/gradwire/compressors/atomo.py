@@ -1,4 +1,4 @@
-"""ATOMO: a few singular vectors of a gradient, drawn so that their expectation is all of it."""
+"""ATOMO: a few singular vectors of a gradient, drawn so that their expectation is the gradient."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.base import MultiRound, Traits, check_payload, flat32
+from gradwire import kernels
+from gradwire.base import MultiRound, Traits, check_payload, flat32, memoized
 from gradwire.checks import check_whole
 from gradwire.compressors._low_rank import matrix_shape
-from gradwire.kernels.reference.random import uniform
 from gradwire.types import (
     AllGather,
     EFInput,
@@ -30,12 +30,12 @@ class Atomo(MultiRound):
     """Sends `rank` singular vectors of a gradient, drawn at random; unbiased.
 
     Atom i of the singular value decomposition is kept with probability p_i, in proportion to its
-    singular value s_i and at most 1, and told as s_i/p_i times its vectors. No other probabilities
+    singular value s_i and at most 1, and sent as s_i/p_i times its vectors. No other probabilities
     for as many atoms have less variance: Σ s_i² (1/p_i - 1), at most n/rank - 1 of the squared norm
     for a shorter side n. The p_i add up to `rank` and one random number decides for all, so exactly
     `rank` atoms are kept, where independent draws would keep so many on average. Gradients of that
-    rank are said as they are. The decomposition is slow for large matrices. Zeros are said as
-    zeros; NaN or infinity anywhere makes all NaN.
+    rank are exact. The decomposition is slow for large matrices. Zeros decode to zeros; NaN or
+    infinity anywhere makes all entries NaN.
     """
 
     rank: int = 3
@@ -44,10 +44,12 @@ class Atomo(MultiRound):
     examples: ClassVar = ({"rank": 3}, {"rank": 1})
     family: ClassVar = "low rank"
     paper: ClassVar = "Wang et al. 2018, arXiv:1806.04090"
+    message: ClassVar = "rows x rank and columns x rank float32"
 
     def __post_init__(self) -> None:
         check_whole("atomo", "rank", self.rank, 1)
 
+    @memoized
     def traits(self) -> Traits:
         return Traits(
             syncs_host=True,
@@ -87,12 +89,13 @@ class Atomo(MultiRound):
         return (u @ v.T).view(payload.ctx.shape)
 
     def nbytes(self, shape: Sequence[int]) -> int:
-        return packed_bytes(None, [self._layout(shape)])
+        return packed_bytes(None, [self._layout(tuple(shape))])
 
     def _count(self, shape: Sequence[int]) -> int:
         return min(self.rank, *matrix_shape(shape))
 
-    def _layout(self, shape: Sequence[int]) -> Layout:
+    @memoized
+    def _layout(self, shape: tuple[int, ...]) -> Layout:
         sides, count = matrix_shape(shape), self._count(shape)
         return Layout(tuple(Field(torch.float32, side * count) for side in sides))
 
@@ -112,7 +115,8 @@ class Atomo(MultiRound):
         chance = chances(s, count)
         upto = chance.cumsum(0)
         # Atom i owns a stretch of length p_i; ticks at distance 1 hit it with that probability.
-        tick = uniform(ctx.own_key(), 1, m.device).double() + torch.arange(count, device=m.device)
+        draw = kernels.at(m).uniform(ctx.own_key(), 1, m.device).double()
+        tick = draw + torch.arange(count, device=m.device)
         kept = torch.searchsorted(upto, tick, right=True).clamp(max=s.numel() - 1)
         size = torch.where(tick < upto[-1], s.double()[kept] / chance[kept], 0.0) * scale
         bad = torch.where(m.isfinite().all(), 0.0, torch.nan)

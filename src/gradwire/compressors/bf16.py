@@ -1,11 +1,11 @@
-"""Brain float: 16 bits an element with the range of float32."""
+"""Brain float: 16 bits per entry with the range of float32."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from gradwire.base import Traits
+from gradwire.base import Traits, memoized
 from gradwire.compressors._cast import Cast
 
 
@@ -18,6 +18,7 @@ class Bf16(Cast):
     family: ClassVar = "quantisation"
     paper: ClassVar = "Kalamkar et al. 2019, arXiv:1905.12322"
 
+    @memoized
     def traits(self) -> Traits:
         return Traits(
             summable=True,

@@ -1,4 +1,4 @@
-"""Chunked top-k: the largest entries of every chunk, so that no part of a tensor is silent."""
+"""Chunked top-k: the largest entries of every chunk, so that every part of a tensor is sent."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -6,9 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.base import Traits
+from gradwire.base import Traits, memoized
 from gradwire.checks import check_whole
-from gradwire.compressors._sparsifier import Sparsifier, ValueFormat, check_format, count_of
+from gradwire.compressors._sparsifier import Sparsifier, ValueFormat, check_format, count_for_ratio
 from gradwire.errors import ConfigError
 from gradwire.types import EFInput, EncodeContext
 
@@ -17,8 +17,8 @@ from gradwire.types import EFInput, EncodeContext
 class ChunkTopK(Sparsifier):
     """Sends the `k` largest-magnitude entries of every `chunk`; `values` are fp32, bf16 or fp16.
 
-    Chunks are selected side by side, which is faster than one selection over all. A last chunk that
-    is shorter sends the same share, at least one. In every chunk the squared error is at most
+    Chunks are selected in parallel, which is faster than one selection over all. A shorter last
+    chunk sends the same share, at least one entry. In every chunk the squared error is at most
     1 - k/chunk of the squared norm: a contraction. Of equal magnitudes the first come first. With
     one in 64 a position costs 8 bits, where its place in a chunk of 4096 would take 12.
     """
@@ -39,9 +39,11 @@ class ChunkTopK(Sparsifier):
             raise ConfigError(f"chunktopk: k must be at most chunk {self.chunk}, got {self.k}")
         check_format("chunktopk", self.values)
 
+    @memoized
     def traits(self) -> Traits:
         return Traits(contraction=True, propagates_nonfinite=True)
 
+    @memoized
     def count(self, numel: int) -> int:
         chunks, rest = divmod(numel, self.chunk)
         return chunks * self.k + self._count_of_rest(rest)
@@ -55,13 +57,13 @@ class ChunkTopK(Sparsifier):
         return torch.cat([chunks.view(-1), rest.view(-1)])
 
     def _count_of_rest(self, numel: int) -> int:
-        return count_of(self.k / self.chunk, numel)
+        return count_for_ratio(self.k / self.chunk, numel)
 
 
 def _largest(rows: Tensor, count: int) -> Tensor:
-    """The places of the `count` largest magnitudes of every row, ascending; NaN is the largest."""
+    """Returns the columns of the `count` largest magnitudes per row, ascending; NaN is largest."""
     width = rows.shape[1]
-    # Magnitudes are ordered as their bits are; the place, reversed, settles what is equal.
-    place = torch.arange(width - 1, -1, -1, device=rows.device)
-    keys = rows.abs().view(torch.int32).to(torch.int64) * width + place
+    # Magnitudes are ordered as their bits are; the reversed column breaks ties.
+    column = torch.arange(width - 1, -1, -1, device=rows.device)
+    keys = rows.abs().view(torch.int32).to(torch.int64) * width + column
     return keys.topk(count, dim=1).indices.sort(dim=1).values

@@ -1,4 +1,4 @@
-"""Chunked cosine transform: the few coefficients of every chunk that hold most of it."""
+"""Chunked cosine transform: the few coefficients of every chunk that hold most of its norm."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gradwire.base import OneRound, Traits
+from gradwire.base import OneRound, Traits, memoized
 from gradwire.checks import check_whole
 from gradwire.errors import ConfigError
 from gradwire.types import EncodeContext, Field, Layout, Parts
@@ -21,11 +21,11 @@ from gradwire.wire.bits import pack_bits, packed_numel, unpack_bits
 class DCT(OneRound):
     """Sends the `k` largest cosine coefficients of every `chunk` entries, as positions and bf16.
 
-    Where neighbours in a gradient are alike, its cosine transform (DCT-II, orthonormal) has few
-    large coefficients. Those that are sent hold at least k/chunk of the squared norm, and the
+    Where adjacent entries of a gradient are similar, its cosine transform (DCT-II, orthonormal) has
+    few large coefficients. Those that are sent hold at least k/chunk of the squared norm, and the
     transform keeps norms, so the squared error is at most 1 - k/chunk of it (and a little for bf16)
     as for top-k; a chunk of k frequencies is exact but for bf16. A position costs log2(chunk) bits.
-    The last chunk is filled up with zeros. NaN or infinity spoils its chunk.
+    The last chunk is padded with zeros. NaN or infinity makes its chunk non-finite.
     """
 
     chunk: int = 64
@@ -34,17 +34,20 @@ class DCT(OneRound):
     examples: ClassVar = ({"chunk": 64, "k": 1}, {"chunk": 256, "k": 16})
     family: ClassVar = "sparsification"
     paper: ClassVar = "Peng, Quesnelle & Kingma 2024, arXiv:2411.19870"
+    message: ClassVar = "k positions of log2(chunk) bits per chunk, ascending; bf16 coefficients"
 
     def __post_init__(self) -> None:
         check_whole("dct", "chunk", self.chunk, 2, 4096)
-        # Then every pattern of bits is a position, and no message can point outside its chunk.
+        # Then every bit pattern is a valid position: no message can point outside its chunk.
         if self.chunk & (self.chunk - 1):
             raise ConfigError(f"dct: chunk must be a power of 2, got {self.chunk}")
         check_whole("dct", "k", self.k, 1, self.chunk)
 
+    @memoized
     def traits(self) -> Traits:
         return Traits(contraction=True, propagates_nonfinite=True)
 
+    @memoized
     def layout(self, numel: int) -> Layout:
         count = self.k * -(-numel // self.chunk)
         places = Field(torch.uint8, packed_numel(count, self._width()))
@@ -63,8 +66,8 @@ class DCT(OneRound):
         waves = out.new_zeros(-(-out.numel() // self.chunk), self.chunk)
         for places, values in messages:
             place = unpack_bits(places, self._width(), values.numel())
-            said = values.to(out.dtype) * weight
-            waves.scatter_add_(1, place.view(-1, self.k), said.view(-1, self.k))
+            weighted = values.to(out.dtype) * weight
+            waves.scatter_add_(1, place.view(-1, self.k), weighted.view(-1, self.k))
         out.add_((waves @ cosines(self.chunk, out.device)).view(-1)[: out.numel()])
 
     def _width(self) -> int:
@@ -73,7 +76,7 @@ class DCT(OneRound):
 
 @cache
 def cosines(size: int, device: torch.device) -> Tensor:
-    """The orthonormal DCT-II as a matrix: row f is the wave of f half turns."""
+    """Returns the orthonormal DCT-II as a matrix: row f is the cosine of f half periods."""
     frequency = torch.arange(size, dtype=torch.float64).unsqueeze(1)
     middle = torch.arange(size, dtype=torch.float64) + 0.5
     waves = torch.cos(math.pi / size * frequency * middle) * math.sqrt(2 / size)

@@ -1,4 +1,4 @@
-"""EF-SignSGD: one bit an element and one number a tensor."""
+"""EF-SignSGD: one bit per entry and one number per tensor."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.base import FusedOneRound, Traits
+from gradwire.base import FusedOneRound, Traits, memoized
 from gradwire.types import EFInput, EncodeContext, Field, Layout, Parts
 from gradwire.wire.bits import packed_numel
 from gradwire.wire.layout import as_rows
@@ -18,18 +18,21 @@ from gradwire.wire.layout import as_rows
 class EFSign(FusedOneRound):
     """Sends the signs, and the mean magnitude as their scale.
 
-    The squared error is |x|² - |x|₁²/n: a contraction, and a good one where magnitudes are alike.
-    Zero counts as positive; the residual takes that back. Zeros alone are said as zeros; NaN or
-    infinity anywhere makes all not finite. (In a pipeline `sign` has the choice of other scales.)
+    The squared error is |x|² - |x|₁²/n: a contraction, and a good one where magnitudes are similar.
+    Zero counts as positive; the residual corrects that. A tensor of zeros decodes to zeros; NaN or
+    infinity anywhere makes all entries non-finite. (In a pipeline `sign` offers other scales.)
     """
 
     examples: ClassVar = ({},)
     family: ClassVar = "quantisation"
     paper: ClassVar = "Karimireddy et al. 2019, arXiv:1901.09847"
+    message: ClassVar = "n bits (1 = negative), scale as float32"
 
+    @memoized
     def traits(self) -> Traits:
         return Traits(contraction=True, propagates_nonfinite=True)
 
+    @memoized
     def layout(self, numel: int) -> Layout:
         return Layout((Field(torch.uint8, packed_numel(numel, 1)), Field(torch.float32, 1)))
 

@@ -1,16 +1,16 @@
-"""Gaussian-k: a threshold read off the normal distribution with the gradient's mean and spread."""
+"""Gaussian-k: a threshold from the normal distribution with the gradient's mean and deviation."""
 
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import ClassVar
 
-from gradwire.base import Traits
+from gradwire.base import Traits, memoized
 from gradwire.checks import check_fraction, check_whole
 from gradwire.compressors._sparsifier import (
     ThresholdSparsifier,
     ValueFormat,
     check_format,
-    count_of,
+    count_for_ratio,
 )
 from gradwire.kernels.specs import ThresholdSpec
 from gradwire.types import EncodeContext
@@ -21,10 +21,11 @@ class GaussianK(ThresholdSparsifier):
     """Sends the entries above a threshold for normal entries: about a `ratio`, at most twice that.
 
     The threshold is |mean| + z std, where a normal variable is beyond ±z with the chance `ratio`.
-    Gradients are not quite normal, so up to `rounds` times it is halved if it passes less than 2/3
-    of the aim, or taken times 1.5 if more than 4/3. No sorting, one pass a round. The largest
-    entry is always sent and no larger one stays behind than was sent: a contraction. Of more than
-    twice the aim the largest are sent. Zeros are never sent, NaN and infinity first.
+    Gradients are not quite normal, so up to `rounds` times it is halved if fewer than 2/3 of the
+    target reach it, or multiplied by 1.5 if more than 4/3 do. No sorting, one pass per round. The
+    largest entry is always sent and none that is kept back is larger than one sent: a contraction.
+    Of more than twice the target the largest are sent. Zeros are never sent, NaN and infinity are
+    sent first.
     """
 
     ratio: float
@@ -41,13 +42,20 @@ class GaussianK(ThresholdSparsifier):
         check_whole("gaussiank", "rounds", self.rounds, 0, 100)
         check_format("gaussiank", self.values)
 
+    @memoized
     def traits(self) -> Traits:
         return Traits(contraction=True, variable_length=True, propagates_nonfinite=True)
 
+    @memoized
     def count(self, numel: int) -> int:
-        return count_of(self.ratio, numel)
+        return count_for_ratio(self.ratio, numel)
 
-    def aim(self, numel: int, ctx: EncodeContext) -> ThresholdSpec:
+    def threshold_spec(self, numel: int, ctx: EncodeContext) -> ThresholdSpec:
         count = self.count(numel)
-        spread = -NormalDist().inv_cdf(self.ratio / 2)
-        return ThresholdSpec("normal", 2 * count, count, spread=spread, rounds=self.rounds)
+        deviations = self._deviations()
+        return ThresholdSpec("normal", 2 * count, count, deviations=deviations, rounds=self.rounds)
+
+    @memoized
+    def _deviations(self) -> float:
+        """Returns the z beyond which a normal variable is with probability `ratio`."""
+        return -NormalDist().inv_cdf(self.ratio / 2)

@@ -1,4 +1,4 @@
-"""1-bit SGD: one bit an element, and a mean for each of the two sides of zero."""
+"""1-bit SGD: one bit per entry, and the means of the negative and of the other entries."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.base import FusedOneRound, Traits
+from gradwire.base import FusedOneRound, Traits, memoized
 from gradwire.checks import check_whole
 from gradwire.types import EFInput, EncodeContext, Field, Layout, Parts
 from gradwire.wire.bits import bucket_count, packed_numel
@@ -21,9 +21,9 @@ class OneBit(FusedOneRound):
 
     No other two numbers would be closer for this mask. With n₋ entries of mean a₋ and n₊ of mean
     a₊ the squared error is |x|² - n₋a₋² - n₊a₊²: a contraction, never worse than EF-SignSGD and
-    better where the two sides differ. With `bucket` the means are over that many neighbours, as
-    the paper's over a column; 0 is the whole tensor. Zero counts as not negative. Infinity makes
-    the mean of its side infinite; NaN spoils its bucket.
+    better where the two means differ in size. With `bucket` the means are over that many
+    consecutive entries, as the paper's over a column; 0 is the whole tensor. Zero counts as not
+    negative. Infinity makes the mean of its sign infinite; NaN makes its bucket non-finite.
     """
 
     bucket: int = 0
@@ -31,31 +31,36 @@ class OneBit(FusedOneRound):
     examples: ClassVar = ({}, {"bucket": 1024})
     family: ClassVar = "quantisation"
     paper: ClassVar = "Seide et al. 2014, Interspeech"
+    message: ClassVar = (
+        "n bits (1 = negative), float32 means of negatives and others, one of each per bucket"
+    )
 
     def __post_init__(self) -> None:
         check_whole("onebit", "bucket", self.bucket, 0)
 
+    @memoized
     def traits(self) -> Traits:
         return Traits(contraction=True, propagates_nonfinite=True)
 
     def _bucket(self, numel: int) -> int:
         return self.bucket or max(1, numel)
 
+    @memoized
     def layout(self, numel: int) -> Layout:
         means = Field(torch.float32, bucket_count(numel, self._bucket(numel)))
         return Layout((Field(torch.uint8, packed_numel(numel, 1)), means, means))
 
     def compress(self, x: Tensor, ctx: EncodeContext) -> Parts:
-        return kernels.at(x).sides_pack(x, self._bucket(x.numel()))
+        return kernels.at(x).sign_means_pack(x, self._bucket(x.numel()))
 
     def encode_fused(self, ef: EFInput, ctx: EncodeContext) -> Parts:
         x, residual, residual_out, decay = ef
         assert residual is not None and residual_out is not None  # noqa: PT018
         bucket = self._bucket(x.numel())
-        return kernels.at(x).sides_pack_sum(x, residual, decay, residual_out, bucket)
+        return kernels.at(x).sign_means_pack_sum(x, residual, decay, residual_out, bucket)
 
     def decode_add(
         self, out: Tensor, messages: Sequence[Parts], weight: float, ctx: EncodeContext
     ) -> None:
         bits, low, high = (as_rows(parts) for parts in zip(*messages, strict=True))
-        kernels.at(out).sides_add(out, bits, low, high, weight, self._bucket(out.numel()))
+        kernels.at(out).sign_means_add(out, bits, low, high, weight, self._bucket(out.numel()))

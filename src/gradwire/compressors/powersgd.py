@@ -1,4 +1,4 @@
-"""PowerSGD: the best low-rank picture of a gradient that one step of power iteration finds."""
+"""PowerSGD: a low-rank approximation of a gradient by one step of power iteration."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,9 +8,15 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.base import MultiRound, Traits, check_payload, flat32
+from gradwire.base import MultiRound, Traits, check_payload, flat32, memoized
 from gradwire.checks import check_whole
-from gradwire.compressors._low_rank import give_out, matrix_shape, renewed, starts, take_in
+from gradwire.compressors._low_rank import (
+    initial_factors,
+    load_and_project,
+    matrix_shape,
+    update_factor,
+    write_product,
+)
 from gradwire.types import EFInput, EncodeContext, Field, Layout, Mean, Payload, Rounds, State
 
 
@@ -19,11 +25,11 @@ class PowerSGD(MultiRound):
     """Sends a gradient M as P Qᵀ with `rank` columns, in two rounds of plain means.
 
     P is the mean of M Q for last step's Q, made orthonormal; the new Q is the mean of Mᵀ P. Each
-    worker has then said P Pᵀ M, the projection of its M on the common P, which never adds error. It
-    is exact where the mean gradient has rank `rank` at most. From a random start it says rank/n of
-    the squared norm on average at least, n the number of columns; Q then turns towards what is
-    large and stays (power iteration). Zeros are said as zeros and leave Q as it was; NaN and
-    infinity show in the result, and do not stay in Q.
+    worker has then sent P Pᵀ M, the projection of its M on the common P, which never adds error. It
+    is exact where the mean gradient has at most rank `rank`. From a random start it keeps at least
+    rank/n of the squared norm on average, n the number of columns; Q then converges to the largest
+    persistent directions (power iteration). Zeros decode to zeros and leave Q as it was; NaN and
+    infinity appear in the result, and do not stay in Q.
     """
 
     rank: int = 1
@@ -32,33 +38,35 @@ class PowerSGD(MultiRound):
     examples: ClassVar = ({"rank": 1}, {"rank": 4})
     family: ClassVar = "low rank"
     paper: ClassVar = "Vogels, Karimireddy & Jaggi 2019, arXiv:1905.13727"
+    message: ClassVar = "round 1: rows x rank float32; round 2: columns x rank float32"
 
     def __post_init__(self) -> None:
         check_whole("powersgd", "rank", self.rank, 1)
 
+    @memoized
     def traits(self) -> Traits:
         return Traits(summable=True, contraction=True, propagates_nonfinite=True)
 
     def state(self, ctx: EncodeContext, device: torch.device) -> State:
         _, cols = matrix_shape(ctx.shape)
-        [q] = starts([cols], self.rank, ctx, device)
+        [q] = initial_factors([cols], self.rank, ctx, device)
         return {"q": q}
 
     def rounds(self, ef: EFInput, state: State, ctx: EncodeContext) -> Rounds:
-        m, p = take_in(ef, ctx, state["q"])  # [rows, cols], [rows, rank]
-        do = kernels.at(m)
+        m, p = load_and_project(ef, ctx, state["q"])  # [rows, cols], [rows, rank]
+        ops = kernels.at(m)
         [(p,)] = yield Mean((p,))
-        p = do.orthonormal(p)
-        own = do.factor(m, p, True)
+        p = ops.orthonormal(p)
+        own = ops.factor(m, p, True)
         if ef.residual_out is not None:
-            do.lessen(m, p, own)
+            ops.subtract_low_rank(m, p, own)
         [(q,)] = yield Mean((own,))  # [cols, rank]
-        state["q"] = renewed(state["q"], q)
-        return give_out(ef, ctx, p, q)
+        state["q"] = update_factor(state["q"], q)
+        return write_product(ef, ctx, p, q)
 
     def encode(self, x: Tensor, ctx: EncodeContext | None = None) -> Payload:
         flat, ctx = flat32(x), ctx or EncodeContext(tuple(x.shape))
-        m, p = take_in(EFInput(flat), ctx, self.state(ctx, x.device)["q"])
+        m, p = load_and_project(EFInput(flat), ctx, self.state(ctx, x.device)["q"])
         p = kernels.at(m).orthonormal(p)
         q = kernels.at(m).factor(m, p, True)
         return Payload((p.view(-1), q.view(-1)), ctx, self.nbytes(ctx.shape))
@@ -76,7 +84,7 @@ class PowerSGD(MultiRound):
         return min(self.rank, *matrix_shape(shape))
 
     def _layout(self, ctx: EncodeContext) -> Layout:
-        """Of a payload; what travels are sums of such factors."""
+        """Returns the layout of a payload; the all-reduces sum such factors."""
         rank = self._rank(ctx.shape)
         sides = matrix_shape(ctx.shape)
         return Layout(tuple(Field(torch.float32, side * rank) for side in sides))

@@ -1,10 +1,10 @@
-"""QSGD: stochastic rounding to a few levels, bucket by bucket."""
+"""QSGD: stochastic rounding to a few levels, per bucket."""
 
 import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from gradwire.base import Traits
+from gradwire.base import Traits, memoized
 from gradwire.checks import check_whole
 from gradwire.compressors._quantizer import Quantizer
 from gradwire.errors import ConfigError
@@ -13,14 +13,14 @@ from gradwire.kernels.specs import RoundingSpec
 
 @dataclass(frozen=True)
 class QSGD(Quantizer):
-    """Rounds each entry up or down to one of 2^bits - 1 levels so that its expectation is exact.
+    """Rounds each entry at random to one of the two nearest of 2^bits - 1 levels; unbiased.
 
     Levels are multiples of scale/s with s = 2^(bits-1) - 1, where the scale of a bucket is its
     largest magnitude (`norm=max`) or its Euclidean norm (`norm=l2`, as in the paper). The variance
     is at most b = min(d/4s², √d/s) of the squared norm for buckets of d. Only where b is below 1 is
-    it a contraction too, and may go with a residual. `scaled` divides all that is said by 1 + b:
-    then it is one for any b, by 1/(1 + b), and no longer unbiased. NaN or infinity spoils its
-    bucket; a bucket of zeros is said as zeros.
+    it a contraction too, and may go with a residual. `scaled` divides the message by 1 + b: then it
+    is a contraction for any b, by 1/(1 + b), and no longer unbiased. NaN or infinity makes its
+    bucket non-finite; a bucket of zeros decodes to zeros.
     """
 
     bits: int = 4
@@ -36,6 +36,7 @@ class QSGD(Quantizer):
     )
     family: ClassVar = "quantisation"
     paper: ClassVar = "Alistarh et al. 2017, arXiv:1610.02132"
+    message: ClassVar = "n codes of b bits, one float32 scale per bucket"
 
     def __post_init__(self) -> None:
         check_whole("qsgd", "bits", self.bits, 2, 8)
@@ -44,10 +45,11 @@ class QSGD(Quantizer):
             raise ConfigError(f"qsgd: norm must be 'max' or 'l2', got {self.norm!r}")
 
     def variance(self) -> float:
-        """The bound on the squared error, relative to the squared norm."""
+        """Returns the bound on the squared error, relative to the squared norm."""
         levels = (1 << (self.bits - 1)) - 1
         return min(self.bucket / (4 * levels**2), math.sqrt(self.bucket) / levels)
 
+    @memoized
     def traits(self) -> Traits:
         variance = self.variance()
         return Traits(
@@ -58,6 +60,7 @@ class QSGD(Quantizer):
             propagates_nonfinite=True,
         )
 
-    def rule(self) -> RoundingSpec:
+    @memoized
+    def rounding_spec(self) -> RoundingSpec:
         over = 1 + self.variance() if self.scaled else 1.0
-        return RoundingSpec("chance", self.bucket, self.bits, self.norm, over)
+        return RoundingSpec("stochastic", self.bucket, self.bits, self.norm, over)

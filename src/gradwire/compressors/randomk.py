@@ -1,4 +1,4 @@
-"""Random-k: a random choice of entries that every rank makes alike, so no position is sent."""
+"""Random-k: a random selection, the same on every rank, so that no positions are sent."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -6,9 +6,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.base import Traits
+from gradwire.base import Traits, memoized
 from gradwire.checks import check_fraction
-from gradwire.compressors._sparsifier import Sparsifier, ValueFormat, check_format, count_of
+from gradwire.compressors._sparsifier import Sparsifier, ValueFormat, check_format, count_for_ratio
 from gradwire.types import EFInput, EncodeContext
 
 
@@ -16,10 +16,10 @@ from gradwire.types import EFInput, EncodeContext
 class RandomK(Sparsifier):
     """Sends a random `ratio` of the entries, values only; all ranks draw the same positions.
 
-    One position from each of k equal strata: distinct, and each entry has the chance k/n, so the
-    expected squared error is 1 - k/n of the squared norm, as for a uniform choice. Values are not
-    scaled up by n/k: it is a contraction, to go with a residual, and not unbiased. Since all ranks
-    say the same entries, their messages can be added up on the way.
+    One position is drawn from each of k equal strata: distinct, and each entry has probability k/n,
+    so the expected squared error is 1 - k/n of the squared norm, as for a uniform choice. Values
+    are not scaled up by n/k: it is a contraction, to go with a residual, and not unbiased. Since
+    all ranks send the same entries, an all-reduce can sum their messages.
     """
 
     ratio: float
@@ -29,16 +29,19 @@ class RandomK(Sparsifier):
     examples: ClassVar = ({"ratio": 0.01}, {"ratio": 0.1, "values": "bf16"})
     family: ClassVar = "sparsification"
     paper: ClassVar = "Stich, Cordonnier & Jaggi 2018, arXiv:1809.07599"
+    message: ClassVar = "k values; positions follow from seed, parameter and step"
 
     def __post_init__(self) -> None:
         check_fraction("randomk", "ratio", self.ratio)
         check_format("randomk", self.values)
 
+    @memoized
     def traits(self) -> Traits:
         return Traits(summable=True, rounds_sums=self.values != "fp32", contraction=True)
 
+    @memoized
     def count(self, numel: int) -> int:
-        return count_of(self.ratio, numel)
+        return count_for_ratio(self.ratio, numel)
 
     def select(self, ef: EFInput, ctx: EncodeContext) -> Tensor:
         x = ef.total()

@@ -1,21 +1,21 @@
-"""SIDCo: a threshold read off an exponential distribution that is fitted to the magnitudes."""
+"""SIDCo: a threshold from an exponential distribution that is fitted to the magnitudes."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gradwire.base import Traits
+from gradwire.base import Traits, memoized
 from gradwire.checks import check_fraction, check_whole
 from gradwire.compressors._sparsifier import (
     ThresholdSparsifier,
     ValueFormat,
     check_format,
-    count_of,
+    count_for_ratio,
 )
 from gradwire.kernels.specs import ThresholdSpec
 from gradwire.types import EncodeContext
 
-STEP = 0.25
-"""What every stage but the last keeps of those before it."""
+STAGE_RATIO = 0.25
+"""Share of the entries of a stage that the next stage keeps; the last stage keeps the rest."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class SIDCo(ThresholdSparsifier):
     """Sends the entries above a fitted threshold: about a `ratio` of all, and at most twice that.
 
     If magnitudes were exponential with mean m, a share d of them would exceed -m ln d. Gradients
-    have other tails, so it goes in up to `stages` stages: each passes a quarter, and the next is
-    fitted to the excess over the last threshold alone, where the tail is. No sorting, one pass
-    a stage. The largest entry is always sent and no larger one stays behind than was sent: a
-    contraction. Of more than twice the aim the largest are sent. (The paper moves the number of
-    stages while it trains; here it stays.) Zeros are never sent, NaN and infinity first.
+    have other tails, so there are up to `stages` stages: each keeps a quarter, and the next is
+    fitted only to the excess over the last threshold, where the tail is. No sorting, one pass per
+    stage. The largest entry is always sent and none that is kept back is larger than one sent: a
+    contraction. Of more than twice the target the largest are sent. (The paper adapts the number of
+    stages in training; here it is fixed.) Zeros are never sent, NaN and infinity first.
     """
 
     ratio: float
@@ -44,20 +44,23 @@ class SIDCo(ThresholdSparsifier):
         check_whole("sidco", "stages", self.stages, 1, 16)
         check_format("sidco", self.values)
 
+    @memoized
     def traits(self) -> Traits:
         return Traits(contraction=True, variable_length=True, propagates_nonfinite=True)
 
+    @memoized
     def count(self, numel: int) -> int:
-        return count_of(self.ratio, numel)
+        return count_for_ratio(self.ratio, numel)
 
-    def shares(self) -> list[float]:
-        """What each stage keeps of those that the stage before it has kept."""
+    @memoized
+    def shares(self) -> tuple[float, ...]:
+        """Returns the share of its input that each stage keeps."""
         shares: list[float] = []
         rest = self.ratio
-        while len(shares) < self.stages - 1 and rest < STEP:
-            shares.append(STEP)
-            rest /= STEP
-        return [*shares, rest]
+        while len(shares) < self.stages - 1 and rest < STAGE_RATIO:
+            shares.append(STAGE_RATIO)
+            rest /= STAGE_RATIO
+        return (*shares, rest)
 
-    def aim(self, numel: int, ctx: EncodeContext) -> ThresholdSpec:
-        return ThresholdSpec("excess", 2 * self.count(numel), shares=tuple(self.shares()))
+    def threshold_spec(self, numel: int, ctx: EncodeContext) -> ThresholdSpec:
+        return ThresholdSpec("excess", 2 * self.count(numel), stage_ratios=self.shares())

@@ -1,4 +1,4 @@
-"""Threshold: every entry above a fixed magnitude is said, however many there are."""
+"""Threshold: every entry above a fixed magnitude is sent, however many there are."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from gradwire.base import Traits
+from gradwire.base import Traits, memoized
 from gradwire.compressors._sparsifier import ThresholdSparsifier, ValueFormat, check_format
 from gradwire.errors import ConfigError
 from gradwire.kernels.specs import ThresholdSpec
@@ -17,9 +17,9 @@ from gradwire.types import EncodeContext
 class Threshold(ThresholdSparsifier):
     """Sends the entries whose magnitude is above `value`, so the length of a message varies.
 
-    No entry that stays behind is larger than `value`: with a residual each entry is said as soon as
-    it has grown to that, so the residual is bounded, which serves error feedback as a contraction
-    does. Where nothing is above, nothing is said. NaN and infinity always count as above.
+    No entry that is kept back is larger than `value`: with a residual each entry is sent as soon as
+    it has grown beyond it, so the residual is bounded, which serves error feedback as a contraction
+    does. Where nothing is above, nothing is sent. NaN and infinity always count as above.
     """
 
     value: float
@@ -35,18 +35,20 @@ class Threshold(ThresholdSparsifier):
             raise ConfigError(f"threshold: value must be above 0, got {self.value!r}")
         check_format("threshold", self.values)
 
+    @memoized
     def traits(self) -> Traits:
         return Traits(contraction=True, variable_length=True, propagates_nonfinite=True)
 
+    @memoized
     def count(self, numel: int) -> int:
-        # Nobody knows before the gradient is there; a percent is what such thresholds aim at.
+        # Unknown before the gradient is; thresholds are usually set to pass about one percent.
         return min(numel, max(1, numel // 100))
 
-    def aim(self, numel: int, ctx: EncodeContext) -> ThresholdSpec:
-        return ThresholdSpec("fixed", border=_next(self.value))
+    def threshold_spec(self, numel: int, ctx: EncodeContext) -> ThresholdSpec:
+        return ThresholdSpec("fixed", threshold=_next_float32(self.value))
 
 
 @cache
-def _next(value: float) -> float:
-    """The first float32 above `value`: what is above reaches it."""
+def _next_float32(value: float) -> float:
+    """Returns the first float32 above `value`, since kernels select magnitudes that reach it."""
     return float(torch.tensor(value).nextafter(torch.tensor(torch.inf)))

@@ -1,4 +1,4 @@
-"""Top-k: only the largest entries are said; the rest waits in the residual."""
+"""Top-k: only the largest entries are sent; the rest stays in the residual."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -6,18 +6,19 @@ from typing import ClassVar
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.base import Traits
+from gradwire.base import Traits, memoized
 from gradwire.checks import check_fraction
-from gradwire.compressors._sparsifier import Sparsifier, ValueFormat, check_format, count_of
+from gradwire.compressors._sparsifier import Sparsifier, ValueFormat, check_format, count_for_ratio
 from gradwire.types import EFInput, EncodeContext
 
 
 @dataclass(frozen=True)
 class TopK(Sparsifier):
-    """Sends the `ratio` largest-magnitude entries: packed positions, and `values` fp32|bf16|fp16.
+    """Sends the largest-magnitude fraction `ratio`: packed positions, `values` fp32|bf16|fp16.
 
-    They hold at least that ratio of the squared norm, so the squared error is at most 1 - ratio of
-    it (and a little for the format). Exact: of equal magnitudes the first come first, everywhere.
+    k entries of n hold at least k/n of the squared norm, so the squared error is at most 1 - k/n of
+    it (and a little for the format). The selection is exact: ties go to the lower position, on
+    every device.
     """
 
     ratio: float
@@ -32,11 +33,13 @@ class TopK(Sparsifier):
         check_fraction("topk", "ratio", self.ratio)
         check_format("topk", self.values)
 
+    @memoized
     def traits(self) -> Traits:
         return Traits(contraction=True, propagates_nonfinite=True)
 
+    @memoized
     def count(self, numel: int) -> int:
-        return count_of(self.ratio, numel)
+        return count_for_ratio(self.ratio, numel)
 
     def select(self, ef: EFInput, ctx: EncodeContext) -> Tensor:
-        return kernels.at(ef.grad).largest(ef, self.count(ef.grad.numel()))
+        return kernels.at(ef.grad).select_largest(ef, self.count(ef.grad.numel()))

@@ -1,1 +1,1 @@
-"""What becomes of what was not sent: one memory a file, and the file's name is its name."""
+"""Memories, which keep what was not sent: one per file, named after the file."""

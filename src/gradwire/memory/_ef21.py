@@ -1,4 +1,4 @@
-"""EF21's bookkeeping: say how a target differs from what the others know of it already."""
+"""State of EF21: sends the difference between a target and the sum of all earlier messages."""
 
 from collections.abc import Sequence
 
@@ -8,32 +8,32 @@ from torch import Tensor
 from gradwire.types import CombinedInput, EFInput, State
 
 
-def start(numel: int, device: torch.device) -> State:
-    """What this worker has said so far, and the mean of that over all workers."""
+def initial_state(numel: int, device: torch.device) -> State:
+    """Returns the sum of this worker's messages, and the mean of these sums over all workers."""
     return {"own": torch.zeros(numel, device=device), "mean": torch.zeros(numel, device=device)}
 
 
-def known_to_all(states: Sequence[State]) -> State:
-    """A start for other ranks: as if each had said the mean, which the mean of all then is."""
+def shared_state(states: Sequence[State]) -> State:
+    """Returns the state for other ranks: as if each had sent the mean, so that the mean is kept."""
     mean = states[0]["mean"]
     return {"own": mean.clone(), "mean": mean.clone()}
 
 
-def ahead(target: Tensor, state: State) -> EFInput:
-    """What the target is ahead of what was said."""
+def difference_input(target: Tensor, state: State) -> EFInput:
+    """Returns the difference between the target and the sum of this worker's messages."""
     difference = target - state["own"]
-    # As a residual of nothing, so that it is still there when what was said has to be told.
+    # As the residual of a zero gradient, so that `apply_sent` still has it.
     return CombinedInput(torch.zeros_like(difference), difference, torch.empty_like(difference))
 
 
-def caught_up(ef: EFInput, mean: Tensor, state: State, pending: State) -> Tensor:
-    """Adds what was said on both sides; returns the mean of all that workers have said.
+def apply_sent(ef: EFInput, mean: Tensor, state: State, pending: State) -> Tensor:
+    """Adds the messages to both sums; returns the mean over all workers of their sums.
 
-    Where that is not finite the result is not either, but what is kept stays as it was.
+    Where that is not finite the result is not either, but the state stays as it was.
     """
     assert ef.residual is not None
     assert ef.residual_out is not None
-    # An entry that was not chosen has left all it was ahead: it does not move by one bit.
+    # Of an entry that was not sent all is left, so its sum does not change by a bit.
     own = state["own"] + (ef.residual - ef.residual_out)
     total = mean.add_(state["mean"])
     good = total.isfinite()

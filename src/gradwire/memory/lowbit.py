@@ -1,4 +1,4 @@
-"""Error feedback in 8 bits: what was not sent is kept in a quarter of the memory."""
+"""Error feedback in 8 bits: the residual takes a quarter of the memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from gradwire.base import Memory, weighted_sum
 from gradwire.types import EFInput, State
 
 BLOCK = 256
-"""So many entries share one scale."""
+"""Number of entries that share one scale."""
 
 
 @dataclass(frozen=True)
 class LowBit(Memory):
-    """Keeps x - said(x) as int8 codes and one float32 scale a block of 256: 1.016 bytes an entry.
+    """Keeps the residual as int8 codes and one float32 scale per 256 entries: 1.016 bytes each.
 
-    The scale is the block's largest magnitude / 127 and codes are rounded to the nearest, so what
-    is kept is off by half a scale at most. That rounding error is nobody's residual: it is lost,
-    and an entry below 1/254 of its block's largest is forgotten. During a step the residual is
-    there in float32 for a while. A block that is not finite is forgotten, so as not to stay so.
+    The scale is the block's largest magnitude / 127 and codes are rounded to the nearest, so the
+    residual is off by half a scale at most. That rounding error is lost: it is in no residual, and
+    an entry below 1/254 of its block's largest becomes zero. During a step there is a temporary
+    residual in float32. A block that is not finite becomes zero, so that it does not stay so.
     """
 
     examples: ClassVar = ({},)
@@ -47,8 +47,8 @@ class LowBit(Memory):
         return mean
 
     def combined(self, states: Sequence[State], weights: Sequence[float]) -> State:
-        waiting = [_decode(s["codes"], s["scales"]) for s in states]
-        codes, scales = _encode(weighted_sum(waiting, weights))
+        residuals = [_decode(s["codes"], s["scales"]) for s in states]
+        codes, scales = _encode(weighted_sum(residuals, weights))
         return {"codes": codes, "scales": scales}
 
     def unsent(self, state: State) -> Tensor | None:
@@ -59,18 +59,18 @@ class LowBit(Memory):
 
 
 def _encode(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes and scales of flat `x`."""
+    """Returns codes and scales of flat `x`."""
     if not x.numel():
         return x.to(torch.int8), x.clone()
     blocks = pad(x, (0, -x.numel() % BLOCK)).view(-1, BLOCK)
     largest = blocks.abs().amax(dim=1)
     scales = torch.where(largest.isfinite(), largest / 127, 0.0)
     codes = torch.where(scales[:, None] > 0, blocks / scales[:, None], 0.0)
-    # Scales among the smallest floats are inexact, and codes could leave their range.
+    # Subnormal scales are inexact, so codes could leave their range.
     codes = codes.round_().clamp_(-127, 127).to(torch.int8)
     return codes.view(-1)[: x.numel()].clone(), scales
 
 
 def _decode(codes: Tensor, scales: Tensor) -> Tensor:
-    """What codes and scales say, as float32."""
+    """Returns the decoded entries as float32."""
     return scales.repeat_interleave(BLOCK)[: codes.numel()].mul_(codes)

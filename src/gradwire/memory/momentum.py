@@ -1,4 +1,4 @@
-"""DGC's momentum correction: momentum is taken before the compressor instead of after it."""
+"""DGC's momentum correction: momentum is applied before the compressor instead of after it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from gradwire.types import EFInput, State
 
 @dataclass(frozen=True)
 class MomentumCorrection(Memory):
-    """Sends sums v of momentum u: u = momentum u + g, v = v + u; where v is sent, u starts anew.
+    """Sends sums v of momentum u: u = momentum u + g, v = v + u; where v is sent, u is reset.
 
-    An entry that waits gathers what plain momentum would have done with it meanwhile; after it was
+    An entry that is not sent accumulates what plain momentum would have applied to it; once it is
     sent its momentum is stale and is masked (Lin et al. 2018, arXiv:1712.01887). What is masked is
-    lost: workers whose gradients differ even at the optimum settle beside it. The optimiser must
-    have no momentum of its own. `nesterov` looks ahead: u = momentum (u + g), v = v + u + g. `clip`
-    above 0 bounds the norm of each tensor's gradient on this worker first: for N workers and a
-    bound c on their mean take c / √N. NaN stays in v, as in the residual.
+    lost: workers whose gradients differ even at the optimum converge to a point beside it. The
+    optimiser must have no momentum. `nesterov`: u = momentum (u + g), v = v + u + g. `clip` above 0
+    first bounds the norm of each tensor's gradient on this worker: for N workers and a bound c on
+    their mean take c / √N. NaN stays in v, as in the residual.
     """
 
     momentum: float = 0.9
@@ -46,7 +46,7 @@ class MomentumCorrection(Memory):
 
     def before(self, grad: Tensor, state: State, pending: State) -> EFInput:
         if self.clip:
-            # The root of a sum of squares, which need not fit into float32.
+            # In float64, since the sum of squares may overflow float32.
             size = grad.norm(dtype=torch.float64)
             grad = grad * (self.clip / size).clamp(max=1).to(grad.dtype)
         u, v = pending["momentum"], pending["residual"]
@@ -56,7 +56,7 @@ class MomentumCorrection(Memory):
         else:
             torch.mul(state["momentum"], self.momentum, out=u).add_(grad)
             torch.add(state["residual"], u, out=v)
-        # A copy, since it becomes the mean; v itself is kept to see what was sent.
+        # A copy, since it becomes the mean; `after` compares v with what is left.
         return EFInput(v.clone(), residual_out=torch.empty_like(v))
 
     def after(self, ef: EFInput, mean: Tensor, state: State, pending: State) -> Tensor:
@@ -73,5 +73,5 @@ class MomentumCorrection(Memory):
         return state["residual"]
 
     def rescale(self, state: State, factor: float) -> None:
-        # Momentum is no step that waits: optimisers take it on under another rate as it is, too.
+        # Momentum is no pending step: optimisers do not rescale it with the rate either.
         state["residual"].mul_(factor)

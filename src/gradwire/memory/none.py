@@ -13,7 +13,7 @@ from gradwire.types import EFInput, State
 
 @dataclass(frozen=True)
 class NoMemory(Memory):
-    """Forgets. Right for unbiased methods; others lose accuracy."""
+    """Keeps nothing. Right for unbiased methods; others lose accuracy."""
 
     examples: ClassVar = ({},)
     needs_contraction: ClassVar = False

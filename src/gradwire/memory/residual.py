@@ -14,9 +14,9 @@ from gradwire.types import EFInput, State
 
 @dataclass(frozen=True)
 class Residual(Memory):
-    """Keeps x - said(x) in float32, where x is the gradient plus `decay` times what was kept.
+    """Keeps x - decoded(x) in float32, where x is the gradient plus `decay` times the residual.
 
-    With a contraction and decay 1 nothing is lost, only late (Seide 2014, Stich et al. 2018).
+    With a contraction and decay 1 nothing is lost, only delayed (Seide 2014, Stich et al. 2018).
     """
 
     decay: float = 1.0

@@ -1,4 +1,4 @@
-"""Pages that lie outside docs/: the changelog and the like, with their links made to fit."""
+"""Pages from outside docs/, such as the changelog, with their links adapted."""
 
 import re
 from pathlib import Path
@@ -7,18 +7,18 @@ NAMES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 
 
 def pages(root: Path) -> dict[str, str]:
-    """The texts by the name that they have in the site."""
+    """Returns the texts by their name in the site."""
     return {name.lower(): _from_root((root / name).read_text("utf-8")) for name in NAMES}
 
 
 def _from_root(text: str) -> str:
-    """Links from the root of the repository as links from docs/."""
+    """Turns links relative to the repository's root into links relative to docs/."""
     text = text.replace("](docs/", "](")
     return re.sub(rf"\]\(({'|'.join(NAMES)})", lambda m: f"]({m[1].lower()}", text)
 
 
 def from_docs(text: str, depth: int) -> str:
-    """Links that leave docs/, from a page so many folders deep, to the pages in the site."""
+    """Turns links that leave docs/, on a page `depth` folders deep, into links inside the site."""
     up = re.escape("../" * (depth + 1))
     pattern = rf"\]\({up}({'|'.join(NAMES)})"
     return re.sub(pattern, lambda m: f"]({'../' * depth}{m[1].lower()}", text)

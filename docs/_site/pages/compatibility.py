@@ -1,10 +1,10 @@
-"""What a method goes with: its traits, and the memories and exchanges that they allow."""
+"""Compatibility of a method: its traits, and the memories and exchanges that they allow."""
 
 from gradwire.base import Compressor, TwoLevelExchange
 from gradwire.catalogue import Row
 from gradwire.engine.plan import check_exchange, check_memory, make_plan
 from gradwire.errors import ConfigError
-from gradwire.spec import exchange_classes, memory_classes, parse_memory
+from gradwire.spec import exchange_classes, memory_classes, parse_exchange, parse_memory
 from pages.markdown import code, listed, table
 
 TRAITS = (
@@ -12,39 +12,39 @@ TRAITS = (
     ("contraction", "closer to the input than zero is, so error feedback converges"),
     ("summable", "an all-reduce can add its messages up"),
 )
-"""What decides which memory and exchange a method may go with."""
+"""The traits that decide which memories and exchanges a method can be used with."""
 
 RARE = (
-    ("votes", "the majority counts, not the mean"),
-    ("accumulates", "it says an entry once enough has piled up"),
-    ("everywhere", "used for small and one-dimensional tensors, too"),
-    ("waits", "on a GPU the host waits for it"),
+    ("is_vote", "votes", "the majority counts, not the mean"),
+    ("accumulates", "accumulates", "an entry is sent once enough of it has accumulated"),
+    ("suits_small_tensors", "small tensors", "used for small and one-dimensional tensors, too"),
+    ("syncs_host", "syncs the host", "on a GPU the host waits for it"),
 )
 
 
-def company(codec: Compressor, row: Row) -> str:
-    """Its traits, and which memories and exchanges take it."""
+def compatibility(codec: Compressor, row: Row) -> str:
+    """Returns a method's traits, and the memories and exchanges that accept it."""
     traits = codec.traits()
     lines = [(name, "yes" if getattr(traits, name) else "no", why) for name, why in TRAITS]
     lines.append(
-        ("fixed length", "no" if traits.variable_length else "yes", "known before it is said")
+        ("fixed length", "no" if traits.variable_length else "yes", "known before encoding")
     )
-    lines += [(name, "yes", why) for name, why in RARE if getattr(traits, name)]
+    lines += [(title, "yes", why) for name, title, why in RARE if getattr(traits, name)]
     refused = [] if traits.contraction else [traits.why_not]
     exchanges = [name for name in exchange_classes() if takes_exchange(codec, name)]
-    said = [
+    paragraphs = [
         table(("trait", "", "meaning"), lines, words=3),
         f"- **Memories:** {listed(map(code, legal_memories(codec)))}; {code(row.memory)} "
-        "unless told otherwise.",
+        "is the default.",
         f"- **Exchanges:** {listed(map(code, exchanges))}; `auto` takes {code(row.exchange)} "
         "for 8 workers.",
         *(f"- No contraction: {why}." for why in refused if why),
     ]
-    return said[0] + "\n\n" + "\n".join(said[1:])
+    return paragraphs[0] + "\n\n" + "\n".join(paragraphs[1:])
 
 
 def legal_memories(codec: Compressor) -> list[str]:
-    """The memories that the method may go with."""
+    """Returns the memories that the method can be used with."""
     found = []
     for name in memory_classes():
         try:
@@ -56,12 +56,12 @@ def legal_memories(codec: Compressor) -> list[str]:
 
 
 def takes_exchange(codec: Compressor, name: str) -> bool:
-    """Whether the method may go with an exchange beside its usual memory."""
+    """Returns whether the method can be used with an exchange and its usual memory."""
     if issubclass(exchange_classes()[name], TwoLevelExchange):
         return True
     memory = make_plan(codec, None, "auto", (), 8).memory
     try:
-        check_exchange(codec, memory, name)
+        check_exchange(codec, memory, parse_exchange(name))
     except ConfigError:
         return False
     return True
