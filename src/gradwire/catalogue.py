@@ -1,4 +1,4 @@
-"""The table of methods, made from the classes themselves."""
+"""The table of methods, generated from the classes of the catalogue."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -13,10 +13,10 @@ from gradwire.errors import ConfigError
 from gradwire.spec import compressor_classes, format_spec
 
 SHAPE = (1000, 1000)
-"""The tensor for which bits are counted."""
+"""Shape of the tensor for which bits are counted."""
 
 WORKERS = 8
-"""The group for which the default exchange is named."""
+"""World size for which the default exchange is shown."""
 
 BEGIN, END = "<!-- methods: begin -->", "<!-- methods: end -->"
 
@@ -40,7 +40,7 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """The catalogue by family, then by name."""
+    """Returns the catalogue, sorted by family and name."""
     found = [_row(name, cls) for name, cls in compressor_classes().items()]
     order = ("dense", "quantisation", "sparsification", "hybrid", "low rank")
     return sorted(found, key=lambda row: (order.index(row.family), row.name))
@@ -60,7 +60,7 @@ def _row(name: str, cls: type[Compressor]) -> Row:
         contraction=traits.contraction,
         summable=traits.summable,
         memory=format_spec(plan.memory),
-        exchange=plan.exchange,
+        exchange=str(plan.exchange),
         paper=cls.paper,
         summary=(getdoc(cls) or "").split("\n", maxsplit=1)[0],
     )
@@ -71,7 +71,7 @@ def as_dict(row: Row) -> dict[str, object]:
 
 
 def markdown(table: Iterable[Row]) -> str:
-    """The table for the README."""
+    """Returns the table as Markdown, for the README."""
     lines = [
         "| method | family | bits an element | memory | exchange | what it sends | source |",
         "| --- | --- | --- | --- | --- | --- | --- |",

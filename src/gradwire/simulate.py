@@ -1,4 +1,4 @@
-"""N workers in lock step in this process: the same lanes, no network, exact bytes."""
+"""Simulation: N workers in lock step in this process, with exact byte counts and no network."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,6 +11,7 @@ from gradwire.checks import check_number, check_whole
 from gradwire.comm.cost_model import LinkModel
 from gradwire.comm.simulated import Simulated
 from gradwire.control.base import Controller, find_controller
+from gradwire.control.runtime import ControllerRuntime
 from gradwire.control.timing import ModelClock
 from gradwire.engine.engine import Engine, NanPolicy
 from gradwire.engine.plan import make_plan
@@ -18,15 +19,15 @@ from gradwire.errors import ConfigError
 
 
 class Simulation:
-    """Workers that exchange the gradients they are given, as real ranks would."""
+    """Workers that exchange the gradients passed to `step`, as real ranks would."""
 
     def __init__(self, workers: Sequence[Engine]) -> None:
         self.workers = workers
         self.network = Simulated(len(workers))
-        self._rooms: dict[tuple[int | str, ...], list[Tensor]] = {}
+        self._buffers: dict[tuple[int | str, ...], list[Tensor]] = {}
 
     def step(self, gradients: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """One gradient by name from each worker; returns the mean that all of them receive."""
+        """Exchanges one gradient by name from each worker; returns the mean that all receive."""
         if not isinstance(gradients, Sequence):
             kind = type(gradients).__name__
             raise ConfigError(f"step: expected a list with gradients of each worker, got {kind}")
@@ -35,26 +36,27 @@ class Simulation:
         names = list(_mapping(0, gradients[0]))
         for rank, worker in enumerate(self.workers):
             _check_gradients(rank, _mapping(rank, gradients[rank]), names, worker.tensors)
-        means = [self._copies(rank, given) for rank, given in enumerate(gradients)]
-        talks = [w.talk(names, m) for w, m in zip(self.workers, means, strict=True)]
-        self.network.run(talks)
+        means = [self._copies(rank, own) for rank, own in enumerate(gradients)]
+        programs = [w.bucket_program(names, m) for w, m in zip(self.workers, means, strict=True)]
+        self.network.run(programs)
         for worker in self.workers:
-            worker.finish()
-        complaints = [worker.settle(wait=False) for worker in self.workers]
-        if complaints[0] is not None:
-            raise complaints[0]
-        # Not the copies themselves, where the next step would write into them.
-        given_out = [mean.clone() for mean in means[0]] if self._rooms else means[0]
-        return dict(zip(names, given_out, strict=True))
+            worker.end_step()
+        errors = [worker.commit_step(wait=False) for worker in self.workers]
+        if errors[0] is not None:
+            raise errors[0]
+        # On a GPU the next step overwrites the copies.
+        result = [mean.clone() for mean in means[0]] if self._buffers else means[0]
+        return dict(zip(names, result, strict=True))
 
-    def _copies(self, rank: int, given: Mapping[str, Tensor]) -> list[Tensor]:
-        """What a worker may overwrite; on a GPU in the same place at every step."""
-        grads = [grad.detach() for grad in given.values()]
+    def _copies(self, rank: int, gradients: Mapping[str, Tensor]) -> list[Tensor]:
+        """Returns copies that a worker may overwrite; on a GPU at the same address every step."""
+        grads = [grad.detach() for grad in gradients.values()]
         if not grads or not grads[0].is_cuda:
             return [grad.clone() for grad in grads]
-        room = self._rooms.setdefault((rank, *given), [torch.empty_like(grad) for grad in grads])
-        torch._foreach_copy_(room, grads)
-        return room
+        empty = [torch.empty_like(grad) for grad in grads]
+        buffers = self._buffers.setdefault((rank, *gradients), empty)
+        torch._foreach_copy_(buffers, grads)
+        return buffers
 
     def switch(
         self,
@@ -70,12 +72,12 @@ class Simulation:
             worker.switch(plan)
 
     def epoch_ended(self, learning_rate: float | None = None) -> None:
-        """Tells the controllers, with the learning rate of the next epoch if that matters."""
+        """Informs the controllers, with the learning rate of the next epoch."""
         for worker in self.workers:
             worker.epoch_ended(learning_rate)
 
     def stats(self) -> dict[str, object]:
-        """The statistics of worker 0."""
+        """Returns the statistics of worker 0."""
         return self.workers[0].stats(self.network.meters[0])
 
     def state_dict(self) -> dict[str, object]:
@@ -86,21 +88,21 @@ class Simulation:
             load(worker, own_part(state, str(rank)))
 
 
-def _mapping(rank: int, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """What a worker gives, if it is gradients by name."""
-    if not isinstance(given, Mapping):
-        kind = type(given).__name__
+def _mapping(rank: int, gradients: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Returns a worker's gradients; raises ConfigError unless they are a mapping."""
+    if not isinstance(gradients, Mapping):
+        kind = type(gradients).__name__
         raise ConfigError(f"worker {rank}: expected gradients by name, got {kind}")
-    return given
+    return gradients
 
 
 def _check_gradients(
-    rank: int, given: Mapping[str, Tensor], names: list[str], tensors: Mapping[str, Tensor]
+    rank: int, gradients: Mapping[str, Tensor], names: list[str], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Raises ConfigError unless a worker gives what worker 0 gives, in the parameters' shapes."""
-    if list(given) != names or not tensors.keys() >= given.keys():
-        raise ConfigError(f"worker {rank} gives {list(given)}, expected {names} of {[*tensors]}")
-    for name, gradient in given.items():
+    """Raises ConfigError unless a worker has the gradients of worker 0, in the right shapes."""
+    if list(gradients) != names or not tensors.keys() >= gradients.keys():
+        raise ConfigError(f"worker {rank} has {list(gradients)}, expected {names} of {[*tensors]}")
+    for name, gradient in gradients.items():
         shape = tensors[name].shape
         if not isinstance(gradient, Tensor):
             kind = type(gradient).__name__
@@ -111,7 +113,7 @@ def _check_gradients(
 
 
 def _named(parameters: torch.nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters that are trained, by name."""
+    """Returns the trainable parameters by name."""
     named: dict[str, Tensor]
     if isinstance(parameters, torch.nn.Module):
         named = {n: p for n, p in parameters.named_parameters() if p.requires_grad}
@@ -142,10 +144,10 @@ def simulate(
     link: LinkModel | None = None,
     compute_s: float = 0.01,
 ) -> Simulation:
-    """N simulated workers for a model, or for tensors by name.
+    """Returns N simulated workers for a model, or for tensors by name.
 
-    A controller is told times as a `link` would have them (by default 1 Gbit/s with 1 ms latency)
-    beside a step of `compute_s`, so that the same run decides the same anywhere.
+    A controller sees the times of a `link` (by default 1 Gbit/s with 1 ms latency) and a step of
+    `compute_s`, so that a run makes the same decisions on any machine.
     """
     check_whole("simulate", "workers", workers, 1)
     check_number("simulate", "compute_s", compute_s)
@@ -164,5 +166,6 @@ def simulate(
     rule = find_controller(controller)
     if rule is not None:
         for worker, meter in zip(simulation.workers, simulation.network.meters, strict=True):
-            worker.steer(rule, ModelClock(meter, link or LinkModel(), compute_s))
+            clock = ModelClock(meter, link or LinkModel(), compute_s)
+            worker.observer = ControllerRuntime(rule, worker, clock)
     return simulation

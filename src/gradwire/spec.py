@@ -1,12 +1,12 @@
 """Spec strings to objects and back: "topk:ratio=0.01 | qsgd:bits=4".
 
-The registry is the folder: a method's name is the name of the file that holds its class, with
-hyphens for underscores. Specs may have either.
+The registry is the folder: the name of a method is the name of the file that holds its class, with
+hyphens for underscores (specs may have either). Files that begin with an underscore are helpers.
 """
 
 import pkgutil
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
@@ -26,6 +26,7 @@ from gradwire.base import (
     OneRound,
     TwoLevelExchange,
 )
+from gradwire.base.aggregation import tolerated
 from gradwire.compressors._sparsifier import Pipeline, Sparsifier
 from gradwire.errors import ConfigError
 
@@ -33,28 +34,62 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Layers:
-    """The settings of an exchange in two layers."""
+class ExchangeConfig:
+    """A parsed exchange spec, such as "gather:aggregate=median"."""
 
-    exchange: str
-    node: int
-    """Ranks a node."""
-    between: str = "auto"
-    """The spec of the exchange between nodes; "auto" leaves it open."""
+    name: str
+    settings: tuple[tuple[str, object], ...] = ()
+    """Parameters of the exchange other than `node` and `between`."""
+    node: int | None = None
+    """Ranks per node; None unless the exchange has two levels."""
+    between: "ExchangeConfig | None" = None
+    """The exchange between nodes; None in a two-level exchange leaves it to be chosen."""
 
     def __post_init__(self) -> None:
-        if self.node < 1:
-            raise ConfigError(f"{self.exchange}: node must be at least 1, got {self.node}")
-        if self.between != "auto" and issubclass(find_exchange(self.between), TwoLevelExchange):
-            raise ConfigError(f"{self.exchange}: between must have one layer, got {self.between!r}")
+        if self.node is not None and self.node < 1:
+            raise ConfigError(f"{self.name}: node must be at least 1, got {self.node}")
 
     def __str__(self) -> str:
-        return f"{self.exchange}:node={self.node},between={self.between}"
+        if self.node is not None:
+            return f"{self.name}:node={self.node},between={self.between or 'auto'}"
+        settings = ",".join(f"{key}={value}" for key, value in self.settings)
+        return f"{self.name}:{settings}" if settings else self.name
+
+    @property
+    def across_nodes(self) -> "ExchangeConfig":
+        """The exchange between nodes, or this one if it has one level."""
+        return self if self.node is None else self.between or ExchangeConfig("auto")
+
+    @property
+    def aggregate(self) -> object:
+        """The name of the aggregation of all ranks' gradients."""
+        return dict(self.across_nodes.settings).get("aggregate", "mean")
+
+    def tolerated(self, ranks: int) -> int:
+        """Returns how many ranks may send arbitrary values without effect on the result."""
+        # A node with a faulty rank is lost as a whole.
+        return tolerated(str(self.aggregate), ranks // (self.node or 1))
+
+    def dense(self) -> "ExchangeConfig":
+        """Returns the exchange of a step that sends everything: a mean, or the same aggregate."""
+        if self.node is not None:
+            return replace(self, between=self.across_nodes.dense())
+        return self if self.settings else ExchangeConfig("mean")
+
+    def wrap(self, compressor: Compressor) -> Aggregator:
+        """Puts a compressor into this exchange, unless it defines its own rounds."""
+        cls = find_exchange(self.name)
+        if self.node is not None:
+            assert issubclass(cls, TwoLevelExchange)
+            return cls(self.across_nodes.wrap(compressor), self.node)
+        if isinstance(compressor, MultiRound):
+            return compressor
+        return cls(codec=compressor, **dict(self.settings))  # type: ignore[arg-type]
 
 
 @cache
 def _catalogue(folder: ModuleType, kind: type[T]) -> Mapping[str, type[T]]:
-    """The classes of a folder by file name."""
+    """Returns the classes of a folder by file name."""
     found: dict[str, type[T]] = {}
     for module in pkgutil.iter_modules(folder.__path__):
         if module.name.startswith("_"):
@@ -83,12 +118,12 @@ def exchange_classes() -> Mapping[str, type[Exchange]]:
 
 
 def methods() -> list[str]:
-    """The names of the catalogue."""
+    """Returns the names of the catalogue."""
     return sorted(compressor_classes())
 
 
 def parse(spec: str) -> Compressor:
-    """The compressor that a spec string describes."""
+    """Returns the compressor that a spec string describes."""
     _check_text("compressor", spec)
     stages = [_build("compressor", compressor_classes(), stage) for stage in spec.split("|")]
     if len(stages) == 1:
@@ -105,22 +140,22 @@ def parse(spec: str) -> Compressor:
     return Pipeline(first, second)
 
 
-def compressor_of(given: Compressor | str) -> Compressor:
-    """The compressor that a spec string describes; or the given one itself."""
-    if isinstance(given, str):
-        return parse(given)
-    if not isinstance(given, Compressor):
-        raise ConfigError(f"expected a spec string or a compressor, got {_named(given)}")
-    return given
+def compressor_of(compressor: Compressor | str) -> Compressor:
+    """Returns the compressor itself, or the one that a spec string describes."""
+    if isinstance(compressor, str):
+        return parse(compressor)
+    if not isinstance(compressor, Compressor):
+        raise ConfigError(f"expected a spec string or a compressor, got {_described(compressor)}")
+    return compressor
 
 
-def memory_of(given: Memory | str) -> Memory:
-    """The same of memories."""
-    if isinstance(given, str):
-        return parse_memory(given)
-    if not isinstance(given, Memory):
-        raise ConfigError(f"expected a memory or its spec, got {_named(given)}")
-    return given
+def memory_of(memory: Memory | str) -> Memory:
+    """Returns the memory itself, or the one that a spec string describes."""
+    if isinstance(memory, str):
+        return parse_memory(memory)
+    if not isinstance(memory, Memory):
+        raise ConfigError(f"expected a memory or its spec, got {_described(memory)}")
+    return memory
 
 
 def parse_memory(spec: str) -> Memory:
@@ -128,50 +163,59 @@ def parse_memory(spec: str) -> Memory:
 
 
 def find_exchange(spec: str) -> type[Exchange]:
-    """The class of an exchange's spec, whose settings are another matter."""
+    """Returns the class that an exchange's spec names."""
     _check_text("exchange", spec)
     return _find("exchange", exchange_classes(), spec.partition(":")[0].strip())
 
 
-def find_layers(spec: str) -> Layers | None:
-    """The settings of an exchange's spec if it is one in two layers."""
-    if not issubclass(find_exchange(spec), TwoLevelExchange):
-        return None
+def parse_exchange(spec: str) -> ExchangeConfig:
+    """Parses an exchange's spec; raises ConfigError for unknown names and settings."""
+    cls = find_exchange(spec)
     name, texts = read_settings(spec)
-    return from_settings(name, Layers, texts, exchange=name)
+    name = _shown(name)
+    if issubclass(cls, TwoLevelExchange):
+        known = typed_settings(name, _TwoLevelSettings, texts)
+        between = str(known.get("between", "auto"))
+        node = known["node"]
+        assert isinstance(node, int)
+        if between == "auto":
+            return ExchangeConfig(name, (), node)
+        if issubclass(find_exchange(between), TwoLevelExchange):
+            raise ConfigError(f"{name}: between must have one level, got {between!r}")
+        return ExchangeConfig(name, (), node, parse_exchange(between))
+    return ExchangeConfig(name, tuple(typed_settings(name, cls, texts, "codec").items()))
 
 
-def wrap_in_exchange(spec: str, compressor: Compressor) -> Aggregator:
-    """A compressor in the exchange that a spec string describes, if it does not talk by itself."""
-    name, texts = read_settings(spec)
-    cls = find_exchange(name)
-    if layers := find_layers(spec):
-        assert issubclass(cls, TwoLevelExchange)
-        return cls(wrap_in_exchange(layers.between, compressor), layers.node)
-    if isinstance(compressor, MultiRound):
-        return compressor
-    return from_settings(name, cls, texts, codec=compressor)
+@dataclass(frozen=True)
+class _TwoLevelSettings:
+    node: int
+    between: str = "auto"
+
+
+def exchange_of(exchange: ExchangeConfig | str) -> ExchangeConfig:
+    """Returns the config itself, or the one that a spec string describes."""
+    return exchange if isinstance(exchange, ExchangeConfig) else parse_exchange(exchange)
 
 
 def build_from(folder: ModuleType, kind: type[T], noun: str, spec: str) -> T:
-    """What a spec string describes, by a class of another folder."""
+    """Builds the item that a spec string describes from a class of another folder."""
     found: Mapping[str, type[T]] = _catalogue(folder, kind)  # type: ignore[arg-type]
     return _build(noun, found, spec)
 
 
 def name_of(item: object) -> str:
-    """The file name of the item's class."""
+    """Returns the name of an item: the file name of its class."""
     if isinstance(item, Pipeline):
         return f"{name_of(item.sparsifier)}|{name_of(item.quantiser)}"
     return _shown(type(item).__module__.rpartition(".")[2])
 
 
 def format_spec(item: object) -> str:
-    """The spec string of an item, without parameters that have their default; `parse` reads it."""
+    """Returns the spec string of an item, without parameters that have their default value."""
     if isinstance(item, Pipeline):
         return f"{format_spec(item.sparsifier)} | {format_spec(item.quantiser)}"
     if isinstance(item, type) or not is_dataclass(item):
-        raise ConfigError(f"format_spec: expected a compressor or a memory, got {_named(item)}")
+        raise ConfigError(f"format_spec: expected a compressor or a memory, got {_described(item)}")
     settings = []
     for f in fields(item):
         value = getattr(item, f.name)
@@ -181,22 +225,22 @@ def format_spec(item: object) -> str:
 
 
 def _check_text(noun: str, spec: object) -> None:
-    """Raises ConfigError unless a spec is text at all."""
+    """Raises ConfigError unless a spec is a string."""
     if not isinstance(spec, str):
-        raise ConfigError(f"{noun}: a spec must be a string, got {_named(spec)}")
+        raise ConfigError(f"{noun}: a spec must be a string, got {_described(spec)}")
 
 
-def _named(given: object) -> str:
-    """What was given in place of something else, and how to make that if it is its class."""
+def _described(item: object) -> str:
+    """Describes a wrong argument; for a class of the catalogue, shows how to instantiate it."""
     known: list[type[Compressor | Memory]] = [
         *compressor_classes().values(),
         *memory_classes().values(),
     ]
     for cls in known:
-        if cls is given:
+        if cls is item:
             settings = ", ".join(f"{key}={value!r}" for key, value in cls.examples[0].items())
             return f"the class {cls.__name__}; make one, like {cls.__name__}({settings})"
-    return repr(given)
+    return repr(item)
 
 
 def _build(noun: str, catalogue: Mapping[str, type[T]], spec: str) -> T:
@@ -207,7 +251,7 @@ def _build(noun: str, catalogue: Mapping[str, type[T]], spec: str) -> T:
 
 
 def read_settings(spec: str) -> tuple[str, dict[str, str]]:
-    """The name and the settings of "name:key=value,key=value", as text."""
+    """Splits "name:key=value,key=value" into the name and the settings, as text."""
     name, colon, rest = spec.strip().partition(":")
     if colon and not rest.strip():
         raise ConfigError(f"{name}: nothing after the colon in {spec!r}")
@@ -223,7 +267,7 @@ def read_settings(spec: str) -> tuple[str, dict[str, str]]:
 
 
 def _shown(name: str) -> str:
-    """A name as people read it: a file's may have no hyphen."""
+    """Returns the public form of a file name, with hyphens."""
     return name.replace("_", "-")
 
 
@@ -236,8 +280,15 @@ def _find(noun: str, catalogue: Mapping[str, type[T]], name: str) -> type[T]:
 
 
 def from_settings(name: str, cls: type[T], texts: Mapping[str, str], **given: object) -> T:
-    """An instance from settings given as text, each read as the type of its field."""
-    known = {f.name: f for f in fields(cls) if f.name not in given}  # type: ignore[arg-type]
+    """Builds an instance from settings given as text, and from other fields given as they are."""
+    return cls(**given, **typed_settings(name, cls, texts, *given))
+
+
+def typed_settings(
+    name: str, cls: type[object], texts: Mapping[str, str], *reserved: str
+) -> dict[str, object]:
+    """Reads settings given as text, each as its field's type; `reserved` fields are not set."""
+    known = {f.name: f for f in fields(cls) if f.name not in reserved}  # type: ignore[arg-type]
     unknown = sorted(texts.keys() - known.keys())
     if unknown:
         raise ConfigError(f"{name}: unknown parameter {unknown}, expected {sorted(known)}")
@@ -245,12 +296,12 @@ def from_settings(name: str, cls: type[T], texts: Mapping[str, str], **given: ob
     if missing:
         raise ConfigError(f"{name}: missing parameter {missing}")
     types = _types_of(cls)  # type: ignore[arg-type]
-    return cls(**given, **{key: _read(name, key, types[key], t) for key, t in texts.items()})
+    return {key: _read(name, key, types[key], text) for key, text in texts.items()}
 
 
 @cache
 def _types_of(cls: type) -> Mapping[str, Any]:
-    """What the annotations of a class mean, which takes longer to find out than all else here."""
+    """Resolves the annotations of a class; cached, since it is the slow part of parsing."""
     return get_type_hints(cls)
 
 

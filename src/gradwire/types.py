@@ -56,7 +56,7 @@ class EncodeContext(NamedTuple):
     key_store: KeyStore | None = None
     """Holds the keys where the step is captured as a CUDA graph and replayed."""
     wants_mean: bool = True
-    """Whether the mean is read on this rank; of simulated ranks only one needs it."""
+    """True if the mean is read on this rank; of simulated ranks only one needs it."""
 
     @property
     def numel(self) -> int:
@@ -95,10 +95,11 @@ def mix(*words: int, start: int = 0) -> int:
 
 
 class EFInput(NamedTuple):
-    """The input of error feedback: `grad + decay * residual` is encoded.
+    """The input of error feedback: `total()`, which is `grad + decay * residual`, is encoded.
 
     What the message does not hold is written to `residual_out`, which may be `residual` itself. It
-    is None when the compression error is not needed.
+    is None when the compression error is not needed. After encoding, `grad` may be overwritten by
+    the mean.
     """
 
     grad: Tensor

@@ -1,8 +1,8 @@
-"""What a compressor, a memory and an exchange must be: the abstract classes of the catalogue.
+"""Abstract base classes of the catalogue: compressors, memories, exchanges.
 
-A method is a frozen dataclass (the algorithm *is* its parameters) that derives from `OneRound` when
-one message says it all (`cast.Cast` and `sparse.Sparsifier` are ready-made kinds of it), or from
-`MultiRound` when it needs a conversation.
+A method is a frozen dataclass (the algorithm *is* its parameters). It derives from `OneRound` if
+one message per rank is enough, or from `MultiRound`. The families in `gradwire.compressors`
+(`Cast`, `Sparsifier`, `Quantizer`) are ready-made kinds of `OneRound`.
 """
 
 from gradwire.base.compressor import (
@@ -15,8 +15,9 @@ from gradwire.base.compressor import (
     check_payload,
     encode_with_feedback,
     flat32,
+    memoized,
 )
-from gradwire.base.exchange import Aggregator, Exchange, TwoLevelExchange, carried_by
+from gradwire.base.exchange import Aggregator, Exchange, TwoLevelExchange, refuses_own_rounds
 from gradwire.base.memory import Memory, weighted_sum
 
 __all__ = [
@@ -30,9 +31,10 @@ __all__ = [
     "OneRound",
     "Traits",
     "TwoLevelExchange",
-    "carried_by",
     "check_payload",
     "encode_with_feedback",
     "flat32",
+    "memoized",
+    "refuses_own_rounds",
     "weighted_sum",
 ]

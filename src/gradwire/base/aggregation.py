@@ -18,51 +18,52 @@ def check_aggregation(name: str) -> None:
         raise ConfigError(f"gather: aggregate must be one of {known}, got {name!r}")
 
 
-def tolerated_faults(ranks: int) -> int:
-    """How many lying ranks the robust aggregations bear: a quarter, rounded down, at least one."""
+def trimmed_ranks(ranks: int) -> int:
+    """Returns how many faulty ranks the trimmed aggregations assume: a quarter, at least one."""
     return min(max(1, ranks // 4), (ranks - 1) // 2)
 
 
-def borne(name: str, ranks: int) -> int:
-    """How many of the ranks may say anything at all, NaN included, and are left out."""
+def tolerated(name: str, ranks: int) -> int:
+    """Returns how many ranks may send anything, NaN included, without effect on the result."""
     if name == "median":
         return (ranks - 1) // 2
-    return tolerated_faults(ranks) if name in ("trimmed", "diameter") else 0
+    return trimmed_ranks(ranks) if name in ("trimmed", "diameter") else 0
 
 
-def aggregate(said: Tensor, name: Aggregation) -> Tensor:
-    """One gradient of the rows of `said`, one a rank; the same on every rank, to the bit."""
+def aggregate(gradients: Tensor, name: Aggregation) -> Tensor:
+    """Combines the rows of `gradients`, one per rank; bitwise the same on every rank."""
+    ranks = gradients.shape[0]
     if name == "mean":
-        return said.mean(dim=0)
+        return gradients.mean(dim=0)
     if name == "majority":
-        # A tie is zero, so entries that nobody wants to move stay where they are.
-        return said.sign().sum(dim=0).sign()
+        # A tie is zero, so an entry that no majority wants to move stays.
+        return gradients.sign().sum(dim=0).sign()
     if name == "median":
-        return _middle(said, (said.shape[0] - 1) // 2)
+        return _trimmed_mean(gradients, (ranks - 1) // 2)
     if name == "trimmed":
-        return _middle(said, tolerated_faults(said.shape[0]))
-    return _closest(said, tolerated_faults(said.shape[0])).mean(dim=0)
+        return _trimmed_mean(gradients, trimmed_ranks(ranks))
+    return _closest(gradients, trimmed_ranks(ranks)).mean(dim=0)
 
 
-def _middle(said: Tensor, trim: int) -> Tensor:
-    """The mean of what is left without the `trim` smallest and largest of every entry."""
-    return said.sort(dim=0).values[trim : said.shape[0] - trim].mean(dim=0)
+def _trimmed_mean(gradients: Tensor, trim: int) -> Tensor:
+    """Returns the mean of each entry without its `trim` smallest and largest values."""
+    return gradients.sort(dim=0).values[trim : gradients.shape[0] - trim].mean(dim=0)
 
 
-def _closest(said: Tensor, out: int) -> Tensor:
-    """All rows but `out`: those whose largest distance from each other is smallest.
+def _closest(gradients: Tensor, excluded: int) -> Tensor:
+    """Returns all rows but `excluded`: the subset of smallest diameter.
 
-    Mhamdi, Guerraoui & Rouault 2018. With many ranks there are too many ways to choose, and each
-    row's nearest neighbours stand for them.
+    Mhamdi, Guerraoui & Rouault 2018. With more than 12 ranks there are too many subsets, and each
+    row's nearest neighbours are the candidates.
     """
-    ranks = said.shape[0]
-    apart = torch.cdist(said, said)
-    keep = ranks - out
+    ranks = gradients.shape[0]
+    distance = torch.cdist(gradients, gradients)
+    size = ranks - excluded
     if ranks <= 12:
-        ways = [list(way) for way in combinations(range(ranks), keep)]
+        subsets = [list(subset) for subset in combinations(range(ranks), size)]
     else:
-        ways = [apart[row].argsort()[:keep].sort().values.tolist() for row in range(ranks)]
-    # Who says what is no number is as far away as can be.
-    apart = apart.nan_to_num(nan=float("inf"))
-    widths = [float(apart[way][:, way].max()) for way in ways]
-    return said[ways[widths.index(min(widths))]]
+        subsets = [distance[row].argsort()[:size].sort().values.tolist() for row in range(ranks)]
+    # A row with NaN is infinitely far away.
+    distance = distance.nan_to_num(nan=float("inf"))
+    diameters = [float(distance[subset][:, subset].max()) for subset in subsets]
+    return gradients[subsets[diameters.index(min(diameters))]]

@@ -11,35 +11,35 @@ from gradwire.types import EFInput, EncodeContext, Rounds, State
 
 
 class Aggregator(Protocol):
-    """Anything that can hold the conversation about one gradient.
+    """Turns the gradients of all ranks into their mean: a `MultiRound` compressor or an exchange.
 
-    The state that `rounds` gets is a draft: it puts new tensors in the place of old ones and never
-    writes into those, since a step that fails or overflows must leave no trace.
+    The state that `rounds` gets is pending: it replaces tensors and never writes into the old ones,
+    so that a step that fails or overflows can be discarded.
     """
 
     @property
     def loss_scaled_keys(self) -> tuple[str, ...]:
-        """What of its state is in units of the gradient, and so follows the loss scale."""
+        """Keys of the state in units of the gradient, which follow the loss scale."""
 
     @property
     def sharded_keys(self) -> tuple[str, ...]:
-        """What of its state is this rank's shard of a whole."""
+        """Keys of the state that hold this rank's shard of a whole."""
 
     @property
     def ranks_per_replica(self) -> int:
-        """So many consecutive ranks talk as one, and remember the same."""
+        """Number of consecutive ranks that act as one and have equal state."""
 
     @property
     def unsent_keys(self) -> tuple[str, ...]:
-        """What of its state is measured in what waits to be sent, and is rescaled along with it."""
+        """Keys of the state that hold what waits to be sent, and are rescaled with it."""
 
     @property
     def graph_safe(self) -> bool:
-        """Whether its part of a conversation is the same at every step."""
+        """True if its work is the same at every step, so that a CUDA graph can replay it."""
 
     @property
     def propagates_nonfinite(self) -> bool:
-        """Whether its first message is not finite where any entry is not."""
+        """True if a non-finite input always yields a non-finite value in the first message."""
 
     def state(self, ctx: EncodeContext, device: torch.device) -> State: ...
 
@@ -47,9 +47,9 @@ class Aggregator(Protocol):
 
 
 class Exchange(ABC):
-    """A way for one-round messages to become a mean: a compressor wrapped in it is a talker.
+    """Turns one-round messages into a mean: a compressor wrapped in it is an `Aggregator`.
 
-    `Aggregator` says what its properties mean; here they are those of an exchange without a state.
+    The properties here are those of an exchange without state; `Aggregator` documents them.
     """
 
     examples: ClassVar[Sequence[Mapping[str, object]]] = ({},)
@@ -85,7 +85,7 @@ class Exchange(ABC):
     @classmethod
     @abstractmethod
     def refuses(cls, codec: Compressor) -> str | None:
-        """Why this exchange cannot carry the compressor's messages, or None."""
+        """Returns why this exchange cannot transfer the compressor's messages, or None."""
 
     @abstractmethod
     def state(self, ctx: EncodeContext, device: torch.device) -> State: ...
@@ -95,7 +95,7 @@ class Exchange(ABC):
 
 
 class TwoLevelExchange(Exchange):
-    """An exchange of nodes with `node` ranks each, around a talker that speaks for a whole node."""
+    """An exchange among nodes of `node` ranks, around an aggregator that acts for a whole node."""
 
     aggregator: Aggregator
     node: int
@@ -105,7 +105,7 @@ class TwoLevelExchange(Exchange):
 
     @classmethod
     def refuses(cls, codec: Compressor) -> str | None:
-        """Nothing by itself: what is said between nodes is the talker's."""
+        """Returns None: the exchange between nodes decides."""
         return None
 
     @property
@@ -129,8 +129,8 @@ class TwoLevelExchange(Exchange):
         return self.node
 
 
-def carried_by(name: str, codec: Compressor) -> str | None:
-    """Why an exchange that carries any one-round message cannot carry this one, or None."""
-    if isinstance(codec, MultiRound) and codec.rounds_like != name:
-        return "it talks in rounds of its own"
+def refuses_own_rounds(exchange: str, codec: Compressor) -> str | None:
+    """Returns why an exchange of one-round messages cannot transfer a `MultiRound`, or None."""
+    if isinstance(codec, MultiRound) and codec.rounds_like != exchange:
+        return "it defines its own rounds"
     return None

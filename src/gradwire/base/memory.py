@@ -1,4 +1,4 @@
-"""What a memory must be: it keeps the part of a gradient that was not sent."""
+"""The base class of memories, which keep the part of a gradient that was not sent."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -11,50 +11,50 @@ from gradwire.types import EFInput, State
 
 
 class Memory(ABC):
-    """What becomes of the part of a gradient that was not sent.
+    """Error feedback: returns to each step what earlier ones did not send, and keeps its error.
 
-    A step reads `now`, what was kept, and fills `then`, what will be kept if the step counts, by
-    the end of `after`. Both may be one and the same, where nothing has to be taken back.
+    A step reads `state` and fills `pending`, which becomes the state if the step counts. Both may
+    be the same dict if steps never have to be discarded.
     """
 
     examples: ClassVar[Sequence[Mapping[str, object]]]
     needs_contraction: ClassVar[bool]
     loss_scaled_keys: ClassVar[tuple[str, ...]]
-    """What of its state is in units of the gradient, and so follows the loss scale."""
+    """Keys of the state in units of the gradient, which follow the loss scale."""
     separates_residual: ClassVar[bool]
-    """It gives the gradient as it came, and what waits of those before beside it."""
+    """True if `before` returns the gradient and the residual as separate tensors."""
     is_debt: ClassVar[bool]
-    """What was not said is a step still to be made, and not the difference to a known gradient."""
+    """True if what was not sent is an update still to be made, not a difference to a target."""
 
     @abstractmethod
     def state(self, numel: int, device: torch.device) -> State: ...
 
     @abstractmethod
     def before(self, grad: Tensor, state: State, pending: State) -> EFInput:
-        """What the lane has to say for this gradient (flat), which stays as it is."""
+        """Returns the compressor's input for this gradient (flat); does not change the gradient."""
 
     @abstractmethod
     def after(self, ef: EFInput, mean: Tensor, state: State, pending: State) -> Tensor:
-        """Keeps `ef.residual_out`, and returns what the gradient becomes: mostly the mean that came."""
+        """Keeps `ef.residual_out` in `pending`; returns the new gradient, usually the mean."""
 
     @abstractmethod
     def rescale(self, state: State, factor: float) -> None:
-        """Multiplies what waits to be sent, when the learning rate has changed by 1/`factor`."""
+        """Multiplies what waits to be sent; the learning rate was divided by `factor`."""
 
     @abstractmethod
     def combined(self, states: Sequence[State], weights: Sequence[float]) -> State:
-        """The state that stands for those of other ranks, each with its weight.
+        """Returns the state that replaces those of other ranks, each with its weight.
 
-        Weights are for what waits; a memory that keeps gradients takes their plain mean.
+        Weights apply to what waits to be sent; a memory that keeps gradients takes their mean.
         """
 
     @abstractmethod
     def unsent(self, state: State) -> Tensor | None:
-        """What has been given and not been sent yet, if that is what this memory keeps."""
+        """Returns what waits to be sent, if this memory keeps that."""
 
 
 def weighted_sum(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """The sum of the tensors, each with its weight, in the order given."""
+    """Returns the weighted sum of the tensors, added in the order given."""
     total = torch.zeros_like(tensors[0])
     for tensor, weight in zip(tensors, weights, strict=True):
         if weight:

@@ -1,259 +1,252 @@
-"""Controller runtime: passes step reports to the controller state and its settings to lanes."""
+"""The controller runtime: a `StepObserver` that lets a controller set the compression of lanes."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import thread_time
 
 import torch
 from torch import Tensor
 
-from gradwire.base import Aggregator
 from gradwire.control.base import Controller, ControllerState, Decision, Setting, StepReport
-from gradwire.control.timing import Clock, StepTiming, heard_of, told_by
+from gradwire.control.timing import Clock, StepTiming, decode_timing, encode_timing
+from gradwire.engine.engine import Engine
+from gradwire.engine.observer import StepObserver
 from gradwire.engine.piggyback import Piggyback
 from gradwire.engine.plan import Plan
 from gradwire.engine.step import Lane
 from gradwire.errors import ConfigError
-from gradwire.spec import find_layers, format_spec, name_of
+from gradwire.spec import format_spec, name_of
 
 UNKNOWN = StepTiming(-1.0, 0.0, 0.0, 0.0, 0.0)
-"""Told in the place of a step's lap where nobody knows it."""
+"""Sent in place of a step's timing where it is not known."""
 
 
-class ControllerRuntime:
-    """The lanes that a controller steers: those that the plan compresses."""
+class ControllerRuntime(StepObserver):
+    """Passes averaged statistics to a controller's state, and its settings to the lanes."""
 
-    def __init__(
-        self,
-        controller: Controller,
-        plan: Plan,
-        lanes: Mapping[str, Lane],
-        rank: int,
-        size: int,
-        clock: Clock,
-        on_change: Callable[[], None],
-    ) -> None:
+    def __init__(self, controller: Controller, engine: Engine, clock: Clock) -> None:
+        """Controls the compressed lanes of the engine; set it as the engine's observer."""
         self.controller, self.clock = controller, clock
-        self.rank, self.size = rank, size
-        self._on_change = on_change
-        self.last = UNKNOWN
-        self._laps: dict[torch.device, Tensor] = {}
-        """What `last` is, as numbers for a message."""
+        self._engine = engine
+        self._world_size = engine.world_size
+        self._last_timing = UNKNOWN
+        self._timings: dict[torch.device, Tensor] = {}
+        """The last timing as numbers for a message, per device."""
         self._written: set[torch.device] = set()
-        self._names: list[tuple[Sequence[str], Tensor]] = []
-        self._host: Tensor | None = None
-        self._known: torch.cuda.Event | None = None
-        self.check(plan)
-        self.take_over(plan, lanes)
+        self._received: list[tuple[Sequence[str], Tensor]] = []
+        self._on_host: Tensor | None = None
+        self._copied: torch.cuda.Event | None = None
+        self.check_plan(engine.plan)
+        self._control(engine.plan, engine.lanes, None)
 
-    def take_over(
-        self,
-        plan: Plan,
-        lanes: Mapping[str, Lane],
-        old: ControllerState | None = None,
-        step: int = 0,
-    ) -> None:
-        """Steers these lanes from now on, `old` having steered the same parameters until `step`."""
-        if old is not None:
-            old.log.now = step
+    def _control(self, plan: Plan, lanes: Mapping[str, Lane], old: ControllerState | None) -> None:
         self._plan, self._lanes = plan, lanes
-        self.names = [n for n, lane in lanes.items() if _is_steered(lane, plan)]
-        self.pilot = self.controller.pilot(plan.compressor, self.names, self.size, old)
-        self._orders: dict[str, Setting] = {}
+        self.names = [name for name, lane in lanes.items() if _is_controlled(lane, plan)]
+        self.state = self.controller.create_state(
+            plan.compressor, self.names, self._world_size, old
+        )
+        self._settings: dict[str, Setting] = {}
         for name in self.names:
-            lanes[name].sample_every = self.pilot.samples_every
-        self.redirect()
+            lanes[name].sample_every = self.state.sample_interval
+        self._apply_settings()
 
-    def check(self, plan: Plan) -> None:
-        """Raises ConfigError unless the controller can steer this method, and all it may order."""
-        self.controller.pilot(plan.compressor, [], self.size)
+    def check_plan(self, plan: Plan) -> None:
+        """Raises ConfigError if the controller cannot set this method, or may choose illegally."""
+        self.controller.create_state(plan.compressor, [], self._world_size)
         for compressor in self.controller.settings(plan.compressor):
             try:
                 plan.check(compressor)
             except ConfigError as error:
                 raise ConfigError(f"{name_of(self.controller)}: {error}") from None
 
+    def plan_changed(self, plan: Plan, lanes: Mapping[str, Lane], step: int) -> None:
+        self.state.log.start_step = step
+        self._control(plan, lanes, self.state)
+
     @property
-    def late(self) -> bool:
-        """Whether the host would have to wait for the numbers."""
-        return self._known is not None
+    def pending(self) -> bool:
+        return self._copied is not None
 
-    def listen(self, names: Sequence[str], grads: Sequence[Tensor], scale: float) -> None:
-        """Lets the pilot hear of gradients that are about to go out."""
-        with self._own_time():
+    @property
+    def is_measuring(self) -> bool:
+        return self.state.needs_measurement
+
+    def bucket_started(
+        self, names: Sequence[str], grads: Sequence[Tensor], loss_scale: float
+    ) -> None:
+        with self._overhead():
             for name, grad in zip(names, grads, strict=True):
-                if name in self._orders:
-                    self.pilot.listen(name, grad, scale)
-            if grads and self.pilot.asks:
-                self._write_lap(grads[0].device)
+                if name in self._settings:
+                    self.state.observe_gradient(name, grad, loss_scale)
+            if grads and self.state.wants_statistics:
+                self._write_timing(grads[0].device)
 
-    def census(self, names: Sequence[str], device: torch.device) -> Piggyback | None:
-        """What goes with the messages about these parameters, if anything does."""
-        steered = [name for name in names if name in self._orders]
-        if not self.pilot.asks or not steered:
+    def piggyback(self, names: Sequence[str], device: torch.device) -> Piggyback | None:
+        controlled = [name for name in names if name in self._settings]
+        if not self.state.wants_statistics or not controlled:
             return None
 
         def numbers() -> Tensor | None:
-            with self._own_time():
-                told = self.pilot.tell(steered)
-                if told is None:
+            with self._overhead():
+                own = self.state.local_statistics(controlled)
+                if own is None:
                     return None
-                lap = self._laps[device]
-                return torch.cat([torch.stack(told), lap]) if told else lap.clone()
+                timing = self._timings[device]
+                return torch.cat([torch.stack(own), timing]) if own else timing.clone()
 
-        return Piggyback(numbers, self.size)
+        return Piggyback(numbers, self._world_size)
 
-    def _write_lap(self, device: torch.device) -> None:
-        """Once a step and device, and always in the same place, so that steps can be replayed."""
+    def _write_timing(self, device: torch.device) -> None:
+        """Writes the last timing once per step, to a fixed address, since steps are replayed."""
         if device in self._written:
             return
-        numbers = told_by(self.last, self.rank, self.size)
-        room = self._laps.setdefault(device, torch.zeros(len(numbers), device=device))
+        numbers = encode_timing(self._last_timing, self._engine.rank, self._world_size)
+        buffer = self._timings.setdefault(device, torch.zeros(len(numbers), device=device))
         for place, number in enumerate(numbers):
-            # Filled where they are: a copy from the host would wait.
-            room[place].fill_(number)
+            # Filled in place: a copy from the host would wait.
+            buffer[place].fill_(number)
         self._written.add(device)
 
-    def collect(self, names: Sequence[str], agreed: Tensor | None) -> None:
-        """Takes in what a bucket's census has brought."""
-        if agreed is not None:
-            self._names.append(([n for n in names if n in self._orders], agreed))
+    def bucket_ended(self, names: Sequence[str], statistics: Tensor | None) -> None:
+        if statistics is not None:
+            self._received.append(([n for n in names if n in self._settings], statistics))
 
-    def close(self) -> None:
-        """No more messages in this step; on a GPU the numbers set out for the host."""
-        if self._names:
-            with self._own_time():
-                self._send_home(torch.cat([numbers for _, numbers in self._names]))
+    def step_ended(self) -> None:
+        if not self._received:
+            return
+        with self._overhead():
+            statistics = torch.cat([numbers for _, numbers in self._received])
+            self._on_host = statistics
+            if statistics.is_cuda:
+                self._on_host = torch.empty(statistics.shape, pin_memory=True)
+                self._on_host.copy_(statistics, non_blocking=True)
+                self._copied = torch.cuda.Event()
+                self._copied.record(torch.cuda.current_stream(statistics.device))
 
-    def _send_home(self, agreed: Tensor) -> None:
-        self._host = agreed
-        if agreed.is_cuda:
-            self._host = torch.empty(agreed.shape, pin_memory=True)
-            self._host.copy_(agreed, non_blocking=True)
-            self._known = torch.cuda.Event()
-            self._known.record(torch.cuda.current_stream(agreed.device))
-
-    def settle(self, step: int, *, counts: bool) -> None:
-        """The pilot learns of a closed step, and lanes get its orders for the next."""
-        if self._known is not None:
-            self._known.synchronize()
-        with self._own_time():
-            heard = self._heard(step)
-            self._end_lap(counts)
-            lost = self._lost()
+    def step_committed(self, step: int, *, counts: bool) -> None:
+        if self._copied is not None:
+            self._copied.synchronize()
+        with self._overhead():
+            report = self._report(step)
+            self._end_timing(counts)
+            errors = self._sampled_errors()
             if counts:
-                self.pilot.step(heard._replace(lost=lost))
+                self.state.end_step(report._replace(local_errors=errors))
             else:
-                self.pilot.skip()
-            self.redirect()
+                self.state.skip_step()
+            self._apply_settings()
 
-    def _end_lap(self, counts: bool) -> None:
+    def _end_timing(self, counts: bool) -> None:
         if self._written:
-            # It was told with the last lap.
-            self.clock.own_s -= self.last.own_s
-        lap = self.clock.lap()
-        self.last = lap if counts and lap is not None else UNKNOWN
+            # This overhead was sent with the last timing.
+            self.clock.overhead_s -= self._last_timing.overhead_s
+        timing = self.clock.step_timing()
+        self._last_timing = timing if counts and timing is not None else UNKNOWN
         self._written.clear()
 
     @contextmanager
-    def _own_time(self) -> Iterator[None]:
-        """Counts what the controller takes of this thread's time."""
-        begun_s = thread_time()
+    def _overhead(self) -> Iterator[None]:
+        """Adds the block's CPU time to the controller's overhead."""
+        start_s = thread_time()
         yield
-        self.clock.own_s += thread_time() - begun_s
+        self.clock.overhead_s += thread_time() - start_s
 
-    def _heard(self, step: int) -> StepReport:
-        flat = [] if self._host is None else self._host.tolist()
+    def _report(self, step: int) -> StepReport:
+        flat = [] if self._on_host is None else self._on_host.tolist()
         numbers: list[tuple[Sequence[str], Sequence[float]]] = []
-        last, length = UNKNOWN, len(told_by(UNKNOWN, 0, self.size))
-        for names, agreed in self._names:
-            told = flat[: agreed.numel()]
-            numbers.append((names, told[:-length]))
-            last = heard_of(told[-length:], self.size)
-            flat = flat[agreed.numel() :]
-        self._names, self._host, self._known = [], None, None
+        last, length = UNKNOWN, len(encode_timing(UNKNOWN, 0, self._world_size))
+        for names, statistics in self._received:
+            own = flat[: statistics.numel()]
+            numbers.append((names, own[:-length]))
+            last = decode_timing(own[-length:], self._world_size)
+            flat = flat[statistics.numel() :]
+        self._received, self._on_host, self._copied = [], None, None
         if last.step_s <= 0:
             return StepReport(step, numbers, None)
         return StepReport(step, numbers, last.step_s, last)
 
-    def _lost(self) -> dict[str, Tensor]:
-        """What lanes have sampled in this step."""
+    def _sampled_errors(self) -> dict[str, Tensor]:
+        """Takes the compression errors that lanes have sampled in this step."""
         found: dict[str, Tensor] = {}
         for name in self.names:
             lane = self._lanes[name]
-            if lane.lost is not None:
-                found[name], lane.lost = lane.lost, None
+            if lane.sampled_error is not None:
+                found[name], lane.sampled_error = lane.sampled_error, None
         return found
 
-    def redirect(self) -> None:
-        """Brings lanes to the pilot's orders, where these have changed."""
-        orders = {name: self.pilot.order(name) for name in self.names}
-        changed = {n: order for n, order in orders.items() if order != self._orders.get(n)}
-        # Where all is said anyway there is nothing to redirect, only something to watch.
-        for name, order in () if self._plan.is_dense() else changed.items():
-            self._lanes[name].redirect(order.compressor, self._talker(order))
-        self._orders.update(changed)
+    def _apply_settings(self) -> None:
+        """Reconfigures the lanes whose setting has changed."""
+        settings = {name: self.state.setting_for(name) for name in self.names}
+        changed = {
+            n: setting for n, setting in settings.items() if setting != self._settings.get(n)
+        }
+        # A dense plan has nothing to set, only gradients to observe.
+        for name, setting in () if self._plan.is_dense else changed.items():
+            exchange = self._plan.exchange.dense() if setting.dense else self._plan.exchange
+            aggregator = self._plan.wrap(exchange, setting.compressor)
+            self._lanes[name].reconfigure(setting.compressor, aggregator)
+        self._settings.update(changed)
         if changed:
-            self._on_change()
+            self._engine.lanes_changed()
 
-    def _talker(self, order: Setting) -> Aggregator:
-        way = self._plan.exchange
-        return self._plan.wrap(dense_way(way) if order.dense else way, order.compressor)
+    def settings(self) -> dict[str, Setting]:
+        """Returns the current setting of each controlled lane."""
+        return dict(self._settings)
 
-    def orders(self) -> dict[str, Setting]:
-        """What lanes follow now."""
-        return dict(self._orders)
+    def learning_rate_changed(self, step: int, before: float, after: float) -> None:
+        self.state.learning_rate_changed(step, before, after)
+        self._apply_settings()
+
+    def epoch_ended(self, step: int, learning_rate: float | None) -> None:
+        self.state.epoch_ended(step, learning_rate)
+        self._apply_settings()
+
+    def world_size_changed(self) -> None:
+        self._last_timing = UNKNOWN
+        self.state.world_size_changed()
 
     def stats(self) -> dict[str, object]:
-        decisions = self.pilot.log.rows()
+        decisions = self.state.log.rows()
         spec = format_spec(self.controller)
-        return {"spec": spec, **self.pilot.explain(), "decisions": decisions}
+        return {"spec": spec, **self.state.explain(), "decisions": decisions}
 
-    def resize(self) -> None:
-        """Goes on with the state of another number of ranks."""
-        self.last = UNKNOWN
-        self.pilot.resize()
+    def state_dict(self) -> dict[str, object]:
+        return {
+            "spec": format_spec(self.controller),
+            "timing": list(self._last_timing),
+            "log": [list(decision) for decision in self.state.log.decisions],
+            "state": self.state.state_dict(),
+        }
 
-    def save(self) -> dict[str, object]:
-        log = [list(decision) for decision in self.pilot.log.decisions]
+    def load_state_dict(self, state: object) -> None:
+        """Continues with the settings of the saved run; raises ConfigError if they do not fit."""
         spec = format_spec(self.controller)
-        return {"spec": spec, "last": list(self.last), "log": log, "pilot": self.pilot.save()}
-
-    def load(self, saved: object) -> None:
-        """Goes on with the orders of the run that was saved."""
-        spec = format_spec(self.controller)
-        match saved:
+        match state:
             case {"spec": found} if found != spec:
                 raise ConfigError(f"state: controller is {found!r}, expected {spec!r}")
-            case {"spec": _, "last": list(last), "log": list(log), "pilot": dict(pilot)}:
-                self._load(last, log, pilot)
+            case {"spec": _, "timing": list(timing), "log": list(log), "state": dict(own)}:
+                self._load(timing, log, own)
             case _:
-                raise ConfigError(f"state: controller: {spec} has not saved this")
-        self.redirect()
+                raise ConfigError(f"state: controller: this is not a state of {spec}")
+        self._apply_settings()
 
     def _load(
-        self, last: list[float], log: list[tuple[int, str, str]], pilot: Mapping[str, object]
+        self, timing: list[float], log: list[tuple[int, str, str]], own: Mapping[str, object]
     ) -> None:
         try:
-            self.last = StepTiming(*last)
-            self.pilot.log.decisions = [Decision(*decision) for decision in log]
-            self.pilot.load(pilot)
+            self._last_timing = StepTiming(*timing)
+            self.state.log.decisions = [Decision(*decision) for decision in log]
+            self.state.load_state_dict(own)
         except (KeyError, TypeError, ValueError) as error:
             # A state of another version has other entries.
             spec = format_spec(self.controller)
-            raise ConfigError(f"state: controller: {spec} has not saved this: {error!r}") from error
+            raise ConfigError(
+                f"state: controller: this is not a state of {spec}: {error!r}"
+            ) from error
 
 
-def _is_steered(lane: Lane, plan: Plan) -> bool:
-    """Whether the plan compresses it; where it compresses nothing, what it else would."""
-    if plan.is_dense():
+def _is_controlled(lane: Lane, plan: Plan) -> bool:
+    """Returns whether the plan compresses the lane, or would if it were not dense."""
+    if plan.is_dense:
         return len(lane.ctx.shape) > 1 and lane.ctx.numel >= plan.min_numel
     return lane.compressor is plan.compressor
-
-
-def dense_way(exchange: str) -> str:
-    """The exchange for a step in which all is said: a mean, unless another aggregate is asked."""
-    layers = find_layers(exchange)
-    if layers is not None:
-        return f"{layers.exchange}:node={layers.node},between={dense_way(layers.between)}"
-    return exchange if ":" in exchange else "mean"

@@ -1,125 +1,140 @@
-"""The requests of many lanes as few calls: one buffer for all that ask for the same."""
+"""Batching: the requests of many lanes become few collectives, one buffer for each kind."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from torch import Tensor
 
-from gradwire.comm.base import Collective, CollectiveProgram, Subgroup
-from gradwire.comm.internode import relay
+from gradwire.comm.base import Collective, Subgroup
 from gradwire.types import (
     AllGather,
     AllToAll,
     Answer,
     Broadcast,
+    InterNode,
     IntraNode,
-    Layout,
     Mean,
     Parts,
     Request,
     Scope,
 )
-from gradwire.wire.layout import join, longest, pack, packed_bytes, secrets, split, unpack
+from gradwire.wire.layout import (
+    count_variable,
+    join,
+    max_packed_bytes,
+    pack,
+    packed_bytes,
+    split,
+    unpack,
+)
 
-T = TypeVar("T")
 R = TypeVar("R", Mean, AllGather, AllToAll, Broadcast)
 
-
-def carry(waiting: Mapping[int, Request]) -> CollectiveProgram[dict[int, Answer]]:
-    """Answers every waiting lane; all ranks make the same calls in the same order."""
-    answers: dict[int, Answer] = {}
-    for scope in dict.fromkeys(request.scope for request in waiting.values()):
-        some = {lane: r for lane, r in waiting.items() if r.scope == scope}
-        answers |= yield from _among(scope, _carry(some))
-    return answers
+Answers: TypeAlias = dict[int, Answer]
 
 
-def _carry(waiting: Mapping[int, Request]) -> CollectiveProgram[dict[int, Answer]]:
-    answers: dict[int, Answer] = {}
-    answers |= yield from _means(_of_kind(waiting, Mean))
-    answers |= yield from _gathers(_of_kind(waiting, AllGather))
-    answers |= yield from _scatters(_of_kind(waiting, AllToAll))
-    answers |= yield from _broadcasts(_of_kind(waiting, Broadcast))
-    return answers
+class Batch(NamedTuple):
+    """The requests of one scope and kind, served by one collective."""
+
+    collective: Collective | None
+    """None if there is nothing to transfer."""
+    unbatch: Callable[[list[Tensor]], Answers]
+    """Splits the received buffers into the answers of the lanes."""
+    between: InterNode | None = None
+    """Set if nodes take part as if each were one rank."""
 
 
-def _among(scope: Scope, calls: CollectiveProgram[T]) -> CollectiveProgram[T]:
-    """The same calls, made by those who take part."""
-    try:
-        call = next(calls)
-        while True:
-            call = calls.send((yield from _made(call, scope)))
-    except StopIteration as end:
-        result: T = end.value
-        return result
+def batches(requests: Mapping[int, Request]) -> Iterator[Batch]:
+    """Yields the collectives that serve all requests, in the same order on all ranks.
+
+    A buffer is packed when the collective before it has ended.
+    """
+    for scope in dict.fromkeys(request.scope for request in requests.values()):
+        same = {lane: r for lane, r in requests.items() if r.scope == scope}
+        if means := _of_kind(same, Mean):
+            batch = _mean(means)
+            yield batch if scope is None else _in_scope(scope, batch)
+        if gathers := _of_kind(same, AllGather):
+            batch = _all_gather(gathers)
+            yield batch if scope is None else _in_scope(scope, batch)
+        if exchanges := _of_kind(same, AllToAll):
+            batch = _all_to_all(exchanges)
+            yield batch if scope is None else _in_scope(scope, batch)
+        broadcasts = _of_kind(same, Broadcast)
+        for root in sorted({r.root for r in broadcasts.values()}):
+            rooted = {lane: r for lane, r in broadcasts.items() if r.root == root}
+            batch = _broadcast(rooted)
+            yield batch if scope is None else _in_scope(scope, batch)
 
 
-def _made(call: Collective, scope: Scope) -> CollectiveProgram[list[Tensor]]:
-    if scope is None:
-        return (yield call)
-    if isinstance(scope, IntraNode):
-        return (yield replace(call, ring=Subgroup(scope.node, across=False)))
-    return (yield from relay(call, scope))
+def _of_kind(requests: Mapping[int, Request], kind: type[R]) -> dict[int, R]:
+    return {lane: r for lane, r in requests.items() if isinstance(r, kind)}
 
 
-def _of_kind(waiting: Mapping[int, Request], kind: type[R]) -> dict[int, R]:
-    return {lane: r for lane, r in waiting.items() if isinstance(r, kind)}
+def _in_scope(scope: Scope, batch: Batch) -> Batch:
+    if isinstance(scope, IntraNode) and batch.collective is not None:
+        subgroup = Subgroup(scope.node, internode=False)
+        return batch._replace(collective=replace(batch.collective, subgroup=subgroup))
+    return batch._replace(between=scope) if isinstance(scope, InterNode) else batch
 
 
-def _means(requests: Mapping[int, Mean]) -> CollectiveProgram[dict[int, Answer]]:
+def _mean(requests: Mapping[int, Mean]) -> Batch:
     parts = [part for request in requests.values() for part in request.parts]
-    if sum(part.numel() for part in parts):
-        [flat] = yield Collective("mean", [join(parts)])
-        parts = split(flat, parts)
-    means = iter(parts)
-    return {lane: [tuple(next(means) for _ in r.parts)] for lane, r in requests.items()}
+
+    def unbatch(received: list[Tensor]) -> Answers:
+        means = iter(split(received[0], parts) if received else parts)
+        return {lane: [tuple(next(means) for _ in r.parts)] for lane, r in requests.items()}
+
+    nothing = not any(part.numel() for part in parts)
+    collective = None if nothing else Collective("mean", [join(parts)])
+    return Batch(collective, unbatch)
 
 
-def _gathers(requests: Mapping[int, AllGather]) -> CollectiveProgram[dict[int, Answer]]:
-    if not requests:
-        return {}
-    asked = list(requests.values())
-    buffer = pack([r.parts for r in asked], [r.layout for r in asked])
-    layouts = [list(row) for row in zip(*(r.layouts for r in asked), strict=True)]
-    sizes = None if secrets(layouts[0]) else [packed_bytes(None, row) for row in layouts]
-    limits = [longest(row) for row in layouts] if sizes is None else None
-    silent = sizes is not None and not any(sizes)
-    buffers = (
-        [buffer] * len(layouts) if silent else (yield Collective("gather", [buffer], sizes, limits))
-    )
-    heard = [unpack(b, row) for b, row in zip(buffers, layouts, strict=True)]
-    return _by_lane(requests, heard)
+def _all_gather(requests: Mapping[int, AllGather]) -> Batch:
+    some = list(requests.values())
+    buffer = pack([r.parts for r in some], [r.layout for r in some])
+    layouts = list(zip(*(r.layouts for r in some), strict=True))  # [ranks][lanes]
+
+    def unbatch(received: list[Tensor]) -> Answers:
+        buffers = received or [buffer] * len(layouts)
+        return _by_lane(requests, [unpack(b, row) for b, row in zip(buffers, layouts, strict=True)])
+
+    sizes = None if count_variable(layouts[0]) else [packed_bytes(None, row) for row in layouts]
+    limits = [max_packed_bytes(row) for row in layouts] if sizes is None else None
+    nothing = sizes is not None and not any(sizes)
+    collective = None if nothing else Collective("gather", [buffer], sizes, limits)
+    return Batch(collective, unbatch)
 
 
-def _scatters(requests: Mapping[int, AllToAll]) -> CollectiveProgram[dict[int, Answer]]:
-    if not requests:
-        return {}
-    asked = list(requests.values())
-    layouts: list[list[Layout]] = [
-        list(row) for row in zip(*(r.layouts for r in asked), strict=True)
-    ]
-    messages = [list(row) for row in zip(*(r.messages for r in asked), strict=True)]
-    buffers = [pack(said, form) for said, form in zip(messages, layouts, strict=True)]
-    mine = layouts[asked[0].rank]
-    sizes = None if secrets(mine) else [packed_bytes(None, mine)] * len(layouts)
-    limits = [longest(mine)] * len(layouts) if sizes is None else None
-    heard = [unpack(b, mine) for b in (yield Collective("scatter", buffers, sizes, limits))]
-    return _by_lane(requests, heard)
+def _all_to_all(requests: Mapping[int, AllToAll]) -> Batch:
+    some = list(requests.values())
+    layouts = list(zip(*(r.layouts for r in some), strict=True))  # [ranks][lanes]
+    messages = list(zip(*(r.messages for r in some), strict=True))
+    buffers = [pack(parts, row) for parts, row in zip(messages, layouts, strict=True)]
+    mine = layouts[some[0].rank]
+
+    def unbatch(received: list[Tensor]) -> Answers:
+        return _by_lane(requests, [unpack(buffer, mine) for buffer in received])
+
+    sizes = None if count_variable(mine) else [packed_bytes(None, mine)] * len(layouts)
+    limits = [max_packed_bytes(mine)] * len(layouts) if sizes is None else None
+    return Batch(Collective("all_to_all", buffers, sizes, limits), unbatch)
 
 
-def _broadcasts(requests: Mapping[int, Broadcast]) -> CollectiveProgram[dict[int, Answer]]:
-    answers: dict[int, Answer] = {}
-    for root in sorted({r.root for r in requests.values()}):
-        told = {lane: r for lane, r in requests.items() if r.root == root}
-        layouts = [r.layout for r in told.values()]
-        assert not secrets(layouts), "a broadcast needs lengths that all ranks know"
-        buffer = pack([r.parts for r in told.values()], layouts)
-        [heard] = yield Collective("broadcast", [buffer], root=root)
-        answers |= _by_lane(told, [unpack(heard, layouts)])
-    return answers
+def _broadcast(requests: Mapping[int, Broadcast]) -> Batch:
+    some = list(requests.values())
+    layouts = [r.layout for r in some]
+    assert not count_variable(layouts), "a broadcast needs lengths that all ranks know"
+
+    def unbatch(received: list[Tensor]) -> Answers:
+        return _by_lane(requests, [unpack(received[0], layouts)])
+
+    buffer = pack([r.parts for r in some], layouts)
+    collective = Collective("broadcast", [buffer], root=some[0].root)
+    return Batch(collective, unbatch)
 
 
-def _by_lane(lanes: Mapping[int, object], heard: list[list[Parts]]) -> dict[int, Answer]:
-    """Messages by rank, then lane, as answers by lane."""
-    return {lane: [row[i] for row in heard] for i, lane in enumerate(lanes)}
+def _by_lane(lanes: Mapping[int, object], messages: list[list[Parts]]) -> Answers:
+    """Turns messages by rank and lane into answers by lane."""
+    return {lane: [row[i] for row in messages] for i, lane in enumerate(lanes)}

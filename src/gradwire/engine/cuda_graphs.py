@@ -1,10 +1,10 @@
-"""A bucket's conversation as CUDA graphs: what lanes launch kernel by kernel goes out as a whole.
+"""CUDA graphs: captures the GPU work of a bucket between two collectives, and replays it.
 
-Between two calls to the network a conversation is work on a GPU that is the same at every step: it
-reads gradients and what lanes remember where they lie, and writes messages and drafts. So a step is
-run once under CUDA's stream capture and replayed from then on. Python's part, which for many small
-lanes takes longer than the GPU's, falls away. Random numbers stay those of their step: their keys
-lie on the GPU too, and are renewed before each replay.
+Between two collectives a bucket's program is GPU work that is the same at every step: it reads
+gradients and lane state where they lie, and writes messages and pending state. So one step runs
+under CUDA's stream capture and is replayed from then on, without the Python part, which takes
+longer than the GPU's for many small lanes. Random numbers stay those of their step: their keys lie
+in GPU memory and are renewed before each replay.
 """
 
 import gc
@@ -21,296 +21,292 @@ from gradwire.comm.base import Collective, CollectiveProgram
 from gradwire.engine.step import BucketResult, Lane
 from gradwire.types import State, mix
 
+STABLE_STEPS = 2
+"""Gradients must lie at the same addresses for this many steps before a step is captured."""
+
+STEPS_BEFORE_REPLAY = STABLE_STEPS + 2
+"""Steps until the first replay: one more runs as a warm-up, and one is captured."""
+
+INITIAL_KEYS = 64
+"""Initial capacity for keys; the warm-up step finds out how many there are."""
+
 
 @contextmanager
 def capture(graph: torch.cuda.CUDAGraph, pool: Any, device: torch.device) -> Iterator[None]:
-    """Work inside becomes the graph's; other threads may use the GPU meanwhile.
+    """Captures the GPU work of the block into the graph; other threads may use the GPU meanwhile.
 
-    `pool` is what `torch.cuda.graph_pool_handle` gives.
+    `pool` is what `torch.cuda.graph_pool_handle` returns.
     """
-    outside, inside = torch.cuda.current_stream(device), torch.cuda.Stream(device)
-    inside.wait_stream(outside)
-    with torch.cuda.stream(inside), _nothing_freed():
+    outer, inner = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    inner.wait_stream(outer)
+    with torch.cuda.stream(inner), _without_gc():
         graph.capture_begin(pool, capture_error_mode="thread_local")
         try:
             yield
         except BaseException:
-            # Ends the capture, too; but what went wrong is what was raised inside.
+            # Ends the capture too, but the error to report is the one raised inside.
             with suppress(RuntimeError):
                 graph.capture_end()
             raise
-        _end(graph)
-    outside.wait_stream(inside)
+        with warnings.catch_warnings():
+            # A lane that sends gradients as they are has no work before its first collective.
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")
+            graph.capture_end()
+    outer.wait_stream(inner)
 
 
 @contextmanager
-def _nothing_freed() -> Iterator[None]:
-    """Keeps the garbage collector away: a graph that it frees spoils one that is captured."""
-    was_on = gc.isenabled()
+def _without_gc() -> Iterator[None]:
+    """Disables the garbage collector: freeing a graph would break the capture of another."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was_on:
+        if was_enabled:
             gc.enable()
 
 
-def _end(graph: torch.cuda.CUDAGraph) -> None:
-    with warnings.catch_warnings():
-        # Who sends gradients as they are has nothing to do before the first call.
-        warnings.filterwarnings("ignore", "The CUDA Graph is empty")
-        graph.capture_end()
-
-
-FIRST = 64
-"""Room for so many keys at first; a rehearsal finds out how many there are."""
-
-
-class Keys:
-    """The keys of one recording, each as two words of 32 bits."""
+class KeyBuffer:
+    """The RNG keys of one captured program in GPU memory, each as two 32-bit words."""
 
     def __init__(self, device: torch.device) -> None:
-        self._words = torch.zeros(FIRST, 2, dtype=torch.int64, device=device)
-        self._made: list[tuple[Lane, int, Sequence[int]]] = []
-        self._rehearsing = True
+        self._words = torch.zeros(INITIAL_KEYS, 2, dtype=torch.int64, device=device)
+        self._keys: list[tuple[Lane, int, Sequence[int]]] = []
+        self._warming_up = True
 
-    def end_rehearsal(self) -> None:
-        """From now on places are given out anew, and `renew` alone fills them."""
-        self._made.clear()
-        self._rehearsing = False
+    def end_warm_up(self) -> None:
+        """Assigns slots anew from now on; only `renew` fills them."""
+        self._keys.clear()
+        self._warming_up = False
 
     def renew(self, first: int = 0) -> None:
-        """Puts the keys of each lane's next step in their places."""
-        if len(self._made) == first:
+        """Writes the keys of each lane's next step into their slots."""
+        if len(self._keys) == first:
             return
-        made = self._made[first:]
-        keys = [mix(lane.ctx.step, *after, start=before) for lane, before, after in made]
+        some = self._keys[first:]
+        keys = [mix(lane.ctx.step, *after, start=before) for lane, before, after in some]
         words = torch.tensor([(key & 0xFFFFFFFF, key >> 32) for key in keys])
-        # From pageable memory: the copy is staged before this returns, and nobody waits for it.
-        self._words[first : len(self._made)].copy_(words, non_blocking=True)
+        # From pageable memory: the copy is staged before this returns, and nothing waits for it.
+        self._words[first : len(self._keys)].copy_(words, non_blocking=True)
 
     def place(self, lane: Lane, before: int, after: Sequence[int]) -> Tensor:
-        if len(self._made) == len(self._words):
-            assert self._rehearsing, "a recorded step draws more random numbers than its rehearsal"
-            # Those who were given a place have used it already.
+        """Returns the slot of a key, and assigns one to it."""
+        if len(self._keys) == len(self._words):
+            assert self._warming_up, "a captured step draws more random numbers than its warm-up"
+            # Slots that were handed out have been used already.
             self._words = torch.cat([self._words, torch.zeros_like(self._words)])
-        self._made.append((lane, before, after))
-        if self._rehearsing:
-            self.renew(len(self._made) - 1)
-        return self._words[len(self._made) - 1]
+        self._keys.append((lane, before, after))
+        if self._warming_up:
+            self.renew(len(self._keys) - 1)
+        return self._words[len(self._keys) - 1]
 
 
 @dataclass(frozen=True)
 class LaneKeys:
-    """The keys of one lane's turns."""
+    """The `KeyStore` of one lane."""
 
-    keys: Keys
+    keys: KeyBuffer
     lane: Lane
 
     def place(self, before: int, after: Sequence[int]) -> Tensor:
         return self.keys.place(self.lane, before, after)
 
 
-WARM = 2
-"""So many steps in a row gradients have to lie in the same place before one is recorded."""
-
-BEFORE_REPLAYS = WARM + 2
-"""Steps until the first that is replayed: one more is taken as they are, and one is recorded."""
-
-
 @dataclass
-class _Memories:
-    """What a lane remembers: where a recorded step reads it, and where it writes what follows."""
+class _LaneState:
+    """The tensors of a lane that a captured step reads, and those that it writes."""
 
     lane: Lane
-    kept: State
-    talk: State
+    memory: State
+    aggregator: State
     room: State
-    then: State = field(default_factory=dict)
-    draft: State = field(default_factory=dict)
+    """Keeps the tensors alive that the captured step writes to."""
+    pending_memory: State = field(default_factory=dict)
+    pending_aggregator: State = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class _Segment:
-    """The work between two calls: what it was told, and what it asks for, if it is not the last."""
+    """The work between two collectives: its input buffers, and the next collective if any."""
 
     graph: torch.cuda.CUDAGraph
-    told: list[Tensor] | None
-    call: Collective | None
+    received: list[Tensor] | None
+    collective: Collective | None
 
 
 class CapturedProgram:
-    """One step of some lanes, to be taken again with other gradients in the same places.
+    """A bucket's program as CUDA graphs, for gradients at fixed addresses.
 
-    Takes the place of the conversation that `talk` begins, first to record it and then to be it.
-    The tensors that this conversation returns must be those that it computes. One that is left at a
-    call, first and ever after, is recorded and replayed up to there.
+    Replaces the program that `start` begins: first warms up, then captures it, then replays it. The
+    tensors that the program returns must be those that it computes. A program that is abandoned at
+    a collective, always the same one, is captured and replayed up to there.
     """
 
     def __init__(
-        self, lanes: Sequence[Lane], talk: Callable[[], CollectiveProgram[BucketResult]]
+        self, lanes: Sequence[Lane], start: Callable[[], CollectiveProgram[BucketResult]]
     ) -> None:
-        self._talk = talk
+        self._start = start
         self._device = lanes[0].device
-        self._keys = Keys(self._device)
+        self._keys = KeyBuffer(self._device)
         self._lanes = lanes
-        self._memories: list[_Memories] = []
+        self._states: list[_LaneState] = []
         self._segments: list[_Segment] = []
-        self._result = BucketResult()
-        self._rehearsed = False
+        self._result = BucketResult([])
+        self._warmed_up = False
         self._pool = torch.cuda.graph_pool_handle()
 
     @property
-    def made(self) -> bool:
-        """Whether the next conversation is a replay."""
+    def is_captured(self) -> bool:
+        """True if the next run is a replay."""
         return bool(self._segments)
 
-    def talk(self) -> CollectiveProgram[BucketResult]:
-        """The conversation about the gradients that are there now."""
-        if not self._rehearsed:
-            return (yield from self._rehearse())
+    def run(self) -> CollectiveProgram[BucketResult]:
+        """Runs the program on the gradients that lie at the captured addresses."""
+        if not self._warmed_up:
+            return (yield from self._warm_up())
         if not self._segments:
-            return (yield from self._record())
+            return (yield from self._capture())
         self._keys.renew()
-        self._recall()
-        for own in self._memories:
-            own.lane.draft(dict(own.then), dict(own.draft))
-        told: list[Tensor] = []
+        self._restore_addresses()
+        for own in self._states:
+            own.lane.set_pending(dict(own.pending_memory), dict(own.pending_aggregator))
+        received: list[Tensor] = []
         for segment in self._segments:
-            _move(segment.told or [], told)
+            _copy_to(segment.received or [], received)
             segment.graph.replay()
-            if segment.call is None:
+            if segment.collective is None:
                 return self._result
-            told = yield segment.call
-        raise AssertionError("a step that was left when it was recorded goes on")
+            received = yield segment.collective
+        raise AssertionError("a program that was abandoned when captured goes on")
 
-    def _rehearse(self) -> CollectiveProgram[BucketResult]:
-        """The step itself with keys on the GPU, since no kernel may be loaded under capture."""
-        self._rehearsed = True
+    def _warm_up(self) -> CollectiveProgram[BucketResult]:
+        """Runs the step with keys in GPU memory: no kernel may be loaded during capture."""
+        self._warmed_up = True
         for lane in self._lanes:
             lane.ctx = lane.ctx._replace(key_store=LaneKeys(self._keys, lane))
         try:
-            return (yield from self._talk())
+            return (yield from self._start())
         finally:
             for lane in self._lanes:
                 lane.ctx = lane.ctx._replace(key_store=None)
-            self._keys.end_rehearsal()
+            self._keys.end_warm_up()
 
-    def _record(self) -> CollectiveProgram[BucketResult]:
+    def _capture(self) -> CollectiveProgram[BucketResult]:
         for lane in self._lanes:
             lane.ctx = lane.ctx._replace(key_store=LaneKeys(self._keys, lane))
-            room, _ = lane.begin()
-            self._memories.append(
-                _Memories(lane, dict(lane.memory_state), dict(lane.aggregator_state), dict(room))
-            )
-        conversation = self._talk()
-        told: list[Tensor] | None = None
+            room, _ = lane.begin_step()
+            memory, aggregator = dict(lane.memory_state), dict(lane.aggregator_state)
+            self._states.append(_LaneState(lane, memory, aggregator, dict(room)))
+        program = self._start()
+        received: list[Tensor] | None = None
         try:
             while True:
                 graph = torch.cuda.CUDAGraph()
-                call = self._captured(graph, conversation, told)
-                # Only now, since a key gets its place when it is asked for.
+                collective = self._capture_segment(graph, program, received)
+                # Only now, since a key is assigned its slot when it is asked for.
                 self._keys.renew()
                 graph.replay()
-                self._segments.append(_Segment(graph, told, call))
-                if call is None:
+                self._segments.append(_Segment(graph, received, collective))
+                if collective is None:
                     return self._result
-                told = yield call
+                received = yield collective
         finally:
-            for own in self._memories:
+            for own in self._states:
                 own.lane.ctx = own.lane.ctx._replace(key_store=None)
-                own.then, own.draft = (dict(state) for state in own.lane.drafted())
+                pending = own.lane.pending()
+                own.pending_memory, own.pending_aggregator = (dict(state) for state in pending)
 
-    def _captured(
+    def _capture_segment(
         self,
         graph: torch.cuda.CUDAGraph,
-        conversation: CollectiveProgram[BucketResult],
-        told: list[Tensor] | None,
+        program: CollectiveProgram[BucketResult],
+        received: list[Tensor] | None,
     ) -> Collective | None:
-        """Captures the work up to the next call, which is returned; None where it was the last."""
+        """Captures the work up to the next collective and returns it; None after the last."""
         with capture(graph, self._pool, self._device):
             try:
-                return next(conversation) if told is None else conversation.send(told)
+                return next(program) if received is None else program.send(received)
             except StopIteration as end:
-                self._result = end.value
+                # Without the means, which would keep the gradients alive.
+                self._result = end.value._replace(means=[])
                 return None
 
-    def _recall(self) -> None:
-        """Sees to it that what lanes remember lies where the recorded step reads it."""
+    def _restore_addresses(self) -> None:
+        """Copies lane state to where the captured step reads it, if it lies elsewhere."""
         there: list[Tensor] = []
         here: list[Tensor] = []
-        for own in self._memories:
+        for own in self._states:
             lane = own.lane
-            for place, now in ((own.kept, lane.memory_state), (own.talk, lane.aggregator_state)):
-                for key, tensor in place.items():
-                    if now[key] is not tensor:
+            pairs = (own.memory, lane.memory_state), (own.aggregator, lane.aggregator_state)
+            for captured, current in pairs:
+                for key, tensor in captured.items():
+                    if current[key] is not tensor:
                         there.append(tensor)
-                        here.append(now[key])
-            lane.memory_state, lane.aggregator_state = dict(own.kept), dict(own.talk)
+                        here.append(current[key])
+            lane.memory_state, lane.aggregator_state = dict(own.memory), dict(own.aggregator)
         if there:
             torch._foreach_copy_(there, here)
 
 
 class GraphCache:
-    """The recordings of a model's buckets: made when gradients have come to lie still."""
+    """The captured programs of a model's buckets, made once gradients keep their addresses."""
 
     def __init__(self) -> None:
-        self._places: dict[tuple[str, ...], tuple[int, ...]] = {}
-        self._times: dict[tuple[str, ...], int] = {}
-        self._made: dict[tuple[str, ...], CapturedProgram] = {}
+        self._addresses: dict[tuple[str, ...], tuple[int, ...]] = {}
+        self._stable_steps: dict[tuple[str, ...], int] = {}
+        self._programs: dict[tuple[str, ...], CapturedProgram] = {}
 
-    @property
-    def recordings(self) -> int:
-        return len(self._made)
+    def __len__(self) -> int:
+        return len(self._programs)
 
     def has(self, names: Sequence[str]) -> bool:
-        """Whether the step of these lanes is recorded already."""
-        recording = self._made.get(tuple(names))
-        return recording is not None and recording.made
+        """Returns whether the step of these lanes is captured already."""
+        program = self._programs.get(tuple(names))
+        return program is not None and program.is_captured
 
-    def forget(self) -> None:
-        """Starts anew, as lanes have changed."""
-        self._places.clear()
-        self._times.clear()
-        self._made.clear()
+    def clear(self) -> None:
+        """Drops all graphs, after lanes have changed."""
+        self._addresses.clear()
+        self._stable_steps.clear()
+        self._programs.clear()
 
     def find(
         self,
         lanes: Mapping[str, Lane],
         names: Sequence[str],
         grads: Sequence[Tensor],
-        talk: Callable[[], CollectiveProgram[BucketResult]],
+        start: Callable[[], CollectiveProgram[BucketResult]],
     ) -> CapturedProgram | None:
-        """The recording for these gradients, if there is one or it is time to make it."""
-        bucket, places = tuple(names), tuple(grad.data_ptr() for grad in grads)
-        if self._places.get(bucket) != places:
-            self._places[bucket], self._times[bucket] = places, 0
-            self._made.pop(bucket, None)
-        self._times[bucket] += 1
+        """Returns the program for these gradients, if there is one or it is time to make it."""
+        bucket, addresses = tuple(names), tuple(grad.data_ptr() for grad in grads)
+        if self._addresses.get(bucket) != addresses:
+            self._addresses[bucket], self._stable_steps[bucket] = addresses, 0
+            self._programs.pop(bucket, None)
+        self._stable_steps[bucket] += 1
         here = [lanes[name] for name in names]
-        if self._times[bucket] <= WARM or any(is_sampled(lane) for lane in here):
+        if self._stable_steps[bucket] <= STABLE_STEPS or any(is_sampled(lane) for lane in here):
             return None
-        if bucket not in self._made:
-            self._made[bucket] = CapturedProgram(here, talk)
-        return self._made[bucket]
+        if bucket not in self._programs:
+            self._programs[bucket] = CapturedProgram(here, start)
+        return self._programs[bucket]
 
 
 def is_sampled(lane: Lane) -> bool:
-    """Whether the lane's next step measures its error, which is not part of other steps."""
+    """Returns whether the lane's next step measures its error, which other steps do not."""
     return lane.ctx.step % lane.sample_every == 0
 
 
-def is_steady(lane: Lane) -> bool:
-    """Whether the lane does the same work at every step, without asking the host."""
+def is_graph_safe(lane: Lane) -> bool:
+    """Returns whether the lane does the same work at every step, without a host sync."""
     traits = lane.compressor.traits()
-    return lane.aggregator.graph_safe and not (
-        traits.variable_length or traits.syncs_host or traits.step_dependent
-    )
+    varies = traits.variable_length or traits.syncs_host or traits.step_dependent
+    return lane.aggregator.graph_safe and not varies
 
 
-def _move(places: Sequence[Tensor], told: Sequence[Tensor]) -> None:
-    """Puts an answer where the recorded step expects it, unless it lies there."""
-    pairs = zip(places, told, strict=True)
+def _copy_to(places: Sequence[Tensor], received: Sequence[Tensor]) -> None:
+    """Copies received buffers to where the captured step reads them, unless they lie there."""
+    pairs = zip(places, received, strict=True)
     apart = [(to, by) for to, by in pairs if to.data_ptr() != by.data_ptr()]
     if apart:
         torch._foreach_copy_([to for to, _ in apart], [by for _, by in apart])

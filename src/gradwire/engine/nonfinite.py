@@ -1,7 +1,14 @@
-"""Steps that do not count: how many there were, and a word about them in the log."""
+"""Detection of non-finite gradients: a flag per bucket that all ranks agree on.
+
+If a gradient is infinite or NaN on any rank, the step must be skipped on every rank. The flag
+travels with the messages of the bucket's first round, without a collective of its own. Most
+methods yield a non-finite value in their first message if the input has one, so the guard checks
+that short message; otherwise it checks the gradient. An aggregation that tolerates faulty ranks
+tolerates as many flags, or a faulty rank could stop all others by raising it.
+"""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from math import isfinite
 
@@ -11,52 +18,66 @@ from torch import Tensor
 from gradwire.types import AllGather, AllToAll, Answer, Field, IntraNode, Layout, Mean, Request
 from gradwire.wire.layout import adjacent, join
 
-ALARM = -1
-"""Its place among the lanes."""
+log = logging.getLogger("gradwire")
+
+GUARD = -1
+"""Key of the guard's flag among the requests of a bucket's lanes."""
 
 FLAG = Layout((Field(torch.uint8, 1),))
 
 LARGE = 1 << 16
-"""From so many entries on a tensor is looked at where it is; smaller ones are put together."""
+"""Tensors of at least this many entries are checked in place; smaller ones are concatenated."""
 
 
 class NonFiniteGuard:
-    """One bucket's word: 1 where something is not finite, 0 where all is well."""
+    """The non-finite flag of one bucket: this rank's own, then that of all ranks."""
 
     def __init__(
-        self, grads: Sequence[Tensor], propagates_nonfinite: Sequence[bool] = (), borne: int = 0
+        self,
+        grads: Sequence[Tensor],
+        propagates: Sequence[bool] = (),
+        tolerated: int = 0,
+        repair: Callable[[], None] | None = None,
     ) -> None:
-        """Looks at the gradients but those whose lane `propagates_nonfinite` in its first request how they are."""
-        self.borne = borne
-        self._shown = {lane for lane, shown in enumerate(propagates_nonfinite) if shown}
-        hidden = [grad.detach() for lane, grad in enumerate(grads) if lane not in self._shown]
-        self.raised = _not_finite(hidden, grads[0].device)  # [1], bool
-        self._told = False
+        """`propagates[i]`: the first message of lane i is non-finite if its gradient is.
 
-    def asks(self, beside: Mapping[int, Request]) -> dict[int, Request]:
-        """What goes out in a round beside these: a request of their kind, if they make a call."""
-        self._look(beside)
-        for request in beside.values():
-            asked = None if self._told else self._like(request)
-            if asked is not None:
-                # What a node's ranks have told each other has yet to be told to other nodes.
-                self._told = not isinstance(request.scope, IntraNode)
-                return {ALARM: asked}
+        `repair` runs at the end, before gradients are poisoned.
+        """
+        self._grads, self._repair, self._tolerated = grads, repair, tolerated
+        self._propagating = {lane for lane, yes in enumerate(propagates) if yes}
+        self._sent = False
+
+    def begin(self) -> None:
+        """Checks the gradients of the lanes that do not propagate non-finite values."""
+        grads = enumerate(self._grads)
+        unchecked = [grad.detach() for lane, grad in grads if lane not in self._propagating]
+        self.flag = _nonfinite(unchecked, self._grads[0].device)  # [1], bool
+
+    def requests(self, others: Mapping[int, Request]) -> dict[int, Request]:
+        """Returns the request of the flag, which shares a collective with the others."""
+        self._check_messages(others)
+        if self._sent:
+            return {}
+        for request in others.values():
+            own = self._matching_request(request)
+            if own is not None:
+                # A flag exchanged inside a node has yet to reach the other nodes.
+                self._sent = not isinstance(request.scope, IntraNode)
+                return {GUARD: own}
         return {}
 
-    def _look(self, requests: Mapping[int, Request]) -> None:
-        """Looks at what is about to be said first."""
-        shown = [_numbers(r) for lane, r in requests.items() if lane in self._shown]
-        self._shown = set()
-        if shown:
-            self.raised = self.raised | _not_finite([*chain(*shown)], self.raised.device)
+    def _check_messages(self, requests: Mapping[int, Request]) -> None:
+        """Checks the first messages of the lanes that propagate non-finite values."""
+        if self._propagating:
+            first = [_floats(r) for lane, r in requests.items() if lane in self._propagating]
+            self._propagating = set()
+            self.flag = self.flag | _nonfinite([*chain(*first)], self.flag.device)
 
-    def _like(self, request: Request) -> Request | None:
-        """The word to those whom a request goes to, by the same call."""
+    def _matching_request(self, request: Request) -> Request | None:
         if isinstance(request, Mean) and any(part.numel() for part in request.parts):
-            # A wider type than theirs would widen all that goes by the same call.
-            return Mean((self.raised.to(request.parts[0].dtype),), request.scope)
-        flag = (self.raised.to(torch.uint8),)
+            # A wider type would widen everything that shares the collective.
+            return Mean((self.flag.to(request.parts[0].dtype),), request.scope)
+        flag = (self.flag.to(torch.uint8),)
         if isinstance(request, AllGather):
             return AllGather(flag, FLAG, [FLAG] * len(request.layouts), request.scope)
         if isinstance(request, AllToAll):
@@ -64,125 +85,119 @@ class NonFiniteGuard:
             return AllToAll([flag] * size, [FLAG] * size, request.rank, request.scope)
         return None
 
-    def hears(self, answer: Answer) -> None:
-        """Raised by one, or by more than are borne, is raised for all."""
+    def receive(self, answer: Answer) -> None:
+        """Sets the flag if more ranks raised it than are tolerated."""
         flags = torch.cat([parts[0] for parts in answer]) != 0
-        # A mean does not tell how many they are, so there none is borne.
-        self.raised = (flags.sum() > (self.borne if len(answer) > 1 else 0)).view(1)
+        # A mean does not show how many ranks raised it, so none is tolerated there.
+        self.flag = (flags.sum() > (self._tolerated if len(answer) > 1 else 0)).view(1)
 
-    def spoil(self, grads: Sequence[Tensor]) -> None:
-        """Puts NaN into each gradient's first entry where the alarm is raised; asks no device."""
-        if self.raised.device.type == "cpu" and not self.raised:
+    def finish(self) -> None:
+        """Puts NaN into the first entry of each gradient if the flag is set, without a sync."""
+        if self._repair is not None:
+            self._repair()
+        if self.flag.device.type == "cpu" and not self.flag:
             return
-        # 0 / 0 or 0 / 1: a choice between two numbers would bring them from the host.
-        calm = (~self.raised).to(torch.float32).squeeze()
-        poison = torch.zeros_like(calm) / calm
-        firsts = [grad[(slice(1),) * grad.dim()] for grad in grads if grad.numel()]
+        # 0 / 0 or 0 / 1: selecting between two constants would copy them from the host.
+        finite = (~self.flag).to(torch.float32).squeeze()
+        nan_or_zero = torch.zeros_like(finite) / finite
+        firsts = [grad[(slice(1),) * grad.dim()] for grad in self._grads if grad.numel()]
         if firsts:
-            # As many tensors of their form: one for all of them would be read by the host.
+            # One tensor per gradient: a shared scalar would be read by the host.
             torch._foreach_add_(
-                firsts, [poison.to(f.dtype).as_strided(f.shape, f.stride()) for f in firsts]
+                firsts, [nan_or_zero.to(f.dtype).as_strided(f.shape, f.stride()) for f in firsts]
             )
 
 
 class StepVerdict:
-    """Whether the talks of a step raised an alarm; known to the host when it asks."""
+    """Collects the flags of a step's buckets; the host reads the result when it asks."""
 
     def __init__(self) -> None:
-        self._alarms: list[Tensor] = []
+        self._flags: list[Tensor] = []
         self._bad: Tensor | None = None
-        self._known: torch.cuda.Event | None = None
+        self._copied: torch.cuda.Event | None = None
         self._closed = False
 
     @property
-    def late(self) -> bool:
-        """Whether the host would have to wait for it."""
-        return self._known is not None
+    def pending(self) -> bool:
+        """True if the host would have to wait for the GPU."""
+        return self._copied is not None
 
-    def add(self, alarm: Tensor) -> None:
-        self._alarms.append(alarm)
+    def add(self, flag: Tensor) -> None:
+        self._flags.append(flag)
 
     def close(self) -> None:
-        """No more talks; on a GPU the answer sets out for the host, which need not wait."""
+        """Ends the step; on a GPU the result starts its way to the host asynchronously."""
         self._closed = True
-        if not self._alarms:
+        if not self._flags:
             return
-        bad = torch.cat(self._alarms).any()
-        self._alarms = []
+        bad = torch.cat(self._flags).any()
+        self._flags = []
         if bad.is_cuda:
             self._bad = torch.empty(1, dtype=torch.bool, pin_memory=True)
             self._bad.copy_(bad.view(1), non_blocking=True)
-            self._known = torch.cuda.Event()
-            self._known.record(torch.cuda.current_stream(bad.device))
+            self._copied = torch.cuda.Event()
+            self._copied.record(torch.cuda.current_stream(bad.device))
         else:
             self._bad = bad
 
     def take(self) -> bool | None:
-        """The verdict of a closed step, once; None where none is due."""
+        """Returns whether the closed step had a non-finite gradient, once; None if none is due."""
         if not self._closed:
             return None
-        if self._known is not None:
-            self._known.synchronize()
+        if self._copied is not None:
+            self._copied.synchronize()
         bad = self._bad is not None and bool(self._bad)
-        self._closed, self._bad, self._known = False, None, None
+        self._closed, self._bad, self._copied = False, None, None
         return bad
 
 
-def _numbers(request: Request) -> Iterable[Tensor]:
-    """What a request says in floating point."""
-    messages = request.messages if isinstance(request, AllToAll) else [request.parts]
-    return (part for parts in messages for part in parts if part.is_floating_point())
-
-
-def _not_finite(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Whether any entry is infinite or NaN, in one pass and without asking a GPU."""
-    some = [tensor for tensor in tensors if tensor.numel()]
-    if device.type == "cpu":
-        # Not put together first: that takes longer than looking at small ones.
-        ends = chain.from_iterable(torch.aminmax(tensor) for tensor in some)
-        return torch.tensor([not all(map(isfinite, ends))])
-    return _unasked(some) if some else torch.zeros(1, dtype=torch.bool, device=device)
-
-
-def _unasked(tensors: Sequence[Tensor]) -> Tensor:
-    """The same where the host does not learn what it is."""
-    # Both ends of the range: cheaper than looking at every entry, and NaN is both of them.
-    ends = torch.stack([end.float() for piece in _pieces(tensors) for end in torch.aminmax(piece)])
-    # Zero, but NaN for what is not finite, which counts as true.
-    return (ends - ends).any().view(1)
-
-
-def _pieces(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The same entries in few tensors, without a copy of the large ones."""
-    if adjacent(tensors):
-        return [join(tensors)]
-    small = [tensor for tensor in tensors if tensor.numel() < LARGE]
-    return [t for t in tensors if t.numel() >= LARGE] + ([join(small)] if small else [])
-
-
-log = logging.getLogger("gradwire")
-
-
 class SkippedSteps:
-    """Counts them, and says so of the 1st, 2nd, 4th, 8th ... in a row."""
+    """Counts skipped steps, and logs the 1st, 2nd, 4th, 8th ... in a row."""
 
     def __init__(self) -> None:
         self.total = 0
         self._in_a_row = 0
 
     def add(self, step: int) -> str:
-        """One more; returns what is to be said of it."""
+        """Counts one more; returns the text for the log or an exception."""
         self.total += 1
         self._in_a_row += 1
-        text = f"a gradient of step {step} is not finite on some rank; it does not count"
+        text = f"a gradient of step {step} is not finite on some rank; the step is skipped"
         number = self._in_a_row
         if number & (number - 1) == 0:
             log.warning(text + (f" ({number} times in a row)" if number > 1 else ""))
         return text
 
     def end(self) -> None:
-        """A step counts again."""
-        # Who saw few lines of many should know how many there would have been.
+        """Ends a series of skipped steps; logs its length if some lines were left out."""
         if self._in_a_row > 2:
             log.warning("gradients are finite again after %d steps", self._in_a_row)
         self._in_a_row = 0
+
+
+def _floats(request: Request) -> Iterable[Tensor]:
+    """Returns the floating-point parts of a request."""
+    messages = request.messages if isinstance(request, AllToAll) else [request.parts]
+    return (part for parts in messages for part in parts if part.is_floating_point())
+
+
+def _nonfinite(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Returns whether any entry is infinite or NaN, in one pass and without a GPU sync."""
+    some = [tensor for tensor in tensors if tensor.numel()]
+    if device.type == "cpu":
+        # Not concatenated first: that takes longer than checking small tensors one by one.
+        extremes = chain.from_iterable(torch.aminmax(tensor) for tensor in some)
+        return torch.tensor([not all(map(isfinite, extremes))])
+    return _nonfinite_on_device(some) if some else torch.zeros(1, dtype=torch.bool, device=device)
+
+
+def _nonfinite_on_device(tensors: Sequence[Tensor]) -> Tensor:
+    if adjacent(tensors):
+        pieces = [join(tensors)]
+    else:
+        small = [tensor for tensor in tensors if tensor.numel() < LARGE]
+        pieces = [t for t in tensors if t.numel() >= LARGE] + ([join(small)] if small else [])
+    # Minimum and maximum are cheaper than a test of every entry, and NaN is both of them.
+    extremes = torch.stack([x.float() for piece in pieces for x in torch.aminmax(piece)])
+    # x - x is 0, or NaN (which counts as true) if x is not finite.
+    return (extremes - extremes).any().view(1)

@@ -1,4 +1,4 @@
-"""Whose parameters are whose: what went through two of us would be said, and averaged, twice."""
+"""Ownership: records which handle exchanges a parameter's gradient; none may be averaged twice."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -11,32 +11,32 @@ from gradwire.errors import ConfigError
 
 class _Claim(NamedTuple):
     owner: ReferenceType[object]
-    way_out: str
+    how_to_release: str
 
 
-# Neither the parameter nor its owner may live longer for standing here.
+# Weak on both sides: an entry must not prolong the life of a parameter or its owner.
 _claims = WeakIdKeyDictionary()
 
 
 def check_free(parameters: Iterable[tuple[object, str]], but: type | None = None) -> None:
-    """Raises ConfigError if any parameter goes through a mount or a local method already.
+    """Raises ConfigError if a parameter already belongs to a handle or a local method.
 
-    Parameters come with their names, and are whatever a framework has. Mounts of type `but` do not
-    count: their place can be taken only once.
+    Parameters come with their names, and may be of any framework. Owners of type `but` do not
+    count: their model has one hook slot, which shows a second owner by itself.
     """
     for parameter, name in parameters:
         owner = _owner(parameter)
         if owner is not None and type(owner) is not but:
-            way_out = _claims[parameter].way_out
+            release = _claims[parameter].how_to_release
             raise ConfigError(
-                f"{name}: its gradient goes through a {type(owner).__name__} already; {way_out}"
+                f"{name}: its gradient goes through a {type(owner).__name__} already; {release}"
             )
 
 
-def claim(parameters: Iterable[object], owner: object, way_out: str = "detach that") -> None:
-    """Notes whose they are, and how they get free: what a second owner is told to do."""
+def claim(parameters: Iterable[object], owner: object, how_to_release: str = "detach that") -> None:
+    """Records the owner of parameters, and the advice for a second owner."""
     for parameter in parameters:
-        _claims[parameter] = _Claim(ref(owner), way_out)
+        _claims[parameter] = _Claim(ref(owner), how_to_release)
 
 
 def release(parameters: Iterable[object], owner: object) -> None:

@@ -1,7 +1,8 @@
-"""Which compressor, memory and exchange for which parameter."""
+"""The plan: the compressor, memory and exchange of each parameter, and what combines legally."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeAlias
 from zlib import crc32
 
@@ -9,7 +10,6 @@ import torch
 from torch import Tensor
 
 from gradwire.base import Aggregator, Compressor, Memory, MultiRound, OneRound
-from gradwire.base.aggregation import borne
 from gradwire.comm.cost_model import LinkModel
 from gradwire.compressors.bf16 import Bf16
 from gradwire.compressors.fp16 import Fp16
@@ -19,14 +19,13 @@ from gradwire.errors import ConfigError
 from gradwire.exchange.auto import choose
 from gradwire.memory.none import NoMemory
 from gradwire.spec import (
+    ExchangeConfig,
     compressor_of,
+    exchange_of,
     find_exchange,
-    find_layers,
     format_spec,
     memory_of,
     name_of,
-    read_settings,
-    wrap_in_exchange,
 )
 from gradwire.types import EncodeContext
 
@@ -35,41 +34,41 @@ DENSE: dict[torch.dtype, OneRound] = {
     torch.bfloat16: Bf16(),
     torch.float16: Fp16(),
 }
-"""How a tensor travels uncompressed: in the number format that it has."""
+"""Compressors that send a tensor as it is, in its own dtype."""
 
 BUCKET_BYTES = 25 << 20
-"""The size of DDP's buckets, which is what one message says."""
+"""DDP's default bucket size, which is the size of one message before compression."""
 
-Wrap: TypeAlias = Callable[[str, Compressor], Aggregator]
-"""An exchange's spec and a compressor to what talks."""
+Wrap: TypeAlias = Callable[[ExchangeConfig, Compressor], Aggregator]
+"""Builds the aggregator of a lane from an exchange and a compressor."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A legal choice for all parameters; tensors below `min_numel` or of one dimension go dense."""
+    """A legal choice for all parameters; small and one-dimensional tensors are sent dense."""
 
     compressor: Compressor
     memory: Memory
-    exchange: str
+    exchange: ExchangeConfig
     min_numel: int = 1024
-    wrap: Wrap = wrap_in_exchange
-    """Who holds the conversation; a mount that needs only a part of the mean has its own."""
+    wrap: Wrap = ExchangeConfig.wrap
+    """An integration that needs only a part of the mean replaces it by its own."""
 
     def lane(
-        self, name: str, tensor: Tensor, rank: int, size: int, seed: int, careful: bool = True
+        self, name: str, tensor: Tensor, rank: int, size: int, seed: int, reversible: bool = True
     ) -> Lane:
-        """The way of one parameter."""
+        """Returns the lane of one parameter."""
         if tensor.dtype not in DENSE:
             raise ConfigError(f"parameter {name!r} is {tensor.dtype}; expected {[*DENSE]}")
         ctx = EncodeContext(tuple(tensor.shape), rank, size, seed, crc32(name.encode()))
         compressor, memory = self._choice(tensor)
-        device, wrap = tensor.device, self.wrap
-        return open_lane(name, compressor, memory, self.exchange, ctx, device, careful, wrap)
+        aggregator = self.wrap(self.exchange, compressor)
+        return Lane(name, compressor, aggregator, memory, ctx, tensor.device, reversible)
 
     def _choice(self, tensor: Tensor) -> tuple[Compressor, Memory]:
         dense = DENSE[tensor.dtype]
-        if self.is_dense():
-            # All is said, so there is nothing to keep.
+        if self.is_dense:
+            # Everything is sent, so there is no residual.
             return dense, NoMemory()
         if self.compressor.traits().suits_small_tensors:
             return self.compressor, self.memory
@@ -79,78 +78,75 @@ class Plan:
         return self.compressor, self.memory
 
     def check(self, compressor: Compressor) -> None:
-        """Raises ConfigError unless this one, too, may go with the memory and the exchange."""
+        """Raises ConfigError if this compressor cannot go with the plan's memory and exchange."""
         check_memory(compressor, self.memory)
         check_exchange(compressor, self.memory, self.exchange)
 
+    @cached_property
     def is_dense(self) -> bool:
-        """Whether all gradients are their own messages, of which nothing is left to keep."""
+        """True if gradients are sent as they are, so that nothing is left to keep."""
         return isinstance(self.compressor, NoCompression)
 
+    @cached_property
+    def propagates_nonfinite(self) -> bool:
+        """True if a non-finite gradient of any rank always makes the result non-finite."""
+        return self.is_dense and self.exchange.aggregate == "mean"
+
+    @cached_property
     def counts_votes(self) -> bool:
-        """Whether the gradient becomes a majority of signs instead of a mean."""
-        return self.compressor.traits().is_vote or self.exchange.endswith("aggregate=majority")
-
-    def node(self) -> int | None:
-        """Ranks a node, where that matters."""
-        layers = find_layers(self.exchange)
-        return None if layers is None else layers.node
-
-    def bears(self, ranks: int) -> int:
-        """How many ranks may have gradients that are not finite, and the step counts without."""
-        layers = find_layers(self.exchange)
-        if layers is not None:
-            # A node with such a rank is lost as a whole.
-            return replace(self, exchange=layers.between).bears(ranks // layers.node)
-        _, settings = read_settings(self.exchange)
-        return borne(settings.get("aggregate", "mean"), ranks)
+        """True if the gradient becomes a majority of signs instead of a mean."""
+        return self.compressor.traits().is_vote or self.exchange.aggregate == "majority"
 
     def describe(self) -> dict[str, str]:
         return {
             "spec": format_spec(self.compressor),
             "memory": format_spec(self.memory),
-            "exchange": self.exchange,
+            "exchange": str(self.exchange),
         }
 
 
 def make_plan(
     compressor: Compressor | str,
     memory: Memory | str | None,
-    exchange: str,
+    exchange: ExchangeConfig | str,
     tensors: Iterable[Tensor],
     size: int,
 ) -> Plan:
-    """Fills in what was left open, and refuses what cannot work."""
+    """Chooses what was left open, and refuses what cannot work."""
     compressor = compressor_of(compressor)
     if memory is None:
         memory = "residual" if wants_residual(compressor) else "none"
     memory = memory_of(memory)
     check_memory(compressor, memory)
-    exchange = settle_exchange(compressor, memory, exchange, tensors, size)
-    check_exchange(compressor, memory, exchange)
-    return Plan(compressor, memory, exchange)
+    config = _resolved(compressor, memory, exchange, tensors, size)
+    check_exchange(compressor, memory, config)
+    return Plan(compressor, memory, config)
 
 
-def settle_exchange(
-    compressor: Compressor, memory: Memory, exchange: str, tensors: Iterable[Tensor], size: int
-) -> str:
-    """The exchange with nothing left open, for so many ranks."""
+def _resolved(
+    compressor: Compressor,
+    memory: Memory,
+    exchange: ExchangeConfig | str,
+    tensors: Iterable[Tensor],
+    size: int,
+) -> ExchangeConfig:
+    """Returns the exchange with nothing left open, for this number of ranks."""
     if exchange == "auto":
         return choose_exchange(compressor, memory, tensors, size)
-    layers = find_layers(exchange)
-    if layers is None:
-        return exchange
-    if size % layers.node:
+    config = exchange_of(exchange)
+    if config.node is None:
+        return config
+    if size % config.node:
         raise ConfigError(
-            f"{layers.exchange}: {size} ranks do not make nodes of {layers.node}; "
+            f"{config.name}: {size} ranks do not make nodes of {config.node}; "
             "node must divide the number of ranks"
         )
-    between = settle_exchange(compressor, memory, layers.between, tensors, size // layers.node)
-    return str(replace(layers, between=between))
+    between = config.between or choose_exchange(compressor, memory, tensors, size // config.node)
+    return replace(config, between=between)
 
 
 def wants_residual(compressor: Compressor) -> bool:
-    """Whether a method needs error feedback to converge: biased, and far from the input."""
+    """Returns whether a method needs error feedback to converge: biased, and far from the input."""
     traits = compressor.traits()
     if traits.accumulates:
         return True
@@ -158,13 +154,14 @@ def wants_residual(compressor: Compressor) -> bool:
 
 
 def check_memory(compressor: Compressor, memory: Memory) -> None:
+    """Raises ConfigError if the compressor cannot go with the memory."""
     traits = compressor.traits()
     if traits.accumulates and memory.separates_residual:
         return
     if traits.accumulates:
         raise ConfigError(
             f"{format_spec(compressor)} does not go with memory {name_of(memory)!r}: it compares a "
-            "gradient with what waits of those before it, which that memory does not keep apart "
+            "gradient with the residual, which that memory does not keep separate from it "
             "(use residual or lowbit)"
         )
     if memory.needs_contraction and not traits.contraction:
@@ -174,56 +171,53 @@ def check_memory(compressor: Compressor, memory: Memory) -> None:
         )
 
 
-def check_exchange(compressor: Compressor, memory: Memory, exchange: str) -> None:
-    if layers := find_layers(exchange):
-        check_exchange(compressor, memory, layers.between)
-        return
-    why = find_exchange(exchange).refuses(compressor)
-    if why is None and isinstance(compressor, MultiRound) and ":" in exchange:
-        why = "it talks in rounds of its own, which know no such setting"
-    if why is None and exchange == "mean" and _rounds_unseen(compressor, memory):
-        why = f"sums in 16 bits lose what memory {name_of(memory)!r} cannot see; use gather"
-    if why is not None:
+def check_exchange(compressor: Compressor, memory: Memory, exchange: ExchangeConfig | str) -> None:
+    """Raises ConfigError if the compressor's messages cannot go through the exchange."""
+    config = exchange_of(exchange).across_nodes
+    reason = find_exchange(config.name).refuses(compressor)
+    if reason is None and isinstance(compressor, MultiRound) and config.settings:
+        reason = "it defines its own rounds, which do not have this setting"
+    if reason is None and config.name == "mean" and _loses_sums(compressor, memory):
+        reason = f"sums in 16 bits lose what memory {name_of(memory)!r} cannot see; use gather"
+    if reason is not None:
         raise ConfigError(
-            f"{format_spec(compressor)} does not go with exchange {exchange!r}: {why}"
+            f"{format_spec(compressor)} does not go with exchange '{config}': {reason}"
         )
 
 
-def _rounds_unseen(compressor: Compressor, memory: Memory) -> bool:
+def _loses_sums(compressor: Compressor, memory: Memory) -> bool:
     return memory.needs_contraction and compressor.traits().rounds_sums
 
 
 def choose_exchange(
     compressor: Compressor, memory: Memory, tensors: Iterable[Tensor], size: int
-) -> str:
-    """Mean where messages add up; otherwise what a bucket's message suggests, alike for all lanes.
+) -> ExchangeConfig:
+    """Chooses the mean if messages can be summed, else the cheapest for a bucket's message.
 
-    One exchange for all, so that the lanes of a bucket share their rounds.
+    One exchange for all lanes, so that the lanes of a bucket share their rounds.
     """
     if isinstance(compressor, MultiRound):
-        return compressor.rounds_like
+        return ExchangeConfig(compressor.rounds_like)
     if compressor.traits().is_vote:
-        return "gather:aggregate=majority"
-    if compressor.traits().summable and not _rounds_unseen(compressor, memory):
-        return "mean"
+        return ExchangeConfig("gather", (("aggregate", "majority"),))
+    if compressor.traits().summable and not _loses_sums(compressor, memory):
+        return ExchangeConfig("mean")
     tensors = list(tensors)
     dense_bytes = sum(t.nbytes for t in tensors)
     nbytes = sum(compressor.nbytes(t.shape) if t.dim() > 1 else t.nbytes for t in tensors)
     buckets = max(1, round(dense_bytes / BUCKET_BYTES))
     sparse = compressor.family in ("sparsification", "hybrid")
-    return choose(nbytes // buckets, size, LinkModel(), sparse=sparse)
+    return ExchangeConfig(choose(nbytes // buckets, size, LinkModel(), sparse=sparse))
 
 
 def open_lane(
     name: str,
     compressor: Compressor,
     memory: Memory,
-    exchange: str,
+    exchange: ExchangeConfig | str,
     ctx: EncodeContext,
     device: torch.device,
-    careful: bool = True,
-    wrap: Wrap = wrap_in_exchange,
 ) -> Lane:
-    """A lane as told; `check_memory` and `check_exchange` have passed."""
-    aggregator = wrap(exchange, compressor)
-    return Lane(name, compressor, aggregator, memory, ctx, device, careful)
+    """Returns a lane without a plan's choices; `check_memory` and `check_exchange` have passed."""
+    aggregator = exchange_of(exchange).wrap(compressor)
+    return Lane(name, compressor, aggregator, memory, ctx, device)

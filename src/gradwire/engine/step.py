@@ -1,8 +1,8 @@
-"""The main path: one gradient's way to the wire and back, and a whole bucket's in one message.
+"""The main path: runs one gradient through its lane, and the lanes of a bucket side by side.
 
-A lane is the way of one parameter: its compressor under an exchange, its memory, and their state.
-`exchange` takes a gradient along its lane. `together` takes the lanes of a bucket side by side, so
-that each round of all of them is one buffer and one collective.
+A lane is the pipeline of one parameter: its memory, its compressor inside an exchange, and their
+state. `lane_rounds` runs one gradient through it. `run_rounds` runs the lanes of a bucket side by
+side, so that each round of all of them is one buffer and one collective per kind of request.
 """
 
 from collections.abc import Sequence
@@ -14,118 +14,111 @@ from torch import Tensor
 
 from gradwire.base import Aggregator, Compressor, Memory
 from gradwire.comm.base import CollectiveProgram
-from gradwire.engine.batching import carry
-from gradwire.engine.nonfinite import ALARM, NonFiniteGuard
-from gradwire.engine.piggyback import CENSUS, Piggyback
+from gradwire.comm.internode import internode_collective
+from gradwire.engine.batching import batches
+from gradwire.engine.nonfinite import GUARD, NonFiniteGuard
+from gradwire.engine.piggyback import STATISTICS, Piggyback
 from gradwire.kernels.validation import check_floating
 from gradwire.types import Answer, EFInput, EncodeContext, Request, Rounds, State
 
-
-class BucketResult(NamedTuple):
-    """What a bucket's conversation leaves beside its gradients' means."""
-
-    alarm: Tensor | None = None
-    """Whether any rank's gradient was not finite, if that was looked for."""
-    agreed: Tensor | None = None
-    """What the census has brought, if there was one."""
-
-
 SAMPLE_EVERY = 100
-"""The relative error costs extra passes over memory, so it is measured once in so many steps."""
+"""The relative error costs extra passes over memory, so one step in this many measures it."""
 
 
 @dataclass
 class Lane:
-    """The way of one parameter's gradients, and what it remembers of the last one.
+    """The pipeline of one parameter's gradients, with its state.
 
-    What a step would have it remember is a draft until `keep`.
+    A step writes pending state; `commit` makes it the state, `discard` drops it.
     """
 
     name: str
     compressor: Compressor
     aggregator: Aggregator
-    """Who holds the conversation: the compressor itself, or an exchange around it."""
+    """The compressor itself if it defines its own rounds, else the exchange around it."""
     memory: Memory
     ctx: EncodeContext
     device: torch.device
-    careful: bool = True
-    """Whether a step can be taken back; costs the memory's room twice."""
+    reversible: bool = True
+    """True if a step can be discarded; doubles the memory's footprint."""
     memory_state: State = field(init=False)
-    """The memory's state."""
     aggregator_state: State = field(init=False)
-    """The talker's state."""
     message_bytes: int = field(init=False)
-    """About as many as a message has: kept, since it is asked for at every step."""
+    """Approximate length of a message; kept since it is read at every step."""
+    propagates_nonfinite: bool = field(init=False)
+    """True if a non-finite gradient always yields a non-finite value in the first message."""
     relative_error: Tensor | None = None
     sample_every: int = field(init=False, default=SAMPLE_EVERY)
-    lost: Tensor | None = field(init=False, default=None)  # [2]
-    """Sums of squares of what the last step left unsaid and of all it had to say, if sampled."""
+    sampled_error: Tensor | None = field(init=False, default=None)  # [2]
+    """Squared norms of the last step's compression error and input, if it was sampled."""
     _pending_memory: State = field(init=False)
     _pending_aggregator: State | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.memory_state = self.memory.state(self.ctx.numel, self.device)
         self.aggregator_state = self.aggregator.state(self.ctx, self.device)
-        self._pending_memory = self._room()
-        self.message_bytes = self.compressor.nbytes(self.ctx.shape)
+        self._pending_memory = self._new_memory()
+        self._note_constants()
 
-    def begin(self) -> tuple[State, State]:
-        """Room for what the memory and the talker will remember of the coming step."""
-        if not self.careful:
+    def _note_constants(self) -> None:
+        self.message_bytes = self.compressor.nbytes(self.ctx.shape)
+        self.propagates_nonfinite = self.aggregator.propagates_nonfinite
+
+    def begin_step(self) -> tuple[State, State]:
+        """Returns the pending states of memory and aggregator, for the step to fill."""
+        if not self.reversible:
             self._pending_memory = self.memory_state
         elif (
+            # The state was replaced from outside: loaded, switched, or captured as a CUDA graph.
             self._pending_memory.keys() != self.memory_state.keys()
             or self._pending_memory is self.memory_state
         ):
-            self._pending_memory = self._room()
+            self._pending_memory = self._new_memory()
         self._pending_aggregator = dict(self.aggregator_state)
         return self._pending_memory, self._pending_aggregator
 
-    def keep(self) -> None:
-        """The step counts: what it drafted is what is remembered from now on."""
+    def commit(self) -> None:
+        """Makes the pending state the state, and advances to the next step."""
         if self._pending_aggregator is not None:
             self.memory_state, self._pending_memory = self._pending_memory, self.memory_state
             self.aggregator_state, self._pending_aggregator = self._pending_aggregator, None
             self.ctx = self.ctx._replace(step=self.ctx.step + 1)
 
-    def drafted(self) -> tuple[State, State]:
-        """What the memory and the talker will remember if the step counts."""
+    def discard(self) -> None:
+        """Drops the pending state: everything is as it was before the step."""
+        self._pending_aggregator = None
+
+    def pending(self) -> tuple[State, State]:
+        """Returns the pending states of memory and aggregator."""
         assert self._pending_aggregator is not None, "no step is under way"
         return self._pending_memory, self._pending_aggregator
 
-    def draft(self, then: State, talk: State) -> None:
-        """Takes over what a recorded step has written for its draft."""
-        self._pending_memory, self._pending_aggregator = then, talk
+    def set_pending(self, memory: State, aggregator: State) -> None:
+        """Sets the pending states that a replayed CUDA graph has written."""
+        self._pending_memory, self._pending_aggregator = memory, aggregator
 
-    def mend(self) -> None:
-        """The memory's draft becomes what is kept already, where it is not finite."""
-        sound = [tensor.isfinite().all() for tensor in self._pending_memory.values()]
+    def drop_nonfinite(self) -> None:
+        """Resets the memory's pending state to the committed one if it is not finite."""
+        if not self._pending_memory:
+            return
+        finite = torch.stack([t.isfinite().all() for t in self._pending_memory.values()]).all()
         for key, tensor in self._pending_memory.items():
-            self._pending_memory[key] = torch.where(
-                torch.stack(sound).all(), tensor, self.memory_state[key]
-            )
+            self._pending_memory[key] = torch.where(finite, tensor, self.memory_state[key])
 
-    def forget(self) -> None:
-        """The step does not count: all is as it was before it."""
-        self._pending_aggregator = None
-
-    def redirect(self, compressor: Compressor, aggregator: Aggregator) -> None:
-        """Goes on with another setting of the method; all that still fits is remembered."""
-        assert self._pending_aggregator is None, "a lane changes between two steps"
+    def reconfigure(self, compressor: Compressor, aggregator: Aggregator) -> None:
+        """Continues with another setting of the method; keeps the state that still fits."""
+        assert self._pending_aggregator is None, "a lane can change only between two steps"
         self.compressor, self.aggregator = compressor, aggregator
-        self.message_bytes = compressor.nbytes(self.ctx.shape)
+        self._note_constants()
         for key, fresh in aggregator.state(self.ctx, self.device).items():
-            self.aggregator_state[key] = _fitted(self.aggregator_state.get(key), fresh)
+            self.aggregator_state[key] = _resized(self.aggregator_state.get(key), fresh)
 
-    def unsent_keys(self, *, kept: bool) -> list[Tensor]:
-        """What waits to be sent: in the talker's state, and what is kept if that is asked for."""
-        waiting = self.memory.unsent(self.memory_state) if kept else None
-        talk = [
-            self.aggregator_state[key]
-            for key in self.aggregator.unsent_keys
-            if key in self.aggregator_state
-        ]
-        return talk if waiting is None else [waiting, *talk]
+    def unsent(self, *, with_memory: bool) -> list[Tensor]:
+        """Returns what waits to be sent in the aggregator's state, and in the memory if asked."""
+        keys = [key for key in self.aggregator.unsent_keys if key in self.aggregator_state]
+        waiting = [self.aggregator_state[key] for key in keys]
+        kept = self.memory.unsent(self.memory_state) if with_memory else None
+        return waiting if kept is None else [kept, *waiting]
 
     def rescale(self, factor: float) -> None:
         """Multiplies what waits to be sent."""
@@ -133,13 +126,15 @@ class Lane:
         if self.memory.is_debt:
             _multiply(self.aggregator_state, self.aggregator.unsent_keys, factor)
 
-    def change_units(self, factor: float) -> None:
-        """Multiplies all that is in units of the gradient."""
+    def scale_loss(self, factor: float) -> None:
+        """Multiplies all state that is in units of the gradient."""
         _multiply(self.memory_state, self.memory.loss_scaled_keys, factor)
         _multiply(self.aggregator_state, self.aggregator.loss_scaled_keys, factor)
 
-    def _room(self) -> State:
-        return self.memory.state(self.ctx.numel, self.device) if self.careful else self.memory_state
+    def _new_memory(self) -> State:
+        if not self.reversible:
+            return self.memory_state
+        return self.memory.state(self.ctx.numel, self.device)
 
 
 def _multiply(state: State, keys: Sequence[str], factor: float) -> None:
@@ -148,74 +143,107 @@ def _multiply(state: State, keys: Sequence[str], factor: float) -> None:
             state[key].mul_(factor)
 
 
-def _fitted(old: Tensor | None, fresh: Tensor) -> Tensor:
-    """The old in the form of the fresh: where only columns were added or dropped, with the rest."""
+def _resized(old: Tensor | None, fresh: Tensor) -> Tensor:
+    """Returns the old state in the shape of the fresh, where only the last dimension differs."""
     if old is None or old.dim() != fresh.dim() or old.shape[:-1] != fresh.shape[:-1]:
         return fresh
     columns = old.shape[-1]
     return torch.cat([old, fresh[..., columns:]], dim=-1)[..., : fresh.shape[-1]].contiguous()
 
 
-def exchange(grad: Tensor, lane: Lane) -> Rounds:
-    """Replaces `grad` by its mean over all ranks, as far as the lane's compressor can say it."""
-    then, talk = lane.begin()
-    ef = lane.memory.before(_flat(grad), lane.memory_state, then)
-    norm = stirs = None
+def lane_rounds(grad: Tensor, lane: Lane) -> Rounds:
+    """Replaces `grad` by the mean over ranks; what was not sent becomes the next residual."""
+    pending_memory, pending_aggregator = lane.begin_step()
+    ef = lane.memory.before(_flat(grad), lane.memory_state, pending_memory)
+    norm = has_gradient = None
     if lane.ctx.step % lane.sample_every == 0:
-        ef, norm = _sampled(ef)
-        stirs = ef.gradient().any()
-    mean = yield from lane.aggregator.rounds(ef, talk, lane.ctx)
-    mean = lane.memory.after(ef, mean, lane.memory_state, then)
+        ef, norm = _with_norm(ef)
+        has_gradient = ef.gradient().any()
+    mean = yield from lane.aggregator.rounds(ef, pending_aggregator, lane.ctx)
+    mean = lane.memory.after(ef, mean, lane.memory_state, pending_memory)
     if mean.data_ptr() != grad.data_ptr():
         grad.copy_(mean.view(grad.shape))
-    if norm is not None and stirs is not None and ef.residual_out is not None:
-        residual_out = ef.residual_out.norm()
-        lane.relative_error = torch.where(norm > 0, residual_out / norm, 0.0)
-        # Where no gradient came, only a residual, it is no sample of what gradients lose.
-        lane.lost = torch.stack([residual_out, norm]).square() * stirs
+    if norm is not None and has_gradient is not None and ef.residual_out is not None:
+        error = ef.residual_out.norm()
+        lane.relative_error = torch.where(norm > 0, error / norm, 0.0)
+        # A residual without a gradient is no sample of what compressing gradients loses.
+        lane.sampled_error = torch.stack([error, norm]).square() * has_gradient
     return mean
 
 
-def together(
-    talks: Sequence[Rounds], alarm: NonFiniteGuard | None = None, census: Piggyback | None = None
-) -> CollectiveProgram[list[Tensor]]:
-    """Leads all talks at once: what they ask for in one round goes out together.
+class BucketResult(NamedTuple):
+    """The results of a bucket's lanes, and what was averaged along with them."""
 
-    An alarm and a census travel along with them.
+    means: list[Tensor]
+    nonfinite: Tensor | None = None
+    """True if any rank's gradient was not finite, if the guard is on."""
+    statistics: Tensor | None = None
+
+
+def run_rounds(
+    rounds: Sequence[Rounds],
+    guard: NonFiniteGuard | None = None,
+    piggyback: Piggyback | None = None,
+) -> CollectiveProgram[BucketResult]:
+    """Runs the rounds of all lanes side by side: each round is one collective per kind.
+
+    The guard's flag and the statistics share these collectives. A CUDA graph can capture the work
+    between two of them.
     """
+    if guard is not None:
+        guard.begin()
     means: dict[int, Tensor] = {}
-    answers: dict[int, Answer | None] = dict.fromkeys(range(len(talks)))
-    while answers:
-        waiting: dict[int, Request] = {}
-        for lane, answer in answers.items():
-            try:
-                waiting[lane] = next(talks[lane]) if answer is None else talks[lane].send(answer)
-            except StopIteration as end:
-                means[lane] = end.value
-        asked = dict(waiting)
-        if alarm is not None:
-            asked |= alarm.asks(waiting)
-        if census is not None:
-            asked |= census.asks(waiting.values())
-        heard = yield from carry(asked)
-        if ALARM in heard and alarm is not None:
-            alarm.hears(heard.pop(ALARM))
-        if CENSUS in heard and census is not None:
-            census.hears(heard.pop(CENSUS))
-        answers = dict(heard)
-    return [means[lane] for lane in range(len(talks))]
+    answers: dict[int, Answer | None] = dict.fromkeys(range(len(rounds)))
+    while requests := _advance(rounds, answers, means):
+        extra: dict[int, Request] = {}
+        if guard is not None:
+            extra |= guard.requests(requests)
+        if piggyback is not None:
+            extra |= piggyback.requests(requests.values())
+        answers = {}
+        for batch in batches({**requests, **extra}):
+            received: list[Tensor] = []
+            if batch.between is not None and batch.collective is not None:
+                received = yield from internode_collective(batch.collective, batch.between)
+            elif batch.collective is not None:
+                received = yield batch.collective
+            answers |= batch.unbatch(received)
+        if guard is not None and (flags := answers.pop(GUARD, None)) is not None:
+            guard.receive(flags)
+        if piggyback is not None and (numbers := answers.pop(STATISTICS, None)) is not None:
+            piggyback.receive(numbers)
+    if guard is not None:
+        guard.finish()
+    return BucketResult(
+        [means[lane] for lane in range(len(rounds))],
+        None if guard is None else guard.flag,
+        None if piggyback is None else piggyback.mean,
+    )
+
+
+def _advance(
+    rounds: Sequence[Rounds], answers: dict[int, Answer | None], means: dict[int, Tensor]
+) -> dict[int, Request]:
+    """Sends lanes their answers; returns their next requests, and notes the means of the others."""
+    requests: dict[int, Request] = {}
+    for lane, answer in answers.items():
+        try:
+            requests[lane] = next(rounds[lane]) if answer is None else rounds[lane].send(answer)
+        except StopIteration as end:
+            means[lane] = end.value
+    return requests
 
 
 def _flat(grad: Tensor) -> Tensor:
-    """The gradient as flat float32: itself where it is that already."""
+    """Returns the gradient as flat float32, as a view if it is contiguous float32 already."""
     check_floating(grad)
     if grad.dtype == torch.float32 and grad.is_contiguous():
         return grad.view(-1)
     return grad.to(torch.float32, memory_format=torch.contiguous_format, copy=True).view(-1)
 
 
-def _sampled(ef: EFInput) -> tuple[EFInput, Tensor]:
-    """The same with room for what is left, and the norm of all there is to say."""
+def _with_norm(ef: EFInput) -> tuple[EFInput, Tensor]:
+    """Returns the input with room for the compression error, and the norm of what is encoded."""
     if ef.residual is None:
         return ef._replace(residual_out=torch.empty_like(ef.grad)), ef.grad.norm()
     return ef, torch.add(ef.grad, ef.residual, alpha=ef.decay).norm()

@@ -1,1 +1,1 @@
-"""How messages become a mean: one exchange a file, and the file's name is its name."""
+"""Exchanges: one a file, and the file name is the name in specs."""

@@ -1,34 +1,34 @@
-"""Auto: the cheaper of gather and sharded for messages that cannot be added up on the way."""
+"""Auto: chooses the cheaper of gather and sharded for messages that cannot be summed in transit."""
 
 from typing import Literal
 
 from gradwire.comm.cost_model import LinkModel
 
-_ROUNDED = 1.5
-_SPARSE = 8.0
-"""How many times longer a gather may take; 8 times means up to 16 ranks, whatever the length."""
+_DENSE_FACTOR = 1.5
+_SPARSE_FACTOR = 8.0
+"""Factor by which a gather may take longer; a factor of 8 means up to 16 ranks at any length."""
 
 
 def gather_s(nbytes: int, size: int, link: LinkModel) -> float:
-    """How long a gather of messages of this length takes."""
+    """Returns the time of a gather of messages of this length."""
     return link.call_s("gather", nbytes, size)
 
 
 def sharded_s(nbytes: int, size: int, link: LinkModel) -> float:
-    """The same for shards that travel pairwise, and then one by one around a ring."""
+    """Returns the time of an all-to-all of shards and a gather of their means."""
     shard = nbytes / size
-    return link.call_s("scatter", (size - 1) * shard, size) + link.call_s("gather", shard, size)
+    return link.call_s("all_to_all", (size - 1) * shard, size) + link.call_s("gather", shard, size)
 
 
 def choose(
     nbytes: int, size: int, link: LinkModel, *, sparse: bool
 ) -> Literal["gather", "sharded"]:
-    """The exchange for messages of this length; `sparse` ones tell a choice of entries.
+    """Returns the exchange for messages of this length; `sparse` ones hold a selection of entries.
 
-    A gather encodes once, so it is exact where sharded is not: it wins ties and near ties. Of
-    sparse messages a shard's owner cuts what all ranks chose down to as few entries as one chose,
-    which costs far more accuracy than rounding again does; so there sharded has to save more.
+    A gather encodes once, where sharded encodes the mean again, so it wins ties and near ties. For
+    sparse messages the second encoding cuts the union of all ranks' selections down to one rank's
+    number of entries, which costs far more accuracy than rounding again; so sharded must save more.
     """
-    worth = _SPARSE if sparse else _ROUNDED
-    near = gather_s(nbytes, size, link) <= worth * sharded_s(nbytes, size, link)
+    factor = _SPARSE_FACTOR if sparse else _DENSE_FACTOR
+    near = gather_s(nbytes, size, link) <= factor * sharded_s(nbytes, size, link)
     return "gather" if near else "sharded"

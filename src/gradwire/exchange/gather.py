@@ -1,10 +1,10 @@
-"""Gather: every rank hears every message, and makes one gradient of them itself."""
+"""Gather: every rank receives every message, and aggregates them itself."""
 
 from dataclasses import dataclass
 
 import torch
 
-from gradwire.base import Compressor, Exchange, OneRound, carried_by, encode_with_feedback
+from gradwire.base import Compressor, Exchange, OneRound, encode_with_feedback, refuses_own_rounds
 from gradwire.base.aggregation import Aggregation, aggregate, check_aggregation
 from gradwire.types import AllGather, EFInput, EncodeContext, Rounds, State
 
@@ -13,8 +13,8 @@ from gradwire.types import AllGather, EFInput, EncodeContext, Rounds, State
 class GatherExchange(Exchange):
     """One round for any message: N-1 messages pass through each rank's link.
 
-    `aggregate` is what becomes of the N answers: their mean; the majority of their signs; or for
-    peers that are not to be trusted their median, trimmed mean or minimum-diameter mean.
+    `aggregate` combines the N messages: their mean; the majority of their signs; or, if ranks may
+    be faulty, their median, trimmed mean or minimum-diameter mean.
     """
 
     codec: OneRound
@@ -25,7 +25,7 @@ class GatherExchange(Exchange):
 
     @classmethod
     def refuses(cls, codec: Compressor) -> str | None:
-        return carried_by("gather", codec)
+        return refuses_own_rounds("gather", codec)
 
     @property
     def propagates_nonfinite(self) -> bool:
@@ -35,7 +35,7 @@ class GatherExchange(Exchange):
         return {}
 
     def rounds(self, ef: EFInput, state: State, ctx: EncodeContext) -> Rounds:
-        layout = self.codec.layout(ctx.numel)
+        layout = self.codec.layout(ef.grad.numel())
         parts = encode_with_feedback(self.codec, ef, ctx)
         messages = yield AllGather(parts, layout, [layout] * ctx.world_size)
         out = ef.grad.zero_()
@@ -44,8 +44,8 @@ class GatherExchange(Exchange):
         if self.aggregate == "mean":
             self.codec.decode_add(out, messages, 1 / ctx.world_size, ctx)
         else:
-            said = torch.zeros(ctx.world_size, ctx.numel, device=out.device)
-            for row, message in zip(said, messages, strict=True):
+            decoded = torch.zeros(ctx.world_size, ctx.numel, device=out.device)
+            for row, message in zip(decoded, messages, strict=True):
                 self.codec.decode_add(row, [message], 1.0, ctx)
-            out.copy_(aggregate(said, self.aggregate))
+            out.copy_(aggregate(decoded, self.aggregate))
         return out

@@ -20,21 +20,21 @@ from gradwire.types import (
 
 @dataclass(frozen=True)
 class HierarchicalExchange(TwoLevelExchange):
-    """The mean of each node in float32, then whatever exchange `between` names, among the nodes.
+    """Averages each node in float32, then the nodes by the exchange that `between` names.
 
-    A node is `node` consecutive ranks, and talks to the others as if it were one rank: after an
-    all-reduce inside, its ranks know the same, draw the same random numbers and make the same
-    messages. Each carries one share of their bytes across to the ranks at its place in other nodes,
-    and the ranks of a node tell each other what came (`comm/internode.py`). So what crosses between
-    nodes is what `between` sends among so few ranks, spread over all links of a node; what is
-    distributed inside again is still compressed; and a method sees whole tensors, not shards. A
-    reduce-scatter instead would spare encoding the same thing on every rank of a node, but on gloo
-    it costs as much as an all-reduce, and then the dense result has to be gathered inside. One
-    leader a node would leave the other ranks' links idle.
+    A node is `node` consecutive ranks and acts as one rank: after an all-reduce inside, its ranks
+    hold the same tensor, draw the same random numbers and encode the same messages. Each transfers
+    one share of their bytes to the ranks at its place in other nodes, and the ranks of a node
+    exchange what they received (`comm/internode.py`). So the traffic between nodes is that of
+    `between` among so few ranks, spread over all links of a node; what is distributed inside is
+    still compressed; and a method sees whole tensors, not shards. A reduce-scatter would avoid
+    encoding the same tensor on every rank of a node, but on gloo it costs as much as an all-reduce,
+    and the dense result would have to be gathered inside. One leader per node would leave the links
+    of other ranks idle.
 
-    Where a node has said something, its ranks share what is left of the node's mean; elsewhere each
-    keeps its own, so that memories see which entries were sent. Either way the mean of what ranks
-    keep is what nodes have not said.
+    For entries that a node has sent, its ranks share the residual of the node's mean; for others
+    each rank keeps its own, so that memories see which entries were sent. Either way the mean of
+    the ranks' residuals is the residual of the nodes.
     """
 
     aggregator: Aggregator
@@ -51,19 +51,19 @@ class HierarchicalExchange(TwoLevelExchange):
 
     def rounds(self, ef: EFInput, state: State, ctx: EncodeContext) -> Rounds:
         own = ef.total()
-        # An all-reduce overwrites what it is given, and what comes later may be refused.
+        # A clone: an all-reduce overwrites its input, and the step may still be discarded.
         [(mean,)] = yield Mean((own.clone(),), IntraNode(self.node))
-        # As a residual of nothing, so that it is still there to see what was said of it.
+        # As a residual with a zero gradient, so that it is still there to compare with.
         whole = EFInput(mean) if ef.residual_out is None else _as_residual(mean)
-        talk = self.aggregator.rounds(whole, state, self._of_node(ctx))
-        out = yield from _between(talk, self._scope(ctx))
+        rounds = self.aggregator.rounds(whole, state, self._of_node(ctx))
+        out = yield from _in_scope(rounds, self._scope(ctx))
         if ef.residual_out is not None:
             assert whole.residual_out is not None
             ef.residual_out.copy_(torch.where(whole.residual_out == mean, own, whole.residual_out))
         return out
 
     def _of_node(self, ctx: EncodeContext) -> EncodeContext:
-        """The turn of this rank's node among the nodes."""
+        """Returns the context of this rank's node among the nodes."""
         return ctx._replace(rank=ctx.rank // self.node, world_size=ctx.world_size // self.node)
 
     def _scope(self, ctx: EncodeContext) -> InterNode:
@@ -74,12 +74,12 @@ def _as_residual(mean: torch.Tensor) -> EFInput:
     return CombinedInput(torch.zeros_like(mean), mean, torch.empty_like(mean))
 
 
-def _between(talk: Rounds, scope: InterNode) -> Rounds:
-    """The same conversation, held by nodes."""
+def _in_scope(rounds: Rounds, scope: InterNode) -> Rounds:
+    """Runs rounds with all requests in this scope."""
     try:
-        request = next(talk)
+        request = next(rounds)
         while True:
-            request = talk.send((yield replace(request, scope=scope)))
+            request = rounds.send((yield replace(request, scope=scope)))
     except StopIteration as end:
         out: torch.Tensor = end.value
         return out

@@ -1,4 +1,4 @@
-"""Leader: one rank chooses the positions for all, so that values can be added up on the way."""
+"""Leader: one rank selects the indices for all, so that values can be summed in transit."""
 
 from dataclasses import dataclass
 
@@ -13,14 +13,14 @@ from gradwire.wire.indices import check_index, index_field, pack_index, unpack_i
 
 @dataclass(frozen=True)
 class LeaderExchange(Exchange):
-    """For sparsifiers: the leader's positions to all, then the mean of all ranks' values there.
+    """For sparsifiers: broadcasts the leader's indices, then averages all ranks' values there.
 
-    Ranks lead in turn, rank `step mod N`. About three messages pass through each rank's link,
-    whatever N, where a gather takes N-1; and the result has k entries, not up to N k. Values travel
-    as float32, whatever the method's format, and each rank keeps what it has elsewhere. It works as
-    far as ranks find the same entries large, which residuals help (CLT-k: Chen et al. 2020,
-    arXiv:2104.11125; STAR-Topk: Tyagi & Swany 2023). A NaN of another rank is said when that rank
-    leads, if a memory keeps it until then.
+    Rank `step mod N` leads. About three messages pass through each rank's link for any N, where a
+    gather takes N-1, and the result has k entries, not up to N k. Values are sent as float32 in any
+    format of the method, and each rank keeps its other entries. It works as far as ranks agree on
+    which entries are large, which residuals help (CLT-k: Chen et al. 2020, arXiv:2104.11125;
+    STAR-Topk: Tyagi & Swany 2023). A NaN of another rank is sent when that rank leads, if a memory
+    keeps it until then.
     """
 
     codec: OneRound
@@ -28,18 +28,18 @@ class LeaderExchange(Exchange):
     @classmethod
     def refuses(cls, codec: Compressor) -> str | None:
         if isinstance(codec, Pipeline):
-            return "values are added up as float32, so no second method can write them"
+            return "values are summed as float32, so no second method can encode them"
         if not isinstance(codec, Sparsifier):
-            return "it chooses no positions that a leader could tell"
+            return "it selects no indices that a leader could send"
         if not codec.sends_indices:
-            return "all ranks know its positions already; use mean"
+            return "all ranks know its indices already; use mean"
         if codec.traits().variable_length:
-            return "only the leader would know how many positions it tells"
+            return "only the leader would know how many indices it sends"
         return None
 
     @property
     def graph_safe(self) -> bool:
-        """Another rank leads at each step."""
+        """False: another rank leads at each step."""
         return False
 
     def state(self, ctx: EncodeContext, device: torch.device) -> State:
@@ -49,7 +49,7 @@ class LeaderExchange(Exchange):
         if not isinstance(self.codec, Sparsifier):
             return (yield from _dense(self.codec, ef, ctx))
         count = self.codec.count(ctx.numel)
-        [(packed,)] = yield self._positions(ef, ctx)
+        [(packed,)] = yield self._indices(ef, ctx)
         index = unpack_index(packed, ctx.numel, count)
         if ef.residual_out is None:
             values = ef.grad[index]
@@ -59,8 +59,8 @@ class LeaderExchange(Exchange):
         [(means,)] = yield Mean((values,))
         return ef.grad.zero_().index_copy_(0, index, means)
 
-    def _positions(self, ef: EFInput, ctx: EncodeContext) -> Broadcast:
-        """The leader's choice; the others only bring what they have to say together."""
+    def _indices(self, ef: EFInput, ctx: EncodeContext) -> Broadcast:
+        """Returns the broadcast of the leader's selection; other ranks only add their residual."""
         assert isinstance(self.codec, Sparsifier)
         numel, count = ctx.numel, self.codec.count(ctx.numel)
         field = index_field(numel, count)
@@ -80,9 +80,9 @@ class LeaderExchange(Exchange):
 
 
 def _dense(codec: OneRound, ef: EFInput, ctx: EncodeContext) -> Rounds:
-    """For small tensors beside a sparsifier's, which go uncompressed."""
-    assert codec.traits().summable, "only dense formats go along"
-    # Nothing in the first round: in the second they share the call with the chosen values.
+    """Averages a small tensor that is sent dense beside sparse ones."""
+    assert codec.traits().summable, "only dense formats can join a leader's rounds"
+    # Nothing in the first round: in the second they share a collective with the sparse values.
     yield Mean(())
     parts = encode_with_feedback(codec, ef, ctx)
     [means] = yield Mean(parts)

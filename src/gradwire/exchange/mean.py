@@ -1,10 +1,10 @@
-"""Mean: messages are added up on the way, by one all-reduce."""
+"""Mean: messages are summed in transit, by one all-reduce."""
 
 from dataclasses import dataclass
 
 import torch
 
-from gradwire.base import Compressor, Exchange, OneRound, carried_by, encode_with_feedback
+from gradwire.base import Compressor, Exchange, OneRound, encode_with_feedback, refuses_own_rounds
 from gradwire.types import EFInput, EncodeContext, Mean, Rounds, State
 
 
@@ -17,8 +17,8 @@ class MeanExchange(Exchange):
     @classmethod
     def refuses(cls, codec: Compressor) -> str | None:
         if not codec.traits().summable:
-            return "its messages cannot be added up"
-        return carried_by("mean", codec)
+            return "its messages cannot be summed"
+        return refuses_own_rounds("mean", codec)
 
     @property
     def propagates_nonfinite(self) -> bool:
@@ -31,7 +31,7 @@ class MeanExchange(Exchange):
         parts = encode_with_feedback(self.codec, ef, ctx)
         [means] = yield Mean(parts)
         if parts[0] is ef.grad:
-            # The message was the gradient itself, and is the mean now.
+            # The message was the gradient itself, which holds the mean now.
             return means[0]
         out = ef.grad.zero_()
         self.codec.decode_add(out, [means], 1.0, ctx)

@@ -1,4 +1,4 @@
-"""Sharded: every rank averages one shard of the tensor, and tells the others the result."""
+"""Sharded: every rank averages one shard of the tensor, and sends the result to the others."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from gradwire.base import Compressor, Exchange, OneRound, carried_by, encode_with_feedback
+from gradwire.base import Compressor, Exchange, OneRound, encode_with_feedback, refuses_own_rounds
 from gradwire.types import AllGather, AllToAll, EFInput, EncodeContext, Rounds, State, mix
 
 
@@ -14,9 +14,9 @@ from gradwire.types import AllGather, AllToAll, EFInput, EncodeContext, Rounds, 
 class ShardedExchange(Exchange):
     """All-to-all of encoded shards, decode and sum, encode the mean again, all-gather.
 
-    About two messages pass through each rank's link, whatever N, where a gather takes N-1. The
-    second encoding has an error of its own, which a residual on the averaging rank feeds back where
-    the method is a contraction. Shards differ by at most one element; there is no padding.
+    About two messages pass through each rank's link for any N, where a gather takes N-1. The second
+    encoding has an error of its own; if the method is a contraction, a residual on the averaging
+    rank feeds it back. Shards differ by at most one element; there is no padding.
     """
 
     codec: OneRound
@@ -28,8 +28,8 @@ class ShardedExchange(Exchange):
     @classmethod
     def refuses(cls, codec: Compressor) -> str | None:
         if codec.traits().is_vote:
-            return "votes must be counted all at once"
-        return carried_by("sharded", codec)
+            return "votes must be counted on one rank"
+        return refuses_own_rounds("sharded", codec)
 
     @property
     def propagates_nonfinite(self) -> bool:
@@ -47,7 +47,7 @@ class ShardedExchange(Exchange):
         layouts = [self.codec.layout(shard.numel) for shard in contexts]
         server = state.get("server")
         rest = None if server is None else torch.empty_like(server)
-        # The second encoding draws numbers of its own, but shares the choices that all ranks share.
+        # The second encoding draws its own random numbers, but the shared ones are the same.
         again = [shard._replace(rank=ctx.world_size + i) for i, shard in enumerate(contexts)]
         parts = encode_with_feedback(self.codec, EFInput(mine, server, rest), again[ctx.rank])
         answers = yield AllGather(parts, layouts[ctx.rank], layouts)
@@ -62,13 +62,13 @@ class ShardedExchange(Exchange):
 
 
 def bounds(numel: int, size: int) -> list[tuple[int, int]]:
-    """The shards of `numel` elements, as (start, stop), one a rank."""
+    """Returns the shards of `numel` elements as (start, stop), one per rank."""
     edges = [numel * rank // size for rank in range(size + 1)]
     return list(pairwise(edges))
 
 
 def shard_contexts(ctx: EncodeContext) -> list[EncodeContext]:
-    """The turns of all shards; each draws random numbers of its own."""
+    """Returns the contexts of all shards; each draws its own random numbers."""
     return [
         ctx._replace(shape=(stop - start,), seed=mix(ctx.seed, shard))
         for shard, (start, stop) in enumerate(bounds(ctx.numel, ctx.world_size))
@@ -76,13 +76,13 @@ def shard_contexts(ctx: EncodeContext) -> list[EncodeContext]:
 
 
 def own_shard(codec: OneRound, ef: EFInput, ctx: EncodeContext) -> Rounds:
-    """Tells every rank its shard, and returns the mean of this rank's."""
+    """Sends every rank its shard, and returns the mean of this rank's shard."""
     contexts = shard_contexts(ctx)
     messages = [
         encode_with_feedback(codec, ef.slice(start, stop), shard)
         for (start, stop), shard in zip(bounds(ctx.numel, ctx.world_size), contexts, strict=True)
     ]
-    heard = yield AllToAll(messages, [codec.layout(shard.numel) for shard in contexts], ctx.rank)
+    received = yield AllToAll(messages, [codec.layout(shard.numel) for shard in contexts], ctx.rank)
     mine = torch.zeros(contexts[ctx.rank].numel, device=ef.grad.device)
-    codec.decode_add(mine, heard, 1 / ctx.world_size, contexts[ctx.rank])
+    codec.decode_add(mine, received, 1 / ctx.world_size, contexts[ctx.rank])
     return mine
