@@ -7,7 +7,7 @@ Agarwal et al. 2021, arXiv:2010.16248.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,9 +17,9 @@ from gradwire.checks import check_fraction, check_number, check_whole
 from gradwire.control.base import (
     Controller,
     ControllerState,
-    Log,
-    Saved,
+    DecisionLog,
     Setting,
+    StateDict,
     StepReport,
     at_setting,
 )
@@ -29,187 +29,176 @@ from gradwire.spec import format_spec
 Level: TypeAlias = Literal["low", "high"]
 
 
-class Rule(Protocol):
-    """What the pilot needs to know of its controller."""
-
-    @property
-    def eta(self) -> float: ...
-    @property
-    def interval(self) -> int: ...
-    @property
-    def epoch_steps(self) -> int: ...
-    def passes(self) -> Mapping[str, int]: ...
-
-
 @dataclass
-class Known:
-    """All that a checkpoint needs."""
+class Regimes:
+    """Everything that a checkpoint needs."""
 
     levels: dict[str, Level]
     norms: dict[str, float] = field(default_factory=dict)
-    """At the last check."""
+    """Mean gradient norms at the last check."""
     sums: dict[str, Tensor] = field(default_factory=dict)
-    """This rank's gradients of the epoch so far, where there is a check at its end."""
+    """Sums of this rank's gradients over the current epoch, if it ends with a check."""
     epoch: int = 0
-    in_epoch: int = 0
-    """Steps of the epoch so far, or backward passes where these are accumulated."""
-    due: int = -1
-    """The step after which an epoch ended whose check is still due; -1 where none is."""
-    decayed: int = -1
+    passes_in_epoch: int = 0
+    """Backward passes of the epoch so far: steps, unless gradients are accumulated."""
+    check_due: int = -1
+    """The step after which an epoch ended whose check is still due; -1 if none is."""
+    decayed_at: int = -1
     """The step after which the learning rate was last lowered."""
-    rate: float | None = None
+    learning_rate: float | None = None
 
 
-class Regimes(ControllerState):
-    """Norms are told along with the first step after an epoch; their check counts from the next."""
+class AccordionState(ControllerState):
+    """Sends norms with the first step after an epoch; their check takes effect one step later."""
 
     def __init__(
         self,
-        rule: Rule,
+        config: "Accordion",
         levels: Mapping[str, Compressor],
         names: Sequence[str],
-        old: ControllerState | None,
+        previous: ControllerState | None,
     ) -> None:
-        self._rule = rule
-        self._orders = {level: Setting(compressor) for level, compressor in levels.items()}
-        self.known = Known(dict.fromkeys(names, "low"))
-        self.log = Log() if old is None else old.log
-        self._drafts: dict[str, Tensor] = {}
-        self._told: dict[str, Tensor] = {}
-        if isinstance(old, Regimes):
-            # What was seen of raw gradients holds whatever the method.
-            known = {name: old.known.levels.get(name, "low") for name in names}
-            self.known = replace(old.known, levels=known)
-        reason = "all layers start low" if old is None else "another method, levels stay"
-        self._note(self.log.now, reason)
+        self._config = config
+        self._settings = {level: Setting(compressor) for level, compressor in levels.items()}
+        self.regimes = Regimes(dict.fromkeys(names, "low"))
+        self.log = DecisionLog() if previous is None else previous.log
+        self._pending_sums: dict[str, Tensor] = {}
+        self._local_norms: dict[str, Tensor] = {}
+        if isinstance(previous, AccordionState):
+            # Statistics of raw gradients do not depend on the method.
+            known = {name: previous.regimes.levels.get(name, "low") for name in names}
+            self.regimes = replace(previous.regimes, levels=known)
+        reason = "all layers start at low" if previous is None else "new method, same levels"
+        self._log_decision(self.log.start_step, reason)
 
     @property
-    def asks(self) -> bool:
-        return self.known.due >= 0
+    def wants_statistics(self) -> bool:
+        return self.regimes.check_due >= 0
 
     @property
-    def measures(self) -> bool:
-        return self.asks
+    def needs_measurement(self) -> bool:
+        return self.wants_statistics
 
-    def order(self, name: str) -> Setting:
-        return self._orders[self.known.levels[name]]
+    def setting_for(self, name: str) -> Setting:
+        return self._settings[self.regimes.levels[name]]
 
-    def listen(self, name: str, grad: Tensor, scale: float) -> None:
-        known = self.known
-        last = known.sums.get(name)
-        if self.asks:
+    def observe_gradient(self, name: str, grad: Tensor, scale: float) -> None:
+        regimes = self.regimes
+        last = regimes.sums.get(name)
+        if self.wants_statistics:
             zero = torch.zeros((), device=grad.device)
-            self._told[name] = zero if last is None else last.norm()
+            self._local_norms[name] = zero if last is None else last.norm()
             last = None
-        if known.epoch % self._rule.interval == 0:
+        if regimes.epoch % self._config.interval == 0:
             flat = grad.detach().to(torch.float32).reshape(-1)
-            room = torch.zeros_like(flat) if last is None else last
-            self._drafts[name] = torch.add(room, flat, alpha=self._passes() / scale)
+            total = torch.zeros_like(flat) if last is None else last
+            self._pending_sums[name] = torch.add(total, flat, alpha=self._accumulation() / scale)
 
-    def tell(self, names: Sequence[str]) -> list[Tensor] | None:
-        return [self._told[name] for name in names]
+    def local_statistics(self, names: Sequence[str]) -> list[Tensor] | None:
+        return [self._local_norms[name] for name in names]
 
-    def step(self, heard: StepReport) -> None:
-        known = self.known
-        known.in_epoch += self._passes()
-        if self.asks:
-            self._check(heard)
-            known.due = -1
-            known.sums = {}
-        known.sums = {**known.sums, **self._drafts}
-        self.skip()
-        if 0 < self._rule.epoch_steps <= known.in_epoch:
-            self._end_epoch(heard.step)
+    def end_step(self, report: StepReport) -> None:
+        regimes = self.regimes
+        regimes.passes_in_epoch += self._accumulation()
+        if self.wants_statistics:
+            self._check(report)
+            regimes.check_due = -1
+            regimes.sums = {}
+        regimes.sums = {**regimes.sums, **self._pending_sums}
+        self.skip_step()
+        if 0 < self._config.epoch_steps <= regimes.passes_in_epoch:
+            self._end_epoch(report.step)
 
-    def skip(self) -> None:
-        self._drafts, self._told = {}, {}
+    def skip_step(self) -> None:
+        self._pending_sums, self._local_norms = {}, {}
 
-    def _check(self, heard: StepReport) -> None:
-        """Compares the norms of this epoch with those of the check before."""
-        known = self.known
-        told = [pair for names, values in heard.numbers for pair in zip(names, values, strict=True)]
-        decays = known.decayed >= known.due
+    def _check(self, report: StepReport) -> None:
+        """Compares the norms of the last epoch with those of the check before."""
+        regimes = self.regimes
+        norms = [
+            pair for names, values in report.statistics for pair in zip(names, values, strict=True)
+        ]
+        decayed = regimes.decayed_at >= regimes.check_due
         changes = []
-        for name, norm in told:
+        for name, norm in norms:
             if norm == 0 or not math.isfinite(norm):
-                # Gradients that are zero or not finite say nothing about a layer.
+                # A zero or non-finite norm carries no information about the layer.
                 continue
-            change = _change(known.norms.get(name), norm)
+            change = _relative_change(regimes.norms.get(name), norm)
             changes.append(change)
-            critical = decays or change >= self._rule.eta
-            known.levels[name] = "low" if critical else "high"
-            known.norms[name] = norm
-        reason = f"norms changed by up to {max(changes, default=0):.2g}, eta {self._rule.eta:g}"
-        self._note(heard.step, "the learning rate was lowered" if decays else reason)
+            critical = decayed or change >= self._config.eta
+            regimes.levels[name] = "low" if critical else "high"
+            regimes.norms[name] = norm
+        reason = f"norms changed by up to {max(changes, default=0):.2g}, eta {self._config.eta:g}"
+        self._log_decision(report.step, "the learning rate was lowered" if decayed else reason)
 
-    def epoch(self, step: int, learning_rate: float | None) -> None:
-        if not self._rule.epoch_steps:
+    def epoch_ended(self, step: int, learning_rate: float | None) -> None:
+        if not self._config.epoch_steps:
             self._end_epoch(step)
         if learning_rate is not None:
-            if self.known.rate is not None:
-                self.rate_changed(step, self.known.rate, learning_rate)
-            self.known.rate = learning_rate
+            if self.regimes.learning_rate is not None:
+                self.learning_rate_changed(step, self.regimes.learning_rate, learning_rate)
+            self.regimes.learning_rate = learning_rate
 
     def _end_epoch(self, step: int) -> None:
-        if self.known.epoch % self._rule.interval == 0:
-            self.known.due = step
-        self.known.epoch += 1
-        self.known.in_epoch = 0
+        if self.regimes.epoch % self._config.interval == 0:
+            self.regimes.check_due = step
+        self.regimes.epoch += 1
+        self.regimes.passes_in_epoch = 0
 
-    def rate_changed(self, step: int, before: float, after: float) -> None:
+    def learning_rate_changed(self, step: int, before: float, after: float) -> None:
         if after < before:
-            self.known.decayed = step
-            self.known.levels = dict.fromkeys(self.known.levels, "low")
-            self._note(step, "the learning rate was lowered")
-        self.known.rate = after
+            self.regimes.decayed_at = step
+            self.regimes.levels = dict.fromkeys(self.regimes.levels, "low")
+            self._log_decision(step, "the learning rate was lowered")
+        self.regimes.learning_rate = after
 
-    def _note(self, step: int, reason: str) -> None:
-        levels = list(self.known.levels.values())
+    def _log_decision(self, step: int, reason: str) -> None:
+        levels = list(self.regimes.levels.values())
         self.log.add(step, f"low: {levels.count('low')} of {len(levels)} layers", reason)
 
-    def save(self) -> Saved:
-        sums = {name: tensor.clone() for name, tensor in self.known.sums.items()}
-        plain = {"levels": dict(self.known.levels), "norms": dict(self.known.norms)}
-        return {**vars(self.known), **plain, "sums": sums}
+    def state_dict(self) -> StateDict:
+        sums = {name: tensor.clone() for name, tensor in self.regimes.sums.items()}
+        copies = {"levels": dict(self.regimes.levels), "norms": dict(self.regimes.norms)}
+        return {**vars(self.regimes), **copies, "sums": sums}
 
-    def load(self, saved: Mapping[str, Any]) -> None:
-        self.known = Known(**saved)
-        self.known = replace(
-            self.known,
-            levels=dict(self.known.levels),
-            norms=dict(self.known.norms),
-            sums={name: tensor.clone() for name, tensor in self.known.sums.items()},
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        self.regimes = Regimes(**saved)
+        self.regimes = replace(
+            self.regimes,
+            levels=dict(self.regimes.levels),
+            norms=dict(self.regimes.norms),
+            sums={name: tensor.clone() for name, tensor in self.regimes.sums.items()},
         )
-        self.skip()
+        self.skip_step()
 
     def explain(self) -> dict[str, object]:
-        levels = self.known.levels
+        levels = self.regimes.levels
         return {
-            "setting": {level: format_spec(o.compressor) for level, o in self._orders.items()},
+            "setting": {level: format_spec(s.compressor) for level, s in self._settings.items()},
             "levels": dict(levels),
-            "norms": dict(self.known.norms),
-            "epoch": self.known.epoch,
-            "accumulate": self._passes(),
+            "norms": dict(self.regimes.norms),
+            "epoch": self.regimes.epoch,
+            "accumulate": self._accumulation(),
         }
 
-    def _passes(self) -> int:
-        """How many backward passes a step is the mean of, where the loop does as it is told."""
-        levels = self.known.levels
-        calm = levels and "low" not in levels.values()
-        return self._rule.passes()["high" if calm else "low"]
+    def _accumulation(self) -> int:
+        """Returns the backward passes per step that the training loop is asked to accumulate."""
+        levels = self.regimes.levels
+        all_high = levels and "low" not in levels.values()
+        return self._config.passes()["high" if all_high else "low"]
 
 
-def _change(old: float | None, new: float) -> float:
-    """By what share of itself a norm has changed; infinite where there was none to compare with."""
+def _relative_change(old: float | None, new: float) -> float:
+    """Returns the relative change of a norm; infinity if there is none to compare with."""
     return abs(old - new) / old if old else math.inf
 
 
 SHAPE = (1000, 1000)
-"""The tensor on which both levels are compared."""
-
+"""Message lengths of both levels are compared for this shape."""
 
 BATCH = "batch"
-"""The setting that is the training loop's own."""
+"""The setting that the training loop carries out itself."""
 
 
 @dataclass(frozen=True)
@@ -217,16 +206,16 @@ class Accordion(Controller):
     """Sets `setting` to `low` in a layer's critical regimes, and to `high` elsewhere.
 
     `low` is little compression (a high ratio or rank), `high` is much. A layer is critical if the
-    norm of its gradients' sum over an epoch differs by a share of `eta` at least from that
-    `interval` epochs before; at the start all are, and after a decay of the learning rate until the
-    next check. The sums are of each rank's own gradients, before compression and without residual,
-    and the norms are averaged over ranks (the paper's code looks at one rank). Epochs are those
-    that `epoch_ended` tells, or `epoch_steps` steps where that is set.
+    norm of its gradients' sum over an epoch differs from the norm `interval` epochs before by a
+    fraction of at least `eta`. All layers are critical at the start, and after a decay of the
+    learning rate until the next check. Each rank sums its own gradients, before compression and
+    without residual; norms are averaged over ranks (the paper's code reads one rank). Epochs are
+    counted by calls of `epoch_ended`, or are `epoch_steps` steps long if that is set.
 
-    A setting of "batch" steers nothing but the batch, by any method: `low` and `high` are backward
-    passes to accumulate, those of `low` while any layer is critical. `accumulate_low` and
-    `accumulate_high` are the same beside another setting. The training loop has to do it: it asks
-    `stats()["controller"]["accumulate"]`, and gives the mean of so many passes' gradients, which
+    With setting "batch" only the batch size is controlled, for any method: `low` and `high` are
+    numbers of backward passes to accumulate, `low` while any layer is critical. `accumulate_low`
+    and `accumulate_high` do so in addition to another setting. The training loop reads
+    `stats()["controller"]["accumulate"]` and gives the mean gradient of so many passes, which
     counts as that many in the sums and towards `epoch_steps`.
     """
 
@@ -257,30 +246,30 @@ class Accordion(Controller):
         if (self.accumulate_low, self.accumulate_high) != (1, 1):
             got = f"{self.accumulate_low!r} and {self.accumulate_high!r}"
             raise ConfigError(
-                "accordion: batch: low and high say it, leave accumulate_low and accumulate_high "
-                f"at 1, got {got}"
+                "accordion: batch: low and high are the passes to accumulate; accumulate_low and "
+                f"accumulate_high must be 1, got {got}"
             )
 
     def passes(self) -> dict[str, int]:
-        """Backward passes to accumulate, by level."""
+        """Returns the number of backward passes to accumulate, by level."""
         if self.setting == BATCH:
             return {"low": int(self.low), "high": int(self.high)}
         return {"low": self.accumulate_low, "high": self.accumulate_high}
 
-    def pilot(
+    def create_state(
         self,
         compressor: Compressor,
         names: Sequence[str],
-        size: int,
-        old: ControllerState | None = None,
+        world_size: int,
+        previous: ControllerState | None = None,
     ) -> ControllerState:
         if self.setting == BATCH:
-            return Regimes(self, {"low": compressor, "high": compressor}, names, old)
+            return AccordionState(self, {"low": compressor, "high": compressor}, names, previous)
         low, high = self.settings(compressor)
         if low.nbytes(SHAPE) <= high.nbytes(SHAPE):
             got = f"{self.low!r} and {self.high!r}"
-            raise ConfigError(f"accordion: low must say more than high does, got {got}")
-        return Regimes(self, {"low": low, "high": high}, names, old)
+            raise ConfigError(f"accordion: low must send more than high, got {got}")
+        return AccordionState(self, {"low": low, "high": high}, names, previous)
 
     def settings(self, compressor: Compressor) -> list[Compressor]:
         if self.setting == BATCH:

@@ -14,277 +14,307 @@ from torch import Tensor
 
 from gradwire.base import Compressor
 from gradwire.comm.cost_model import format_rate
-from gradwire.control._autopilot.budget import Horizon, Rest
-from gradwire.control._autopilot.candidates import Rung, check_factor, factor_of, is_whole, ladder
-from gradwire.control._autopilot.cost_model import Chart, Link, Spot
-from gradwire.control._autopilot.error_model import Kind
-from gradwire.control.base import Controller, ControllerState, Log, Saved, Setting, StepReport
+from gradwire.control._autopilot.budget import OverheadBudget, RemainingSteps
+from gradwire.control._autopilot.candidates import (
+    GridPoint,
+    check_setting_name,
+    controlled_setting,
+    is_uncompressed,
+    setting_grid,
+)
+from gradwire.control._autopilot.cost_model import CostModel, LinkEstimate, Prediction
+from gradwire.control._autopilot.error_model import ErrorKind
+from gradwire.control.base import (
+    Controller,
+    ControllerState,
+    DecisionLog,
+    Setting,
+    StateDict,
+    StepReport,
+)
 from gradwire.control.timing import StepTiming
 from gradwire.errors import ConfigError
 
 
-def mixture(places: Mapping[str, int], rungs: Sequence[Rung]) -> str:
-    """The setting of all layers, or each one with how many have it."""
-    counts = sorted(Counter(places.values()).items())
+def describe_settings(indices: Mapping[str, int], grid: Sequence[GridPoint]) -> str:
+    """Returns the setting of all layers, or each setting with the number of its layers."""
+    counts = sorted(Counter(indices.values()).items())
     if len(counts) == 1:
-        return rungs[counts[0][0]].words()
-    return ", ".join(f"{rungs[place].words()} ({count})" for place, count in counts) or "nothing"
+        return grid[counts[0][0]].label()
+    return ", ".join(f"{grid[index].label()} ({count})" for index, count in counts) or "nothing"
 
 
-def moves(old: Mapping[str, int], new: Mapping[str, int]) -> str:
-    """How many layers say less now, and how many more."""
-    less = sum(new[name] > place for name, place in old.items())
-    more = sum(new[name] < place for name, place in old.items())
-    said = [f"{n} say {what}" for n, what in ((less, "less"), (more, "more")) if n]
-    return f"of {len(old)} layers {' and '.join(said)}"
+def describe_changes(old: Mapping[str, int], new: Mapping[str, int]) -> str:
+    """Returns how many layers send less than before, and how many more."""
+    less = sum(new[name] > index for name, index in old.items())
+    more = sum(new[name] < index for name, index in old.items())
+    changes = [f"{n} send {what}" for n, what in ((less, "less"), (more, "more")) if n]
+    return f"of {len(old)} layers {' and '.join(changes)}"
 
 
-def reason(old: Spot, new: Spot, safe: bool, link: Link) -> str:
-    """What is gained; where too little of the old arrives, that first."""
+def describe_decision(old: Prediction, new: Prediction, safe: bool, link: LinkEstimate) -> str:
+    """Returns the reason for a change: time and progress before and after, and the link."""
     rate_bits = round(float(f"{8 / max(link.byte_s, 1e-12):.3g}"))
-    now, then = (f"{s.step_s * 1e3:.3g} ms a step worth {s.worth:.2g}" for s in (old, new))
-    why = f"{then} instead of {now}; the link carries {format_rate(max(rate_bits, 1))}"
-    return why if safe else f"too little arrives: {why}"
+    before, after = (
+        f"{p.step_s * 1e3:.3g} ms per step with progress {p.progress:.2g}" for p in (old, new)
+    )
+    reason = f"{after} instead of {before}; the link carries {format_rate(max(rate_bits, 1))}"
+    return reason if safe else f"progress is too low: {reason}"
 
 
 By: TypeAlias = Literal["layer", "all"]
 
-BETTER = 0.95
-"""A setting takes another's place if it needs at most this share of its time. A link that is taken
-for a tenth faster or slower than it is moves the times of two settings apart by half of that, if
-half of a step is the wire. What is entered must be worth more than the least by as much."""
-WORTH = 0.6
-"""No step may be worth less of a dense one: a run falls behind by no more than two thirds of the
-steps that are taken to follow, whatever the link. Measured with a narrow ResNet-9 whose learning
-rate falls evenly, on a slow link: 75.9 % at the end, 74.3 % with 0.5, 76.5 % with 1 % of top-k."""
+SWITCH_RATIO = 0.95
+"""A setting replaces another if its predicted cost is at most this share of the other's. A link
+whose speed is estimated wrongly by a tenth moves the times of two settings apart by half of that,
+if half of a step is wire time. A new setting must exceed MIN_PROGRESS by the same margin."""
+MIN_PROGRESS = 0.6
+"""No setting may have less progress per step than this share of a dense one: a run falls behind by
+no more than two thirds of the expected remaining steps, whatever the link. Measured with a narrow
+ResNet-9 whose learning rate decays linearly, on a slow link: 75.9 % at the end, 74.3 % with 0.5,
+76.5 % with 1 % of top-k."""
 
 
-class Navigator(ControllerState):
-    """The same on every rank, since it hears the same."""
+class AutopilotState(ControllerState):
+    """Selects settings by the cost model; equal on all ranks, since all get the same statistics."""
 
-    samples_every: ClassVar[int] = 16
+    sample_interval: ClassVar[int] = 16
     """A sample is two norms and a sum: one in 16 was measured to add about 1 % to an exchange."""
 
     def __init__(
         self,
-        rungs: Sequence[Rung],
+        grid: Sequence[GridPoint],
         own: Compressor,
         key: str,
         by: By,
         names: Sequence[str],
-        size: int,
-        old: ControllerState | None,
+        world_size: int,
+        previous: ControllerState | None,
     ) -> None:
-        self.log = Log() if old is None else old.log
+        self.log = DecisionLog() if previous is None else previous.log
         unbiased = own.traits().unbiased
-        kind: Kind = "choice" if key != "bits" else "noise" if unbiased else "rounding"
-        self.chart, self._by = Chart(rungs, kind, size), by
-        self._own = [rung.compressor for rung in rungs].index(own)
-        self.places = dict.fromkeys(names, self._own)
-        self._last: dict[str, int] | None = None
-        """Where the last step was, whose lap and losses the next one tells."""
-        self._judged: tuple[float, float] | None = None
-        """The pace when the last decision was made."""
-        self._horizon = Horizon()
-        self._shapes: dict[str, list[int]] = {}
-        self._lost: dict[str, Tensor] = {}
-        self._lost_at: dict[str, int] | None = None
-        """Where layers were when that was sampled."""
+        kind: ErrorKind = "selection" if key != "bits" else "noise" if unbiased else "rounding"
+        self.cost_model, self._by = CostModel(grid, kind, world_size), by
+        self._initial = [point.compressor for point in grid].index(own)
+        self.indices = dict.fromkeys(names, self._initial)
+        self._last_indices: dict[str, int] | None = None
+        """Grid indices of the last step, whose timing arrives with the next report."""
+        self._decided_pace: tuple[float, float] | None = None
+        """The pace at the last decision."""
+        self._remaining = RemainingSteps()
+        self._new_shapes: dict[str, list[int]] = {}
+        self._local_errors: dict[str, Tensor] = {}
+        self._sampled_indices: dict[str, int] | None = None
+        """Grid indices of the step in which `_local_errors` were sampled."""
         self._on_gpu = False
-        self._rest = Rest()
-        self._orders = [Setting(r.compressor, is_whole(p)) for p, r in enumerate(rungs)]
-        if isinstance(old, Navigator):
+        self._budget = OverheadBudget()
+        self._settings = [Setting(p.compressor, is_uncompressed(i)) for i, p in enumerate(grid)]
+        if isinstance(previous, AutopilotState):
             # Another method changes neither the link nor the computation.
-            self.chart.costs.recent = list(old.chart.costs.recent)
-            self.chart.costs.idle_s = old.chart.costs.idle_s
-            self.chart.ahead = old.chart.ahead
-            self._horizon, self._rest = old._horizon, old._rest
-        self._note(self.log.now, "as the method is set")
+            self.cost_model.times.recent = list(previous.cost_model.times.recent)
+            self.cost_model.times.fixed_s = previous.cost_model.times.fixed_s
+            self.cost_model.remaining_steps = previous.cost_model.remaining_steps
+            self._remaining, self._budget = previous._remaining, previous._budget
+        self._log_decision(self.log.start_step, "the method's own setting")
 
     @property
-    def asks(self) -> bool:
-        return self._rest.left == 0
+    def wants_statistics(self) -> bool:
+        return self._budget.pause_steps == 0
 
     @property
-    def measures(self) -> bool:
-        return self.asks and bool(self._lost)
+    def needs_measurement(self) -> bool:
+        return self.wants_statistics and bool(self._local_errors)
 
-    def order(self, name: str) -> Setting:
-        layer, place = self.chart.layers.get(name), self.places[name]
-        # Small ones are shorter as they are, at a high rank for example.
-        place = place if layer is None else layer.effective(place)
-        return self._orders[place]
+    def setting_for(self, name: str) -> Setting:
+        layer, index = self.cost_model.layers.get(name), self.indices[name]
+        # The dense message of a small layer is shorter, at a high rank for example.
+        index = index if layer is None else layer.effective(index)
+        return self._settings[index]
 
-    def listen(self, name: str, grad: Tensor, scale: float) -> None:
+    def observe_gradient(self, name: str, grad: Tensor, scale: float) -> None:
         self._on_gpu = grad.is_cuda
-        if name not in self.chart.layers:
-            self._shapes[name] = list(grad.shape)
+        if name not in self.cost_model.layers:
+            self._new_shapes[name] = list(grad.shape)
 
-    def tell(self, names: Sequence[str]) -> list[Tensor] | None:
-        """What this rank lost of each layer in the step before, and of how much, if it looked."""
-        if not self._lost:
+    def local_statistics(self, names: Sequence[str]) -> list[Tensor] | None:
+        """Returns this rank's error and energy of each layer in the step before, if sampled."""
+        if not self._local_errors:
             return []
-        zeros = torch.zeros_like(next(iter(self._lost.values())))
-        return list(torch.cat([self._lost.get(name, zeros) for name in names]))
+        zeros = torch.zeros_like(next(iter(self._local_errors.values())))
+        return list(torch.cat([self._local_errors.get(name, zeros) for name in names]))
 
-    def step(self, heard: StepReport) -> None:
-        self.chart.meet(self._shapes)
-        self.chart.ahead = self._horizon.ahead(heard.step)
-        self._shapes = {}
-        if not self.asks:
-            self._rest.go_on()
-            self._remember(heard.lost or self._lost)
+    def end_step(self, report: StepReport) -> None:
+        self.cost_model.add_layers(self._new_shapes)
+        self.cost_model.remaining_steps = self._remaining.expected(report.step)
+        self._new_shapes = {}
+        if not self.wants_statistics:
+            self._budget.end_paused_step()
+            self._keep_for_next_step(report.local_errors or self._local_errors)
             return
-        sampled = self._lost_at is not None and self._sample(self._lost_at, heard)
-        if heard.lap is not None and all(map(math.isfinite, heard.lap)):
-            self._time(heard.lap)
-        arrived = self._last == self.places
-        self._remember(heard.lost)
-        # The lap of the first step at a new setting is not told before the second.
-        if arrived and self.chart.ready and (sampled or self._has_changed()):
-            self._decide(heard.step)
+        sampled = self._sampled_indices is not None and self._add_samples(
+            self._sampled_indices, report
+        )
+        timing = report.previous_timing
+        if timing is not None and all(map(math.isfinite, timing)):
+            self._add_timing(timing)
+        unchanged = self._last_indices == self.indices
+        self._keep_for_next_step(report.local_errors)
+        # The timing of the first step at a new setting arrives with the second.
+        if unchanged and self.cost_model.ready and (sampled or self._pace_has_changed()):
+            self._decide(report.step)
 
-    def _time(self, lap: StepTiming) -> None:
-        if self._last is not None:
-            self.chart.costs.add(self.chart.said(self._last), lap)
-        # A GPU replays steps that ask, so it is cheaper there to go on asking.
-        self._rest.hear(lap, may_rest=not self._on_gpu)
+    def _add_timing(self, timing: StepTiming) -> None:
+        if self._last_indices is not None:
+            self.cost_model.times.add(self.cost_model.traffic(self._last_indices), timing)
+        # A GPU replays steps that send statistics, so pauses would cost more than they save.
+        self._budget.add(timing, may_pause=not self._on_gpu)
 
-    def _remember(self, lost: Mapping[str, Tensor]) -> None:
-        """Where the step was that has ended, and what of it is still to be told."""
-        self._last = dict(self.places)
-        if lost is not self._lost:
-            self._lost, self._lost_at = dict(lost), self._last if lost else None
+    def _keep_for_next_step(self, errors: Mapping[str, Tensor]) -> None:
+        """Keeps the settings of the step that has ended, and its errors to be sent."""
+        self._last_indices = dict(self.indices)
+        if errors is not self._local_errors:
+            self._local_errors = dict(errors)
+            self._sampled_indices = self._last_indices if errors else None
 
-    def _sample(self, last: Mapping[str, int], heard: StepReport) -> bool:
-        """Whether samples came that say something."""
+    def _add_samples(self, indices: Mapping[str, int], report: StepReport) -> bool:
+        """Adds the received errors to the model; returns whether any was usable."""
         found = False
-        for names, told in heard.numbers:
-            for name, left, total in zip(names, told[::2], told[1::2], strict=False):
-                # A gradient that is zero or not finite says nothing about any setting.
-                if math.isfinite(left) and math.isfinite(total) and total > 0:
-                    layer = self.chart.layers[name]
-                    place = layer.effective(last[name])
-                    layer.losses.sample(place, left, total, self.chart.kind)
+        for names, numbers in report.statistics:
+            for name, error, total in zip(names, numbers[::2], numbers[1::2], strict=False):
+                # A zero or non-finite gradient carries no information about a setting.
+                if math.isfinite(error) and math.isfinite(total) and total > 0:
+                    layer = self.cost_model.layers[name]
+                    index = layer.effective(indices[name])
+                    layer.relative.add_sample(index, error, total, self.cost_model.kind)
                     found = True
         return found
 
-    def _has_changed(self) -> bool:
-        """Whether the link or the computation is not what it was at the last decision.
+    def _pace_has_changed(self) -> bool:
+        """Returns whether the speed of link or computation differs from the last decision.
 
-        Where it is, a decision waits for samples, and costs nothing in most steps.
+        If not, a decision waits for samples, so most steps cost nothing.
         """
-        if self._judged is None:
+        if self._decided_pace is None:
             return True
-        pairs = zip(self._pace(), self._judged, strict=True)
-        return any(min(pair) < BETTER * max(pair) for pair in pairs)
+        pairs = zip(self._pace(), self._decided_pace, strict=True)
+        return any(min(pair) < SWITCH_RATIO * max(pair) for pair in pairs)
 
     def _pace(self) -> tuple[float, float]:
-        link = self.chart.costs.link()
+        link = self.cost_model.times.link()
         return link.compute_s, link.byte_s
 
     def _decide(self, step: int) -> None:
-        """Goes where a step's time over its worth is least, if that is clearly better."""
-        here = self.chart.spot(self.places)
-        other = self.chart.other(here, self._own)
-        if other is not None:
-            self._go(step, other, "to see what of the time is due to bytes")
+        """Selects the settings with the least time per progress, if they are clearly better."""
+        current = self.cost_model.predict(self.indices)
+        probe = self.cost_model.probe(current, self._initial)
+        if probe is not None:
+            self._select(step, probe, "to measure how much of the time depends on bytes")
             return
-        self._judged = self._pace()
-        find = self.chart.best_by_layer if self._by == "layer" else self.chart.best_of_all
-        safe = here.worth >= WORTH
-        best = find(self.places, WORTH / BETTER)
-        if not safe or best.cost_s <= BETTER * here.cost_s:
-            self._go(step, best, reason(here, best, safe, self.chart.costs.link()))
+        self._decided_pace = self._pace()
+        per_layer = self._by == "layer"
+        find = self.cost_model.best_per_layer if per_layer else self.cost_model.best_uniform
+        safe = current.progress >= MIN_PROGRESS
+        best = find(self.indices, MIN_PROGRESS / SWITCH_RATIO)
+        if not safe or best.cost_s <= SWITCH_RATIO * current.cost_s:
+            link = self.cost_model.times.link()
+            self._select(step, best, describe_decision(current, best, safe, link))
 
-    def _go(self, step: int, spot: Spot, why: str) -> None:
-        old, self.places = self.places, {**self.places, **spot.places}
-        if old != self.places:
-            moved = "" if self._by == "all" else f"{moves(old, self.places)}: "
-            self._note(step, moved + why)
+    def _select(self, step: int, prediction: Prediction, reason: str) -> None:
+        old, self.indices = self.indices, {**self.indices, **prediction.indices}
+        if old != self.indices:
+            changes = "" if self._by == "all" else f"{describe_changes(old, self.indices)}: "
+            self._log_decision(step, changes + reason)
 
-    def _note(self, step: int, why: str) -> None:
-        self.log.add(step, mixture(self.places, self.chart.rungs), why)
+    def _log_decision(self, step: int, reason: str) -> None:
+        self.log.add(step, describe_settings(self.indices, self.cost_model.grid), reason)
 
-    def skip(self) -> None:
-        # The losses of the step before are still to be told, its lap is void.
-        self._shapes = {}
+    def skip_step(self) -> None:
+        # Errors of the step before are still to be sent; the runtime discards the timing.
+        self._new_shapes = {}
 
-    def epoch(self, step: int, learning_rate: float | None) -> None:
+    def epoch_ended(self, step: int, learning_rate: float | None) -> None:
         if learning_rate is not None:
-            self._horizon.hear(step, learning_rate)
+            self._remaining.learning_rate_changed(step, learning_rate)
 
-    def rate_changed(self, step: int, before: float, after: float) -> None:
-        self._horizon.hear(step, after, before)
+    def learning_rate_changed(self, step: int, before: float, after: float) -> None:
+        self._remaining.learning_rate_changed(step, after, before)
 
-    def resize(self) -> None:
-        # What layers lose holds as it is; laps, and what a byte of a message makes, do not.
-        self.chart.forget_costs()
-        self._last = self._judged = None
-        self._rest = Rest()
+    def world_size_changed(self) -> None:
+        # Errors of layers stay valid; timings and the bytes sent per message byte do not.
+        self.cost_model.reset_times()
+        self._last_indices = self._decided_pace = None
+        self._budget = OverheadBudget()
 
-    def save(self) -> Saved:
+    def state_dict(self) -> StateDict:
+        last, sampled, pace = self._last_indices, self._sampled_indices, self._decided_pace
         return {
-            "places": dict(self.places),
-            "last": None if self._last is None else dict(self._last),
-            "judged": None if self._judged is None else list(self._judged),
-            "horizon": vars(self._horizon).copy(),
-            "lost": {name: tensor.clone() for name, tensor in self._lost.items()},
-            "lost_at": None if self._lost_at is None else dict(self._lost_at),
-            "rest": vars(self._rest).copy(),
-            **self.chart.save(),
+            "indices": dict(self.indices),
+            "last_indices": None if last is None else dict(last),
+            "decided_pace": None if pace is None else list(pace),
+            "remaining": vars(self._remaining).copy(),
+            "local_errors": {name: tensor.clone() for name, tensor in self._local_errors.items()},
+            "sampled_indices": None if sampled is None else dict(sampled),
+            "budget": vars(self._budget).copy(),
+            **self.cost_model.state_dict(),
         }
 
-    def load(self, saved: Mapping[str, Any]) -> None:
-        last, judged = saved["last"], saved["judged"]
-        self.places, self._last = dict(saved["places"]), None if last is None else dict(last)
-        self._judged = None if judged is None else (judged[0], judged[1])
-        self._horizon = Horizon(**saved["horizon"])
-        self._lost = {name: tensor.clone() for name, tensor in saved["lost"].items()}
-        self._lost_at = None if saved["lost_at"] is None else dict(saved["lost_at"])
-        self._rest = Rest(**saved["rest"])
-        self.chart.load(saved)
-        self._shapes = {}
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        last, sampled = saved["last_indices"], saved["sampled_indices"]
+        pace = saved["decided_pace"]
+        self.indices, self._last_indices = (
+            dict(saved["indices"]),
+            None if last is None else dict(last),
+        )
+        self._decided_pace = None if pace is None else (pace[0], pace[1])
+        self._remaining = RemainingSteps(**saved["remaining"])
+        self._local_errors = {n: tensor.clone() for n, tensor in saved["local_errors"].items()}
+        self._sampled_indices = None if sampled is None else dict(sampled)
+        self._budget = OverheadBudget(**saved["budget"])
+        self.cost_model.load_state_dict(saved)
+        self._new_shapes = {}
 
     def explain(self) -> dict[str, object]:
-        words = [rung.words() for rung in self.chart.rungs]
-        found: dict[str, object] = {"setting": mixture(self.places, self.chart.rungs)}
+        labels = [point.label() for point in self.cost_model.grid]
+        found: dict[str, object] = {
+            "setting": describe_settings(self.indices, self.cost_model.grid)
+        }
         if self._by == "layer":
-            found["layers"] = {name: words[place] for name, place in self.places.items()}
-        return {**found, "overhead": self._rest.share(), **self.chart.explain()}
+            found["layers"] = {name: labels[index] for name, index in self.indices.items()}
+        return {**found, "overhead": self._budget.share(), **self.cost_model.explain()}
 
 
 @dataclass(frozen=True)
 class Autopilot(Controller):
-    """Minimises the predicted time of a step over what the step is worth.
+    """Minimises the predicted step time divided by the progress of a step.
 
-    What a step is worth follows from the share of the gradients' norm that arrives, residual
-    counted, and from how long the run may last: what waits arrives in the end, so a run falls
-    behind once (for unbiased rounding without a residual, it is what its variance leaves of every
-    step). A step's time follows from the agreed laps of past steps: computation, encoding and
-    decoding at each setting, and a link model kept current. A setting with which the run would fall
-    behind by most of the steps that are to follow is never chosen, whatever it would save. Dense
-    and 16 bits are settings too, so nothing is compressed where that does not pay.
+    Progress follows from the share of the norm of gradient plus residual that is sent, and from the
+    expected number of remaining steps: the residual is sent eventually, so a run falls behind once
+    (for unbiased rounding without a residual, the variance slows down every step). Step time
+    follows from the agreed timings of past steps: computation, encoding and decoding at each
+    setting, and a link model that is updated at every step. A setting with which the run would fall
+    behind by most of the remaining steps is never selected, whatever it would save. Dense and 16
+    bits are settings too, so nothing is compressed if that does not pay.
 
-    By "layer", bytes go to the layers where they make most of the norm arrive; by "all", all layers
-    have one setting. It steers the first of ratio, rank, bits and k that the method has, or
-    `setting`, and starts at the method's own.
+    By "layer", each layer has its own setting, such that the bytes sent carry most of the norm; by
+    "all", all layers share one. It controls the first of ratio, rank, bits and k that the method
+    has, or `setting`, and starts at the method's own value.
     """
 
     setting: str = "auto"
     by: By = "layer"
 
     def __post_init__(self) -> None:
-        check_factor(self.setting)
+        check_setting_name(self.setting)
         if self.by not in get_args(By):
             raise ConfigError(f"autopilot: by must be one of {[*get_args(By)]}, got {self.by!r}")
 
-    def pilot(
+    def create_state(
         self,
         compressor: Compressor,
         names: Sequence[str],
-        size: int,
-        old: ControllerState | None = None,
+        world_size: int,
+        previous: ControllerState | None = None,
     ) -> ControllerState:
-        key = factor_of(compressor, self.setting)
-        return Navigator(ladder(compressor, key), compressor, key, self.by, names, size, old)
+        key = controlled_setting(compressor, self.setting)
+        grid = setting_grid(compressor, key)
+        return AutopilotState(grid, compressor, key, self.by, names, world_size, previous)

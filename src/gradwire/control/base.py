@@ -22,152 +22,152 @@ from gradwire.spec import build_from, name_of
 
 T = TypeVar("T", bound=Compressor)
 
-Saved: TypeAlias = dict[str, object]
-"""A pilot's state: plain tensors, numbers, texts, and lists and dicts of them."""
+StateDict: TypeAlias = dict[str, object]
+"""The state of a controller: tensors, numbers, strings, and lists and dicts of them."""
 
-REMEMBERED = 200
-"""So many of the last decisions are kept to be read."""
+MAX_DECISIONS = 200
+"""Number of decisions that the log keeps."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How a lane talks from now on."""
+    """The setting of a lane: its compressor, and whether the step is dense."""
 
     compressor: Compressor
     dense: bool = False
-    """All is said in this step, residual included, by the exchange that suits that."""
+    """Sends the whole gradient, residual included, by the dense form of the exchange."""
 
 
 class Decision(NamedTuple):
-    """Which setting from which step on, and why."""
+    """A setting, the step from which it is used, and the reason."""
 
     step: int
     setting: str
     reason: str
 
 
-class Log:
-    """The last decisions, oldest first."""
+class DecisionLog:
+    """Keeps the last decisions, oldest first."""
 
     def __init__(self) -> None:
         self.decisions: list[Decision] = []
-        self.now = 0
-        """The step at which a pilot takes over, and first decides."""
+        self.start_step = 0
+        """The step of a new controller state's first decision."""
 
     def add(self, step: int, setting: str, reason: str) -> None:
-        self.decisions = [*self.decisions, Decision(step, setting, reason)][-REMEMBERED:]
+        self.decisions = [*self.decisions, Decision(step, setting, reason)][-MAX_DECISIONS:]
 
     def rows(self) -> list[dict[str, object]]:
         return [decision._asdict() for decision in self.decisions]
 
 
 class StepReport(NamedTuple):
-    """What all ranks know of a step that counts."""
+    """Facts about a completed step, the same on all ranks except for `local_errors`."""
 
     step: int
-    """Steps that count, this one included."""
-    numbers: Sequence[tuple[Sequence[str], Sequence[float]]]
-    """The mean over ranks of what pilots told: for each message, the parameters and the numbers."""
-    last_s: float | None
-    """How long the step before this one took, the mean over ranks; None where nobody knows."""
-    lap: StepTiming | None = None
-    """The same with where the time went."""
-    lost: Mapping[str, Tensor] = {}
-    """This rank's own, for pilots to tell: what of it the step lost, where that was sampled.
+    """Number of completed steps, this one included."""
+    statistics: Sequence[tuple[Sequence[str], Sequence[float]]]
+    """Mean over ranks of the local statistics: for each message, its parameters and the numbers."""
+    previous_step_s: float | None
+    """Duration of the step before this one, the mean over ranks; None if unknown."""
+    previous_timing: StepTiming | None = None
+    """The duration of the step before this one with its breakdown."""
+    local_errors: Mapping[str, Tensor] = {}
+    """Errors that were sampled on this rank in this step, to be sent as local statistics.
 
-    [2] a parameter: sums of squares of what was left unsaid, and of all there was to say.
+    [2] a parameter: sums of squares of the compression error, and of gradient plus residual.
     """
 
 
 class ControllerState(ABC):
-    """Decides for the steered parameters of a model: those that are compressed at all."""
+    """Selects settings for the controlled parameters of a model: those that are compressed."""
 
-    log: "Log"
-    samples_every: ClassVar[int] = SAMPLE_EVERY
-    """One in so many steps is looked at for what it loses, which costs passes over memory."""
-
-    @property
-    @abstractmethod
-    def asks(self) -> bool:
-        """Whether ranks tell each other numbers at the next step."""
+    log: "DecisionLog"
+    sample_interval: ClassVar[int] = SAMPLE_EVERY
+    """The compression error is sampled once in so many steps, since that costs memory passes."""
 
     @property
     @abstractmethod
-    def measures(self) -> bool:
-        """Whether the next step takes more for them than others do, and cannot be replayed."""
+    def wants_statistics(self) -> bool:
+        """True if ranks exchange statistics in the next step."""
+
+    @property
+    @abstractmethod
+    def needs_measurement(self) -> bool:
+        """True if the next step does extra work for statistics, so that no graph is replayed."""
 
     @abstractmethod
-    def order(self, name: str) -> Setting:
-        """What the lane of this parameter does at the next step."""
+    def setting_for(self, name: str) -> Setting:
+        """Returns the setting of this parameter's lane for the next step."""
 
     @abstractmethod
-    def listen(self, name: str, grad: Tensor, scale: float) -> None:
-        """Hears of a gradient before it goes out, times a loss scale.
+    def observe_gradient(self, name: str, grad: Tensor, scale: float) -> None:
+        """Reads a gradient, multiplied by a loss scale, before it is sent.
 
-        What comes of it is a draft until `step`.
+        Statistics of it stay pending until `end_step`.
         """
 
     @abstractmethod
-    def tell(self, names: Sequence[str]) -> list[Tensor] | None:
-        """This rank's numbers for the message about these parameters; None before they are known.
+    def local_statistics(self, names: Sequence[str]) -> list[Tensor] | None:
+        """Returns this rank's statistics of these parameters; None until they are known.
 
-        They are zero-dimensional float32 tensors; asked after `listen`, in every round of talks.
+        They are zero-dimensional float32 tensors. Called after `observe_gradient`, once a round.
         """
 
     @abstractmethod
-    def step(self, heard: StepReport) -> None:
-        """A step has ended that counts."""
+    def end_step(self, report: StepReport) -> None:
+        """Commits pending statistics after a step, and may change settings."""
 
     @abstractmethod
-    def skip(self) -> None:
-        """A step has ended that does not count: its drafts are void."""
+    def skip_step(self) -> None:
+        """Discards pending statistics after a step that was skipped."""
 
     @abstractmethod
-    def epoch(self, step: int, learning_rate: float | None) -> None:
-        """An epoch has ended after so many steps; the rate is that of the next, if it is told."""
+    def epoch_ended(self, step: int, learning_rate: float | None) -> None:
+        """Notes the end of an epoch, and the learning rate of the next one if it is known."""
 
     @abstractmethod
-    def rate_changed(self, step: int, before: float, after: float) -> None:
-        """The learning rate changes after so many steps."""
+    def learning_rate_changed(self, step: int, before: float, after: float) -> None:
+        """Notes that the learning rate changes after `step` steps."""
 
-    def resize(self) -> None:  # noqa: B027 - few know anything that depends on it
-        """Goes on among another number of ranks: what depends on that is known no more."""
-
-    @abstractmethod
-    def save(self) -> Saved: ...
+    def world_size_changed(self) -> None:  # noqa: B027 - most keep nothing that depends on it
+        """Discards measurements that depend on the world size."""
 
     @abstractmethod
-    def load(self, saved: Mapping[str, object]) -> None: ...
+    def state_dict(self) -> StateDict: ...
+
+    @abstractmethod
+    def load_state_dict(self, saved: Mapping[str, object]) -> None: ...
 
     @abstractmethod
     def explain(self) -> dict[str, object]:
-        """What it knows and does now, for people."""
+        """Returns the current setting and measurements, for `stats()["controller"]`."""
 
 
 class Controller(ABC):
-    """A rule that changes a method's settings while it runs; its parameters are its fields."""
+    """A policy that changes a method's settings during training; its parameters are its fields."""
 
     @abstractmethod
-    def pilot(
+    def create_state(
         self,
         compressor: Compressor,
         names: Sequence[str],
-        size: int,
-        old: ControllerState | None = None,
+        world_size: int,
+        previous: ControllerState | None = None,
     ) -> ControllerState:
-        """The state of a run on one of `size` ranks, for the parameters that are compressed.
+        """Returns the state of a run on one rank, for the parameters that are compressed.
 
-        `old` is the pilot before a switch to this compressor: what it knows may still hold. Raises
-        ConfigError where the compressor has nothing to set.
+        `previous` is the state before a switch to this compressor, whose measurements may still be
+        valid. Raises ConfigError if the compressor has no setting to control.
         """
 
     def settings(self, compressor: Compressor) -> Sequence[Compressor]:
-        """What it may order that the plan may refuse: with its memory or exchange, for example."""
+        """Returns the settings it may select that the memory or the exchange may not support."""
         return ()
 
 
 def setting_of(compressor: Compressor, key: str) -> object:
-    """The value of a compressor's setting; of a pipeline's, that of the sparsifier first."""
+    """Returns a setting of a compressor; in a pipeline the sparsifier's comes first."""
     for method in _stages(compressor):
         if key in _keys(method):
             return getattr(method, key)
@@ -176,10 +176,10 @@ def setting_of(compressor: Compressor, key: str) -> object:
 
 
 def with_setting(compressor: Compressor, key: str, value: float) -> Compressor:
-    """The same compressor with another value, which is rounded where the setting is whole."""
+    """Returns the compressor with another value, rounded if the setting is an integer."""
     old = setting_of(compressor, key)
     if isinstance(old, bool) or not isinstance(old, int | float):
-        raise ConfigError(f"{name_of(compressor)}: {key} is {old!r}, which is no number to control")
+        raise ConfigError(f"{name_of(compressor)}: {key} is {old!r}, which is not a number")
     new: float = round(value) if isinstance(old, int) else value
     if isinstance(compressor, Pipeline):
         if key in _keys(compressor.sparsifier):
@@ -189,7 +189,7 @@ def with_setting(compressor: Compressor, key: str, value: float) -> Compressor:
 
 
 def at_setting(compressor: Compressor, key: str, value: float) -> Compressor:
-    """The same with just this value; ConfigError where it would have to be rounded."""
+    """Returns the compressor with exactly this value; raises ConfigError instead of rounding."""
     found = with_setting(compressor, key, value)
     if setting_of(found, key) != value:
         raise ConfigError(f"{name_of(compressor)}: {key} must be whole, got {value!r}")
@@ -211,9 +211,9 @@ def _keys(method: Compressor) -> list[str]:
 
 
 def find_controller(given: Controller | str | None) -> Controller | None:
-    """The controller that a spec string describes; or the given one itself."""
+    """Returns the controller that a spec string describes, or the given controller itself."""
     if isinstance(given, str):
-        # mypy takes an abstract class for none that may be asked for.
+        # mypy does not accept an abstract class as the type to look for.
         return build_from(gradwire.control, Controller, "controller", given)  # type: ignore[type-abstract]
     if given is not None and not isinstance(given, Controller):
         raise ConfigError(f"expected a controller or its spec, got {given!r}")

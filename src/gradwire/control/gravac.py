@@ -9,58 +9,61 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from gradwire.base import Compressor
 from gradwire.checks import check_fraction, check_number, check_whole
-from gradwire.control.base import Controller, ControllerState, Log, Saved, Setting, StepReport
-from gradwire.control.two_level import Gauge, Sends, check_factor, levels
+from gradwire.control.base import (
+    Controller,
+    ControllerState,
+    DecisionLog,
+    Setting,
+    StateDict,
+    StepReport,
+)
+from gradwire.control.two_level import GainMeter, SentLevel, check_has_ratio, two_level
 from gradwire.errors import ConfigError
 
 GainNorm: TypeAlias = Literal["l2sq", "l2", "layer_l2"]
 """l2sq: sums of squares. l2: norms of the whole gradient. layer_l2: sums of each tensor's norm."""
 GainRef: TypeAlias = Literal["ef", "raw"]
-"""What is compared with: the gradient with the residual added, or as it came."""
+"""The reference of the gain: gradient plus residual ("ef"), or the gradient alone ("raw")."""
 Smoothing: TypeAlias = Literal["ewma", "median"]
 
-LATEST = 101
-"""A median is that of so many values at most."""
+MEDIAN_LENGTH = 101
+"""A median is taken over at most this many of the latest values."""
 
 
-def folded(squares: Sequence[Tensor], norm: GainNorm) -> list[Tensor]:
-    """One message's sums over tensors, of squares or of norms; `squares` is [4] a tensor."""
+def sum_tensors(squares: Sequence[Tensor], norm: GainNorm) -> list[Tensor]:
+    """Sums squares or norms over the tensors of one message; `squares` is [4] a tensor."""
     table = torch.stack(list(squares))  # [tensors, 4]
     return list((table.sqrt() if norm == "layer_l2" else table).sum(0))
 
 
 def gain(kept: float, reference: float, norm: GainNorm) -> float:
-    """What is kept of the reference, from agreed sums; 1 where there is nothing to keep."""
+    """Returns the share of the reference that is kept; 1 if the reference is zero."""
     if reference == 0:
         return 1.0
     return math.sqrt(kept / reference) if norm == "l2" else kept / reference
 
 
-def smoothed(old: float | None, new: float, alpha: float) -> float:
-    """The exponentially weighted moving average, which starts at the first value."""
+def ewma(old: float | None, new: float, alpha: float) -> float:
+    """Returns the exponentially weighted moving average, which starts at the first value."""
     return new if old is None else alpha * new + (1 - alpha) * old
 
 
-def noted(old: Sequence[float], new: float, alpha: float, how: Smoothing) -> list[float]:
-    """What is remembered of a factor's throughput; `level` reads it."""
+def add_throughput(old: Sequence[float], new: float, alpha: float, how: Smoothing) -> list[float]:
+    """Returns the values kept of a factor's throughput; their median is the smoothed one."""
     if how == "median":
-        return [*old, new][-LATEST:]
-    return [smoothed(old[0] if old else None, new, alpha)]
+        return [*old, new][-MEDIAN_LENGTH:]
+    return [ewma(old[0] if old else None, new, alpha)]
 
 
-def level(values: Sequence[float]) -> float:
-    return median(values)
-
-
-def saturated(throughput: dict[float, float], omega: float) -> float | None:
-    """The lower of the two factors of greatest throughput, where that differs by omega at most.
+def saturated_factor(throughput: dict[float, float], omega: float) -> float | None:
+    """Returns the lower of the two factors with the highest throughput, if it differs by <= omega.
 
     The dense entry, factor 1, does not take part.
     """
@@ -71,234 +74,225 @@ def saturated(throughput: dict[float, float], omega: float) -> float | None:
     return min(one, other) if first - second <= omega * second else None
 
 
-GATE = "the gate"
-"""Why a factor is sent, where nothing else has happened."""
-
-
-class Rule(Protocol):
-    """What the pilot needs to know of its controller."""
-
-    @property
-    def epsilon(self) -> float: ...
-    @property
-    def omega(self) -> float: ...
-    @property
-    def window(self) -> int: ...
-    @property
-    def alpha(self) -> float: ...
-    @property
-    def gain_norm(self) -> GainNorm: ...
-    @property
-    def gain_ref(self) -> GainRef: ...
-    @property
-    def throughput(self) -> Smoothing: ...
-    def factors(self) -> list[float]: ...
+GATE = "gate on the gain"
+"""The reason for a sent level when nothing else has changed."""
 
 
 @dataclass
-class Known:
-    """All that a checkpoint needs."""
+class Search:
+    """Everything that a checkpoint needs."""
 
     floor: int = 0
-    """Its place in the list of factors; so is the candidate's."""
+    """Index of the floor in the list of factors; so is `candidate`."""
     candidate: int = 1
     floor_gain: float | None = None
     candidate_gain: float | None = None
-    sends: Sends = "dense"
+    sends: SentLevel = "dense"
     frozen: bool = False
-    seen: int = 0
-    """Steps that have moved the statistics."""
+    measured_steps: int = 0
+    """Steps that have updated the statistics."""
     last_factor: float | None = None
-    """What the last step sent, whose time the next one tells."""
+    """The factor of the last step, whose duration arrives with the next report."""
     last_gain: float = 1.0
     throughput: dict[float, list[float]] = field(default_factory=dict)
 
 
-class Explorer(ControllerState):
-    """The same on every rank, since it hears the same."""
+class GraVACState(ControllerState):
+    """Runs GraVAC's search; equal on every rank, since all receive the same statistics."""
 
     def __init__(
-        self, rule: Rule, compressor: Compressor, names: Sequence[str], size: int, log: Log | None
+        self,
+        config: "GraVAC",
+        compressor: Compressor,
+        names: Sequence[str],
+        world_size: int,
+        log: DecisionLog | None,
     ) -> None:
-        self.log = log or Log()
-        self.known = Known()
-        self._rule, self._compressor, self._size = rule, compressor, size
-        self._factors = rule.factors()
-        self._alpha = rule.alpha or min(1.0, size / 100)
-        self._gauges = {name: Gauge(rule.gain_ref == "raw") for name in names}
-        self._note(self.log.now, "nothing is known yet")
+        self.log = log or DecisionLog()
+        self.search = Search()
+        self._config, self._compressor, self._world_size = config, compressor, world_size
+        self._factors = config.factors()
+        self._alpha = config.alpha or min(1.0, world_size / 100)
+        self._gain_meters = {name: GainMeter(config.gain_ref == "raw") for name in names}
+        self._log_decision(self.log.start_step, "no gain has been measured yet")
 
     @property
-    def asks(self) -> bool:
+    def wants_statistics(self) -> bool:
         return True
 
     @property
-    def measures(self) -> bool:
-        # Both levels are part of every step, and so of one that is recorded.
+    def needs_measurement(self) -> bool:
+        # Both levels are part of every step, and so of a captured graph.
         return False
 
-    def order(self, name: str) -> Setting:
-        known = self.known
-        floor, candidate = self._factors[known.floor], self._factors[known.candidate]
-        gauge = self._gauges[name]
-        made = levels(self._compressor, floor, candidate, known.sends, self._alone(), gauge)
-        return Setting(made, dense=known.sends == "dense")
+    def setting_for(self, name: str) -> Setting:
+        search = self.search
+        compressor = two_level(
+            self._compressor,
+            self._factors[search.floor],
+            self._factors[search.candidate],
+            search.sends,
+            self._candidate_only(),
+            self._gain_meters[name],
+        )
+        return Setting(compressor, dense=search.sends == "dense")
 
-    def _alone(self) -> bool:
-        """Whether only the candidate has to be computed: it is the floor, or it is settled."""
-        known = self.known
-        return known.floor == known.candidate or (known.frozen and known.sends == "candidate")
+    def _candidate_only(self) -> bool:
+        """Returns whether the floor need not be computed: it is the candidate, or unused."""
+        search = self.search
+        return search.floor == search.candidate or (search.frozen and search.sends == "candidate")
 
-    def listen(self, name: str, grad: Tensor, scale: float) -> None:
-        self._gauges[name].start()
+    def observe_gradient(self, name: str, grad: Tensor, scale: float) -> None:
+        self._gain_meters[name].start()
 
-    def tell(self, names: Sequence[str]) -> list[Tensor] | None:
-        gauges = [self._gauges[name] for name in names]
-        squares = [gauge.squares for gauge in gauges if gauge.squares is not None]
-        if len(squares) < len(gauges):
+    def local_statistics(self, names: Sequence[str]) -> list[Tensor] | None:
+        meters = [self._gain_meters[name] for name in names]
+        squares = [meter.squares for meter in meters if meter.squares is not None]
+        if len(squares) < len(meters):
             return None
-        for gauge in gauges:
-            gauge.open = False
-        return folded(squares, self._rule.gain_norm)
+        for meter in meters:
+            meter.recording = False
+        return sum_tensors(squares, self._config.gain_norm)
 
-    def step(self, heard: StepReport) -> None:
-        columns = zip(*(numbers for _, numbers in heard.numbers), strict=True)
+    def end_step(self, report: StepReport) -> None:
+        columns = zip(*(numbers for _, numbers in report.statistics), strict=True)
         sums = [sum(column) for column in columns]
         *levels, gradient = sums or [0.0]
         if gradient == 0 or not all(map(math.isfinite, sums)):
-            # A gradient that is zero or not finite says nothing about any factor, whatever waits.
-            self.known.last_factor = None
+            # A zero or non-finite gradient carries no information about a factor, even if
+            # residuals are sent.
+            self.search.last_factor = None
             return
-        self._time(heard.last_s)
-        self._measure(*levels)
-        self.known.seen += 1
-        why = GATE
-        if self.known.seen % self._rule.window == 0 and not self.known.frozen:
-            why = self._end_window()
-        self._gate(heard.step, why)
+        self._update_throughput(report.previous_step_s)
+        self._update_gains(*levels)
+        self.search.measured_steps += 1
+        reason = GATE
+        if self.search.measured_steps % self._config.window == 0 and not self.search.frozen:
+            reason = self._end_window()
+        self._apply_gate(report.step, reason)
 
-    def _time(self, last_s: float | None) -> None:
-        """Credits the step before with its throughput: ranks a second, times gain."""
-        known = self.known
-        if last_s is None or known.last_factor is None:
+    def _update_throughput(self, step_s: float | None) -> None:
+        """Adds the throughput of the previous step: ranks per second, times gain."""
+        search = self.search
+        if step_s is None or search.last_factor is None:
             return
-        old = known.throughput.get(known.last_factor, [])
-        new = self._size / last_s * known.last_gain
-        how = self._rule.throughput
-        known.throughput[known.last_factor] = noted(old, new, self._alpha, how)
+        old = search.throughput.get(search.last_factor, [])
+        new = self._world_size / step_s * search.last_gain
+        how = self._config.throughput
+        search.throughput[search.last_factor] = add_throughput(old, new, self._alpha, how)
 
-    def _measure(self, reference: float, floor: float, candidate: float) -> None:
-        known, norm = self.known, self._rule.gain_norm
+    def _update_gains(self, reference: float, floor: float, candidate: float) -> None:
+        search, norm = self.search, self._config.gain_norm
         new = gain(candidate, reference, norm)
-        known.candidate_gain = smoothed(known.candidate_gain, new, self._alpha)
-        if known.floor == known.candidate:
-            known.floor_gain = known.candidate_gain
-        elif not self._alone():
+        search.candidate_gain = ewma(search.candidate_gain, new, self._alpha)
+        if search.floor == search.candidate:
+            search.floor_gain = search.candidate_gain
+        elif not self._candidate_only():
             new = gain(floor, reference, norm)
-            known.floor_gain = smoothed(known.floor_gain, new, self._alpha)
-        known.last_factor = self.factor()
-        gains = {"candidate": known.candidate_gain, "floor": known.floor_gain, "dense": 1.0}
-        known.last_gain = gains[known.sends] or 0.0
+            search.floor_gain = ewma(search.floor_gain, new, self._alpha)
+        search.last_factor = self.factor()
+        gains = {"candidate": search.candidate_gain, "floor": search.floor_gain, "dense": 1.0}
+        search.last_gain = gains[search.sends] or 0.0
 
     def factor(self) -> float:
-        """The factor that is sent: 1 where all is."""
-        places = {"candidate": self.known.candidate, "floor": self.known.floor}
-        return self._factors[places[self.known.sends]] if self.known.sends in places else 1.0
+        """Returns the compression factor that is sent; 1 if the step is dense."""
+        indices = {"candidate": self.search.candidate, "floor": self.search.floor}
+        return self._factors[indices[self.search.sends]] if self.search.sends in indices else 1.0
 
     def _end_window(self) -> str:
-        """Raises the floor, takes the next candidate, or settles; says what happened."""
-        known, omega = self.known, self._rule.omega
-        why = []
-        measured = {known.floor: known.floor_gain, known.candidate: known.candidate_gain}
-        floor, candidate = known.floor_gain or 0.0, known.candidate_gain or 0.0
-        if known.candidate > known.floor and floor and abs(floor - candidate) <= omega * floor:
-            known.floor, known.floor_gain = known.candidate, known.candidate_gain
-            why.append(f"the floor rises to {self._factors[known.floor]:g}x")
-        if known.candidate < len(self._factors) - 1:
-            self._try(known.candidate + 1)
-            why.append(f"next candidate {self._factors[known.candidate]:g}x")
-        seen = {factor: level(values) for factor, values in known.throughput.items()}
-        ideal = saturated(seen, omega)
+        """Raises the floor, takes the next candidate, or ends the search; returns the reason."""
+        search, omega = self.search, self._config.omega
+        reasons = []
+        measured = {search.floor: search.floor_gain, search.candidate: search.candidate_gain}
+        floor, candidate = search.floor_gain or 0.0, search.candidate_gain or 0.0
+        if search.candidate > search.floor and floor and abs(floor - candidate) <= omega * floor:
+            search.floor, search.floor_gain = search.candidate, search.candidate_gain
+            reasons.append(f"the floor rises to {self._factors[search.floor]:g}x")
+        if search.candidate < len(self._factors) - 1:
+            self._set_candidate(search.candidate + 1)
+            reasons.append(f"next candidate {self._factors[search.candidate]:g}x")
+        smoothed = {factor: median(values) for factor, values in search.throughput.items()}
+        ideal = saturated_factor(smoothed, omega)
         if ideal is not None:
-            known.frozen = True
-            self._settle_on(self._factors.index(ideal), measured)
-            why.append(f"throughput saturates: settled on {ideal:g}x")
-        return ", ".join(why) or GATE
+            search.frozen = True
+            self._freeze_at(self._factors.index(ideal), measured)
+            reasons.append(f"throughput saturates: settled on {ideal:g}x")
+        return ", ".join(reasons) or GATE
 
-    def _try(self, place: int) -> None:
-        if place != self.known.candidate:
-            self.known.candidate, self.known.candidate_gain = place, None
+    def _set_candidate(self, index: int) -> None:
+        if index != self.search.candidate:
+            self.search.candidate, self.search.candidate_gain = index, None
 
-    def _settle_on(self, place: int, measured: Mapping[int, float | None]) -> None:
-        known = self.known
-        if place > known.floor:
-            self._try(place)
+    def _freeze_at(self, index: int, measured: Mapping[int, float | None]) -> None:
+        search = self.search
+        if index > search.floor:
+            self._set_candidate(index)
             return
-        if measured.get(place) is None:
-            # The floor has risen beyond it: less is compressed, so at least as much is kept.
-            passes = (known.floor_gain or 0.0) >= self._rule.epsilon
-            known.sends = "candidate" if passes else "dense"
-        known.floor = known.candidate = place
-        known.floor_gain = known.candidate_gain = measured.get(place)
+        if measured.get(index) is None:
+            # The floor is above this factor, which compresses less and so keeps at least as much.
+            passes = (search.floor_gain or 0.0) >= self._config.epsilon
+            search.sends = "candidate" if passes else "dense"
+        search.floor = search.candidate = index
+        search.floor_gain = search.candidate_gain = measured.get(index)
 
-    def _gate(self, step: int, why: str) -> None:
-        known, epsilon = self.known, self._rule.epsilon
-        before = known.sends
-        if known.candidate_gain is None and known.floor_gain is None:
-            pass  # The gain of the floor that it fell back from has decided.
-        elif known.candidate_gain is not None and known.candidate_gain >= epsilon:
-            known.sends = "candidate"
-        elif known.floor_gain is not None and known.floor_gain >= epsilon:
-            known.sends = "floor"
+    def _apply_gate(self, step: int, reason: str) -> None:
+        search, epsilon = self.search, self._config.epsilon
+        before = search.sends
+        if search.candidate_gain is None and search.floor_gain is None:
+            pass  # `_freeze_at` has decided by the gain of the old floor.
+        elif search.candidate_gain is not None and search.candidate_gain >= epsilon:
+            search.sends = "candidate"
+        elif search.floor_gain is not None and search.floor_gain >= epsilon:
+            search.sends = "floor"
         else:
-            known.sends = "dense"
-        if known.sends != before or why != GATE:
-            self._note(step, f"{why}; {self._gains()}")
+            search.sends = "dense"
+        if search.sends != before or reason != GATE:
+            self._log_decision(step, f"{reason}; {self._gains_text()}")
 
-    def _gains(self) -> str:
+    def _gains_text(self) -> str:
         def text(value: float | None) -> str:
             return "unknown" if value is None else f"{value:.3g}"
 
-        known, factors = self.known, self._factors
-        floor = f"gain {text(known.floor_gain)} at {factors[known.floor]:g}x"
-        candidate = f"{text(known.candidate_gain)} at {factors[known.candidate]:g}x"
-        return f"{floor}, {candidate}, epsilon {self._rule.epsilon:g}"
+        search, factors = self.search, self._factors
+        floor = f"gain {text(search.floor_gain)} at {factors[search.floor]:g}x"
+        candidate = f"{text(search.candidate_gain)} at {factors[search.candidate]:g}x"
+        return f"{floor}, {candidate}, epsilon {self._config.epsilon:g}"
 
-    def _note(self, step: int, reason: str) -> None:
+    def _log_decision(self, step: int, reason: str) -> None:
         factor = self.factor()
         self.log.add(step, "dense" if factor == 1 else f"{factor:g}x", reason)
 
-    def skip(self) -> None:
-        self.known.last_factor = None
+    def skip_step(self) -> None:
+        self.search.last_factor = None
 
-    def epoch(self, step: int, learning_rate: float | None) -> None:
+    def epoch_ended(self, step: int, learning_rate: float | None) -> None:
         pass
 
-    def rate_changed(self, step: int, before: float, after: float) -> None:
+    def learning_rate_changed(self, step: int, before: float, after: float) -> None:
         pass
 
-    def resize(self) -> None:
-        # Gains are those of gradients, but a step takes another time now.
-        self.known.throughput, self.known.last_factor = {}, None
+    def world_size_changed(self) -> None:
+        # Gains depend on gradients only, but the duration of a step changes.
+        self.search.throughput, self.search.last_factor = {}, None
 
-    def save(self) -> Saved:
-        by_factor = {repr(f): list(v) for f, v in self.known.throughput.items()}
-        return {**asdict(self.known), "throughput": by_factor}
+    def state_dict(self) -> StateDict:
+        by_factor = {repr(f): list(v) for f, v in self.search.throughput.items()}
+        return {**asdict(self.search), "throughput": by_factor}
 
-    def load(self, saved: Mapping[str, Any]) -> None:
-        self.known = Known(**saved)
-        self.known.throughput = {float(f): list(v) for f, v in saved["throughput"].items()}
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        self.search = Search(**saved)
+        self.search.throughput = {float(f): list(v) for f, v in saved["throughput"].items()}
 
     def explain(self) -> dict[str, object]:
-        known = self.known
+        search = self.search
         return {
-            "setting": "dense" if known.sends == "dense" else f"{self.factor():g}x",
-            "floor": self._factors[known.floor],
-            "candidate": self._factors[known.candidate],
-            "floor_gain": known.floor_gain,
-            "candidate_gain": known.candidate_gain,
-            "frozen": known.frozen,
-            "throughput": {factor: level(values) for factor, values in known.throughput.items()},
+            "setting": "dense" if search.sends == "dense" else f"{self.factor():g}x",
+            "floor": self._factors[search.floor],
+            "candidate": self._factors[search.candidate],
+            "floor_gain": search.floor_gain,
+            "candidate_gain": search.candidate_gain,
+            "frozen": search.frozen,
+            "throughput": {factor: median(values) for factor, values in search.throughput.items()},
         }
 
 
@@ -307,13 +301,13 @@ Policy: TypeAlias = Literal["exponential", "geometric"]
 
 @dataclass(frozen=True)
 class GraVAC(Controller):
-    """Sends at a candidate factor where its gain is at least epsilon, else at a floor, else dense.
+    """Sends at a candidate factor if its gain is at least epsilon, else at a floor, else dense.
 
-    Factors go from `low` to `high`, by the policy. Each `window` of steps the next candidate's turn
-    comes; the floor rises to a candidate that keeps as much, within omega. Where the two best
-    throughputs (steps a second times gain) differ by omega at most, the lower of their factors is
-    kept and nothing more is tried. The gate looks at smoothed gains up to the last step, which all
-    ranks know already; at the first step nothing is known, so all is sent. `alpha` 0 means N/100.
+    Factors rise from `low` to `high`, by the policy. Every `window` of steps brings the next
+    candidate; the floor rises to a candidate whose gain is equal within omega. When the two highest
+    throughputs (steps per second times gain) differ by at most omega, the lower of their factors is
+    kept and the search ends. The gate uses smoothed gains up to the last step, which all ranks
+    already know; the first step has none, so it is dense. `alpha` 0 means N/100 for N ranks.
     """
 
     low: float = 10.0
@@ -345,28 +339,29 @@ class GraVAC(Controller):
             "gain_ref": ("ef", "raw"),
             "throughput": ("ewma", "median"),
         }
-        for key, known in choices.items():
-            if getattr(self, key) not in known:
+        for key, allowed in choices.items():
+            if getattr(self, key) not in allowed:
                 got = getattr(self, key)
-                raise ConfigError(f"gravac: {key} must be one of {[*known]}, got {got!r}")
+                raise ConfigError(f"gravac: {key} must be one of {[*allowed]}, got {got!r}")
 
     def factors(self) -> list[float]:
-        """The candidates, lowest first: absolute, so that a floor that rises moves none of them."""
-        found, turn = [self.low], 0
+        """Returns the candidates, lowest first; they are absolute, so a new floor moves none."""
+        found, count = [self.low], 0
         while found[-1] < self.high:
-            power = 2**turn if self.policy == "exponential" else turn + 1
-            # No float reaches 2**1024, so neither does `high`.
+            power = 2**count if self.policy == "exponential" else count + 1
+            # A float is below 2**1024, and so is `high`.
             found.append(min(self.high, self.low * 2**power) if power < 1024 else self.high)
-            turn += 1
+            count += 1
         return found
 
-    def pilot(
+    def create_state(
         self,
         compressor: Compressor,
         names: Sequence[str],
-        size: int,
-        old: ControllerState | None = None,
+        world_size: int,
+        previous: ControllerState | None = None,
     ) -> ControllerState:
-        check_factor("gravac", compressor)
-        # Gains of another method say nothing about this one, so exploring starts anew.
-        return Explorer(self, compressor, names, size, None if old is None else old.log)
+        check_has_ratio("gravac", compressor)
+        # Gains of another method do not apply to this one, so the search starts again.
+        log = None if previous is None else previous.log
+        return GraVACState(self, compressor, names, world_size, log)

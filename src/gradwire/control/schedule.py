@@ -12,9 +12,9 @@ from gradwire.compressors.none import NoCompression
 from gradwire.control.base import (
     Controller,
     ControllerState,
-    Log,
-    Saved,
+    DecisionLog,
     Setting,
+    StateDict,
     StepReport,
     at_setting,
     with_setting,
@@ -27,11 +27,12 @@ from gradwire.spec import format_spec
 class Schedule(Controller):
     """Takes `setting` from `first` to `last` in `stages` plateaus over `length` steps or epochs.
 
-    Before that, nothing is compressed for `after` of them. One stage is `last` from the start.
+    Before that, nothing is compressed for `after` of them. One stage means `last` from the start.
     DGC's warm-up (25, 6.3, 1.6, 0.4, 0.1 % over five epochs) is
-    `schedule:first=0.25,last=0.001,stages=5,length=5,unit=epoch`. "geometric" goes by equal
-    factors, "linear" by equal differences. Any other ramp says its plateaus: `via=0.2/0.05` has
-    these two between first and last, all of one length. Epochs are those that `epoch_ended` tells.
+    `schedule:first=0.25,last=0.001,stages=5,length=5,unit=epoch`. Plateaus differ by equal factors
+    ("geometric") or by equal differences ("linear"). Any other ramp lists its plateaus:
+    `via=0.2/0.05` has these two between first and last, all of the same length. Epochs are counted
+    by calls of `epoch_ended`.
     """
 
     last: float
@@ -50,130 +51,132 @@ class Schedule(Controller):
         check_whole("schedule", "after", self.after, 0)
         check_whole("schedule", "stages", self.stages, 1)
         self._check_via()
-        count = len(self._between()) + 2 if self.via else self.stages
+        count = len(self._via_values()) + 2 if self.via else self.stages
         check_whole("schedule", "length", self.length, count if count > 1 else 0)
         if self.shape not in ("geometric", "linear") or self.unit not in ("step", "epoch"):
-            raise ConfigError(f"schedule: no such shape or unit: {self.shape!r}, {self.unit!r}")
+            raise ConfigError(f"schedule: unknown shape or unit: {self.shape!r}, {self.unit!r}")
         if self.shape == "geometric" and not (self.first > 0 and self.last > 0):
             values = f"{self.first!r} and {self.last!r}"
             raise ConfigError(f"schedule: a geometric ramp needs positive ends, got {values}")
         if count == 1 and (self.first, self.length) != (1.0, 0):
             got = f"{self.first!r} and {self.length!r}"
             raise ConfigError(
-                f"schedule: one stage is last from the start; give stages= or via= for a ramp, or "
-                f"leave first and length, got {got}"
+                f"schedule: one stage means last from the start; give stages= or via= for a ramp, "
+                f"or omit first and length, got {got}"
             )
 
     def _check_via(self) -> None:
         if not isinstance(self.via, str):
-            raise ConfigError(f"schedule: via must be a text of numbers, a/b/c, got {self.via!r}")
+            raise ConfigError(f"schedule: via must be a string of numbers, a/b/c, got {self.via!r}")
         if self.via and self.stages != 1:
-            raise ConfigError(f"schedule: via says how many stages there are, got {self.stages}")
-        for value in self._between():
+            raise ConfigError(f"schedule: stages must be 1 together with via, got {self.stages}")
+        for value in self._via_values():
             check_number("schedule", "via", value)
 
     def value(self, passed: int) -> float | None:
-        """The setting after so many steps or epochs; None where nothing is compressed."""
+        """Returns the setting after `passed` steps or epochs; None if the step is dense."""
         if passed < self.after:
             return None
         if passed - self.after >= self.length:
             return self.last
         if self.via:
-            plateaus = [self.first, *self._between(), self.last]
+            plateaus = [self.first, *self._via_values(), self.last]
             return plateaus[(passed - self.after) * len(plateaus) // self.length]
         part = (passed - self.after) * self.stages // self.length / (self.stages - 1)
         if self.shape == "linear":
             return self.first + part * (self.last - self.first)
         return float(self.first * (self.last / self.first) ** part)
 
-    def _between(self) -> list[float]:
-        """The plateaus between first and last, where these are said."""
+    def _via_values(self) -> list[float]:
+        """Returns the plateaus of `via`, between first and last."""
         try:
             return [float(text) for text in self.via.split("/")] if self.via else []
         except ValueError:
             raise ConfigError(f"schedule: via must be numbers, a/b/c, got {self.via!r}") from None
 
-    def pilot(
+    def create_state(
         self,
         compressor: Compressor,
         names: Sequence[str],
-        size: int,
-        old: ControllerState | None = None,
+        world_size: int,
+        previous: ControllerState | None = None,
     ) -> ControllerState:
-        # Raises where one of them cannot be.
+        # Raises ConfigError if the compressor does not accept one of the values.
         self.settings(compressor)
-        return _Scheduled(self, compressor, old)
+        return _ScheduleState(self, compressor, previous)
 
     def settings(self, compressor: Compressor) -> list[Compressor]:
-        # Where both ends are legal, all between them is that nobody has named.
-        said = [self.first, *self._between()] if self.via or self.stages > 1 else []
-        return [at_setting(compressor, self.setting, value) for value in (*said, self.last)]
+        # If both ends are valid, so are the computed values between them.
+        ramp = [self.first, *self._via_values()] if self.via or self.stages > 1 else []
+        return [at_setting(compressor, self.setting, value) for value in (*ramp, self.last)]
 
 
-class _Scheduled(ControllerState):
-    """How many steps or epochs have passed is all there is to know."""
+class _ScheduleState(ControllerState):
+    """Counts steps or epochs; the setting follows from that number."""
 
-    def __init__(self, rule: Schedule, compressor: Compressor, old: ControllerState | None) -> None:
-        self.log = Log() if old is None else old.log
-        self._rule, self._compressor = rule, compressor
-        self._passed: int = old._passed if isinstance(old, _Scheduled) else 0
-        self._order = self._due()
-        self._note(self.log.now)
+    def __init__(
+        self, config: Schedule, compressor: Compressor, previous: ControllerState | None
+    ) -> None:
+        self.log = DecisionLog() if previous is None else previous.log
+        self._config, self._compressor = config, compressor
+        self._passed: int = previous._passed if isinstance(previous, _ScheduleState) else 0
+        self._setting = self._scheduled_setting()
+        self._log_decision(self.log.start_step)
 
-    def _due(self) -> Setting:
-        value = self._rule.value(self._passed)
+    def _scheduled_setting(self) -> Setting:
+        value = self._config.value(self._passed)
         if value is None:
             return Setting(NoCompression(), dense=True)
-        return Setting(with_setting(self._compressor, self._rule.setting, value))
+        return Setting(with_setting(self._compressor, self._config.setting, value))
 
-    def _note(self, step: int) -> None:
-        reason = f"{self._passed} {self._rule.unit}s have passed"
-        self.log.add(step, format_spec(self._order.compressor), reason)
+    def _log_decision(self, step: int) -> None:
+        reason = f"{self._passed} {self._config.unit}s have passed"
+        self.log.add(step, format_spec(self._setting.compressor), reason)
 
-    def _pass(self, step: int) -> None:
+    def _advance(self, step: int) -> None:
         self._passed += 1
-        due = self._due()
-        if due != self._order:
-            self._order = due
-            self._note(step)
+        setting = self._scheduled_setting()
+        if setting != self._setting:
+            self._setting = setting
+            self._log_decision(step)
 
     @property
-    def asks(self) -> bool:
+    def wants_statistics(self) -> bool:
         return False
 
     @property
-    def measures(self) -> bool:
+    def needs_measurement(self) -> bool:
         return False
 
-    def order(self, name: str) -> Setting:
-        return self._order
+    def setting_for(self, name: str) -> Setting:
+        return self._setting
 
-    def listen(self, name: str, grad: Tensor, scale: float) -> None:
+    def observe_gradient(self, name: str, grad: Tensor, scale: float) -> None:
         pass
 
-    def tell(self, names: Sequence[str]) -> list[Tensor] | None:
+    def local_statistics(self, names: Sequence[str]) -> list[Tensor] | None:
         return None
 
-    def step(self, heard: StepReport) -> None:
-        if self._rule.unit == "step":
-            self._pass(heard.step)
+    def end_step(self, report: StepReport) -> None:
+        if self._config.unit == "step":
+            self._advance(report.step)
 
-    def skip(self) -> None:
+    def skip_step(self) -> None:
         pass
 
-    def epoch(self, step: int, learning_rate: float | None) -> None:
-        if self._rule.unit == "epoch":
-            self._pass(step)
+    def epoch_ended(self, step: int, learning_rate: float | None) -> None:
+        if self._config.unit == "epoch":
+            self._advance(step)
 
-    def rate_changed(self, step: int, before: float, after: float) -> None:
+    def learning_rate_changed(self, step: int, before: float, after: float) -> None:
         pass
 
-    def save(self) -> Saved:
+    def state_dict(self) -> StateDict:
         return {"passed": self._passed}
 
-    def load(self, saved: Mapping[str, object]) -> None:
+    def load_state_dict(self, saved: Mapping[str, object]) -> None:
         self._passed = cast(int, saved["passed"])
-        self._order = self._due()
+        self._setting = self._scheduled_setting()
 
     def explain(self) -> dict[str, object]:
-        return {"setting": format_spec(self._order.compressor), "passed": self._passed}
+        return {"setting": format_spec(self._setting.compressor), "passed": self._passed}

@@ -11,91 +11,93 @@ from gradwire.comm.meter import Meter
 
 
 class StepTiming(NamedTuple):
-    """One step: the whole iteration of the training loop, and what of it was the exchange."""
+    """Duration of one iteration of the training loop, and of the exchange within it."""
 
     step_s: float
-    work_s: float
+    codec_s: float
     """Encoding and decoding."""
     wire_s: float
     sent_bytes: float
-    waited_s: float
-    """What of work and wire the training loop stood still for; the rest was hidden."""
-    own_s: float = 0.0
-    """What the controller itself has taken since it was last told, of the rank's processor."""
+    exposed_s: float
+    """Part of codec and wire time that the training loop waited for; the rest was overlapped."""
+    overhead_s: float = 0.0
+    """CPU time that the controller itself has taken on this rank since the last report."""
 
 
-SLOTS = 16
-"""Ranks tell their time on the wire apart from each other, or in so many groups."""
+MAX_WIRE_SLOTS = 16
+"""Ranks report their wire time separately up to this world size, and in so many groups beyond."""
 
 
-def told_by(lap: StepTiming, rank: int, size: int) -> list[float]:
-    """What a rank tells of its lap, for `heard_of` to read in the mean over ranks."""
-    slots = [0.0] * min(size, SLOTS)
-    slots[rank * len(slots) // size] = lap.wire_s
-    return [*lap, *slots]
+def encode_timing(timing: StepTiming, rank: int, world_size: int) -> list[float]:
+    """Returns the numbers a rank sends; `decode_timing` reads their mean over ranks."""
+    slots = [0.0] * min(world_size, MAX_WIRE_SLOTS)
+    slots[rank * len(slots) // world_size] = timing.wire_s
+    return [*timing, *slots]
 
 
-def heard_of(mean: Sequence[float], size: int) -> StepTiming:
-    """The mean lap, but with the time on the wire of the ranks that had to wait least for others.
+def decode_timing(mean: Sequence[float], world_size: int) -> StepTiming:
+    """Returns the mean timing, with the wire time of the ranks that waited least for others.
 
-    What others waited more is due to how ranks compute, whatever they say.
+    Longer wire times are due to differences in computation, whatever is sent.
     """
-    lap, slots = StepTiming(*mean[: len(StepTiming._fields)]), mean[len(StepTiming._fields) :]
+    timing, slots = StepTiming(*mean[: len(StepTiming._fields)]), mean[len(StepTiming._fields) :]
     ranks = [0] * len(slots)
-    for rank in range(size):
-        ranks[rank * len(slots) // size] += 1
-    least_s = min(slot * size / count for slot, count in zip(slots, ranks, strict=True))
-    waited_s = lap.waited_s - (lap.wire_s - least_s)
-    return lap._replace(wire_s=least_s, waited_s=max(0.0, waited_s))
+    for rank in range(world_size):
+        ranks[rank * len(slots) // world_size] += 1
+    least_s = min(slot * world_size / count for slot, count in zip(slots, ranks, strict=True))
+    exposed_s = timing.exposed_s - (timing.wire_s - least_s)
+    return timing._replace(wire_s=least_s, exposed_s=max(0.0, exposed_s))
 
 
 class Clock(ABC):
-    """Laps from step to step."""
+    """Measures the time from step to step."""
 
-    own_s: float = 0.0
-    """What a controller has taken that was not told yet; models know of no such thing."""
+    overhead_s: float = 0.0
+    """CPU time of the controller that has not been reported yet; zero in models of a link."""
 
     @abstractmethod
-    def lap(self) -> StepTiming | None:
-        """The step since it was asked before; None the first time, where nobody knows."""
+    def step_timing(self) -> StepTiming | None:
+        """Returns the timing since the last call; None at the first call of a wall clock."""
 
 
 class WallClock(Clock):
-    """Time as it passes.
+    """Measures real time.
 
-    Where a GPU carries the calls the host cannot see how long they take, and all is wire.
+    With collectives on a GPU the host cannot see how long they take: the whole step counts as wire
+    time.
     """
 
     def __init__(self, meter: Meter, *, overlaps: bool = False, on_device: bool = False) -> None:
         self._meter, self._overlaps, self._on_device = meter, overlaps, on_device
         self._last: StepTiming | None = None
 
-    def lap(self) -> StepTiming | None:
+    def step_timing(self) -> StepTiming | None:
         meter = self._meter
-        work_s = meter.encode_s + meter.decode_s
-        now = StepTiming(perf_counter(), work_s, meter.wire_s, meter.sent_bytes, meter.waited_s)
+        codec_s = meter.encode_s + meter.decode_s
+        now = StepTiming(perf_counter(), codec_s, meter.wire_s, meter.sent_bytes, meter.waited_s)
         last, self._last = self._last, now
         if last is None:
             return None
-        lap = StepTiming(*(after - before for after, before in zip(now, last, strict=True)))
+        step = StepTiming(*(after - before for after, before in zip(now, last, strict=True)))
         if self._on_device:
-            return StepTiming(lap.step_s, 0.0, lap.step_s, lap.sent_bytes, lap.step_s, self.own_s)
-        waited_s = lap.waited_s if self._overlaps else lap.work_s + lap.wire_s
-        return lap._replace(waited_s=waited_s, own_s=self.own_s)
+            step_s = step.step_s
+            return StepTiming(step_s, 0.0, step_s, step.sent_bytes, step_s, self.overhead_s)
+        exposed_s = step.exposed_s if self._overlaps else step.codec_s + step.wire_s
+        return step._replace(exposed_s=exposed_s, overhead_s=self.overhead_s)
 
 
 @dataclass
 class ModelClock(Clock):
-    """The time that a link would take for what was sent, so that a simulation can be repeated."""
+    """Computes the time that a link would take for the bytes sent: simulations are repeatable."""
 
     meter: Meter
     link: LinkModel
     compute_s: float
-    """What a step takes without a network."""
+    """Duration of a step without a network."""
     _bytes: int = 0
     _calls: int = 0
 
-    def lap(self) -> StepTiming | None:
+    def step_timing(self) -> StepTiming | None:
         sent, calls = self.meter.sent_bytes - self._bytes, self.meter.calls - self._calls
         self._bytes, self._calls = self.meter.sent_bytes, self.meter.calls
         wire_s = calls * self.link.latency_s + 8 * sent / self.link.rate_bits

@@ -20,45 +20,48 @@ from gradwire.errors import ConfigError
 from gradwire.spec import format_spec
 from gradwire.types import EFInput, EncodeContext, Layout, Parts, mix
 
-Sends: TypeAlias = Literal["candidate", "floor", "dense"]
+SentLevel: TypeAlias = Literal["candidate", "floor", "dense"]
 
 DENSE = NoCompression()
 
 
-class Gauge:
-    """What one gradient's levels hold, as sums of squares, from `start` until they are told."""
+class GainMeter:
+    """Collects the energy of one gradient's two levels, as sums of squares, once `start` is called.
+
+    `recording` ends when the sums have been read.
+    """
 
     def __init__(self, raw: bool) -> None:
         self.raw = raw
-        """Compare with the gradient as it came, instead of with the residual added."""
-        self.open = False
+        """Compare with the gradient alone instead of gradient plus residual."""
+        self.recording = False
         self.squares: Tensor | None = None  # [4]: reference, floor, candidate, gradient
 
     def start(self) -> None:
-        self.open, self.squares = True, None
+        self.recording, self.squares = True, None
 
     def add(self, ef: EFInput, floor: Tensor, candidate: Tensor) -> None:
-        """Adds a tensor, or one shard of it: the values that both levels would say."""
-        if not self.open:
+        """Adds the values that both levels select in a tensor, or in one shard of it."""
+        if not self.recording:
             return
-        came, total = ef.gradient(), _total(ef)
-        gradient = came.dot(came)
-        reference = gradient if self.raw or came is total else total.dot(total)
-        more = torch.stack([reference, floor.dot(floor), candidate.dot(candidate), gradient])
-        self.squares = more if self.squares is None else self.squares + more
+        grad, total = ef.gradient(), _total(ef)
+        gradient = grad.dot(grad)
+        reference = gradient if self.raw or grad is total else total.dot(total)
+        squares = torch.stack([reference, floor.dot(floor), candidate.dot(candidate), gradient])
+        self.squares = squares if self.squares is None else self.squares + squares
 
 
 @dataclass(frozen=True)
-class Levels(Sparsifier):
-    """Chooses at one of two factors, and measures both."""
+class TwoLevelSparsifier(Sparsifier):
+    """Selects entries at one of two compression factors, and measures the energy of both."""
 
     base: Sparsifier
     floor: float
     candidate: float
-    sends: Sends
-    alone: bool
-    """Only the candidate is computed, and directly."""
-    gauge: Gauge
+    sends: SentLevel
+    candidate_only: bool
+    """Computes only the candidate, from the whole gradient."""
+    gain_meter: GainMeter
     values: ValueFormat
 
     family: ClassVar = "sparsification"
@@ -68,83 +71,83 @@ class Levels(Sparsifier):
 
     def count(self, numel: int) -> int:
         factor = self.floor if self.sends == "floor" else self.candidate
-        return at_factor(self.base, factor).count(numel)
+        return with_factor(self.base, factor).count(numel)
 
     def select(self, ef: EFInput, ctx: EncodeContext) -> Tensor:
-        first = at_factor(self.base, self.candidate if self.alone else self.floor)
+        first = with_factor(self.base, self.candidate if self.candidate_only else self.floor)
         if (
             ef.grad.is_cuda
-            and not self.alone
+            and not self.candidate_only
             and isinstance(first, ThresholdSparsifier)
-            and first.bears_zeros
+            and first.tolerates_zero_padding
         ):
-            return self.select_in_room(first, ef, ctx)
+            return self.select_padded(first, ef, ctx)
         index = first.select(ef, ctx)
-        if self.alone:
-            said = _total(ef)[index]
-            self.gauge.add(ef, said, said)
+        if self.candidate_only:
+            values = _total(ef)[index]
+            self.gain_meter.add(ef, values, values)
             return index
-        if self.sends == "floor" and not self.gauge.open:
+        if self.sends == "floor" and not self.gain_meter.recording:
             return index
-        said = _total(ef)[index]
-        inner = self._within(said, ctx)
-        self.gauge.add(ef, said, said[inner])
+        values = _total(ef)[index]
+        inner = self._select_candidate(values, ctx)
+        self.gain_meter.add(ef, values, values[inner])
         return index[inner] if self.sends == "candidate" else index
 
     def accumulate_only(self, ef: EFInput, ctx: EncodeContext) -> None:
-        # Every rank tells what it would have said.
+        # Every rank reports the energy it would have sent.
         self.select(ef, ctx)
 
-    def select_in_room(self, first: ThresholdSparsifier, ef: EFInput, ctx: EncodeContext) -> Tensor:
-        """The same for a card, which goes on before the host knows how many the floor says.
+    def select_padded(self, first: ThresholdSparsifier, ef: EFInput, ctx: EncodeContext) -> Tensor:
+        """Selects like `select`, on a GPU, before the host knows how many entries the floor has.
 
-        What the candidate is chosen from has zeros behind it, up to the most there can be.
+        The values that the candidate is selected from are padded with zeros to the maximal length.
         """
-        aim = first.aim(ctx.numel, ctx)
-        count, index, said = kernels.at(ef.grad).passing_in_room(ef, aim)
-        if self.sends == "floor" and not self.gauge.open:
+        threshold = first.threshold_spec(ctx.numel, ctx)
+        count, index, values = kernels.at(ef.grad).select_by_threshold_padded(ef, threshold)
+        if self.sends == "floor" and not self.gain_meter.recording:
             return index[: int(count)]
-        inner = self._within(said, ctx)
+        inner = self._select_candidate(values, ctx)
         inner = inner if inner.numel() < index.numel() else inner[: int(count)]
-        self.gauge.add(ef, said, said[inner])
+        self.gain_meter.add(ef, values, values[inner])
         return index[inner] if self.sends == "candidate" else index[: int(count)]
 
-    def _within(self, said: Tensor, ctx: EncodeContext) -> Tensor:
-        """The positions of the candidate's entries among those that the floor says."""
-        aim = at_factor(self.base, self.candidate).count(ctx.numel)
-        if aim >= said.numel():
-            return torch.arange(said.numel(), device=said.device)
-        method = at_factor(self.base, said.numel() / aim)
-        # Numbers of its own: those of the first level have decided what there is to choose from.
-        again = ctx._replace(shape=(said.numel(),), seed=mix(ctx.seed, 2))
-        return method.select(EFInput(said), again)
+    def _select_candidate(self, values: Tensor, ctx: EncodeContext) -> Tensor:
+        """Returns the positions of the candidate's entries among the floor's `values`."""
+        target = with_factor(self.base, self.candidate).count(ctx.numel)
+        if target >= values.numel():
+            return torch.arange(values.numel(), device=values.device)
+        method = with_factor(self.base, values.numel() / target)
+        # Different random numbers: those of the first level have already selected these entries.
+        inner_ctx = ctx._replace(shape=(values.numel(),), seed=mix(ctx.seed, 2))
+        return method.select(EFInput(values), inner_ctx)
 
 
 @dataclass(frozen=True)
-class ToldLevels(Levels):
-    """Levels of a sparsifier that sends positions."""
+class IndexedTwoLevel(TwoLevelSparsifier):
+    """Two levels of a sparsifier that sends indices."""
 
     sends_indices: ClassVar = True
 
 
 @dataclass(frozen=True)
-class DrawnLevels(Levels):
-    """Levels of a sparsifier whose positions all ranks draw alike."""
+class SharedIndexTwoLevel(TwoLevelSparsifier):
+    """Two levels of a sparsifier whose indices all ranks draw from the same random numbers."""
 
     sends_indices: ClassVar = False
 
 
 @dataclass(frozen=True)
-class DenseBeside(FusedOneRound):
-    """Says all there is, and measures what two levels would have said."""
+class MeasuredDense(FusedOneRound):
+    """Sends the dense gradient, and measures the energy of the two levels."""
 
-    levels: Levels
+    measured: TwoLevelSparsifier
 
     family: ClassVar = "dense"
 
     def traits(self) -> Traits:
-        measured = self.levels.traits()
-        # How many pass a threshold is asked for, though it is not how long the message is.
+        measured = self.measured.traits()
+        # The length of a level is read on the host, though the dense message does not depend on it.
         return DENSE.traits()._replace(
             syncs_host=measured.variable_length or measured.syncs_host,
             step_dependent=measured.step_dependent,
@@ -154,15 +157,15 @@ class DenseBeside(FusedOneRound):
         return DENSE.layout(numel)
 
     def compress(self, x: Tensor, ctx: EncodeContext) -> Parts:
-        self.levels.select(EFInput(x), ctx)
+        self.measured.select(EFInput(x), ctx)
         return (x,)
 
     def encode_fused(self, ef: EFInput, ctx: EncodeContext) -> Parts:
-        self.levels.select(ef, ctx)
+        self.measured.select(ef, ctx)
         assert ef.residual_out is not None
-        said = ef.residual_out.clone()
+        sent = ef.residual_out.clone()
         ef.residual_out.zero_()
-        return (said,)
+        return (sent,)
 
     def decode_add(
         self, out: Tensor, messages: Sequence[Parts], weight: float, ctx: EncodeContext
@@ -170,45 +173,50 @@ class DenseBeside(FusedOneRound):
         DENSE.decode_add(out, messages, weight, ctx)
 
 
-def levels(
-    compressor: Compressor, floor: float, candidate: float, sends: Sends, alone: bool, gauge: Gauge
+def two_level(
+    compressor: Compressor,
+    floor: float,
+    candidate: float,
+    sends: SentLevel,
+    candidate_only: bool,
+    gain_meter: GainMeter,
 ) -> Compressor:
-    """The compressor with two levels in the place of its own factor."""
+    """Returns the compressor with two levels in place of its own compression factor."""
     base = sparsifier_of(compressor)
-    cls = ToldLevels if base.sends_indices else DrawnLevels
-    made = cls(base, floor, candidate, sends, alone, gauge, base.values)
+    cls = IndexedTwoLevel if base.sends_indices else SharedIndexTwoLevel
+    levels = cls(base, floor, candidate, sends, candidate_only, gain_meter, base.values)
     if sends == "dense":
-        return DenseBeside(made)
+        return MeasuredDense(levels)
     if isinstance(compressor, Pipeline):
-        return replace(compressor, sparsifier=made)
-    return made
+        return replace(compressor, sparsifier=levels)
+    return levels
 
 
 def sparsifier_of(compressor: Compressor) -> Sparsifier:
-    """The part of a compressor that chooses."""
-    chooser = _chooser(compressor)
-    assert isinstance(chooser, Sparsifier)
-    return chooser
+    """Returns the compressor itself or, of a pipeline, its sparsifier."""
+    sparsifier = _first_stage(compressor)
+    assert isinstance(sparsifier, Sparsifier)
+    return sparsifier
 
 
-def check_factor(who: str, compressor: Compressor) -> None:
-    """Raises ConfigError unless the compressor has a part that chooses as many as it is told."""
-    chooser = _chooser(compressor)
-    if not isinstance(chooser, Sparsifier) or "ratio" not in {f.name for f in fields(chooser)}:  # type: ignore[arg-type]
+def check_has_ratio(where: str, compressor: Compressor) -> None:
+    """Raises ConfigError unless the compressor is or contains a sparsifier with a ratio."""
+    stage = _first_stage(compressor)
+    if not isinstance(stage, Sparsifier) or "ratio" not in {f.name for f in fields(stage)}:  # type: ignore[arg-type]
         raise ConfigError(
-            f"{who}: {format_spec(compressor)} has no factor; use a sparsifier with a ratio"
+            f"{where}: {format_spec(compressor)} has no factor; use a sparsifier with a ratio"
         )
 
 
-def _chooser(compressor: Compressor) -> Compressor:
+def _first_stage(compressor: Compressor) -> Compressor:
     return compressor.sparsifier if isinstance(compressor, Pipeline) else compressor
 
 
-def at_factor(base: Sparsifier, factor: float) -> Sparsifier:
-    """The same sparsifier, keeping one of `factor` entries."""
+def with_factor(base: Sparsifier, factor: float) -> Sparsifier:
+    """Returns the sparsifier with a ratio of 1 / `factor`."""
     return replace(base, ratio=1 / factor)  # type: ignore[type-var]
 
 
 def _total(ef: EFInput) -> Tensor:
-    """All there was to say, once `select` has summed it up."""
+    """Returns gradient plus residual, which `select` has written to `residual_out`."""
     return ef.grad if ef.residual_out is None else ef.residual_out

@@ -10,71 +10,67 @@ from typing import NamedTuple
 
 
 class Option(NamedTuple):
-    """A setting of a layer."""
+    """A setting of a layer, with its cost and compression error."""
 
-    place: int
-    """On the ladder."""
+    grid_index: int
     cost_s: float
-    lost: float
+    error: float
 
 
-class Course(NamedTuple):
-    """A setting for every layer, and what all of them take and lose together."""
+class Allocation(NamedTuple):
+    """A setting for every layer, with the total cost and error."""
 
-    places: list[int]
+    indices: list[int]
     cost_s: float
-    lost: float
+    error: float
 
 
-class _Step(NamedTuple):
-    price: float
-    """What is lost for a second that is saved."""
+class _HullStep(NamedTuple):
+    error_per_s: float
+    """Error added for each second saved."""
     layer: int
     to: Option
     saved_s: float
-    lost: float
+    error: float
 
 
-def best_course(
-    layers: Sequence[Sequence[Option]], judge: Callable[[float, float], float]
-) -> Course:
-    """Where `judge`, which is given what all layers take and lose, is least.
+def best_allocation(
+    layers: Sequence[Sequence[Option]], objective: Callable[[float, float], float]
+) -> Allocation:
+    """Returns the allocation that minimises `objective(total cost, total error)`.
 
-    Each layer's first option is the one that loses nothing, or the only one.
+    Each layer's first option must be the one without error, or the only one.
     """
     first = [options[0] for options in layers]
     steps = sorted(s for number, options in enumerate(layers) for s in _hull(number, options))
-    cost_s, lost = sum(o.cost_s for o in first), sum(o.lost for o in first)
-    best, length = judge(cost_s, lost), 0
-    at = [(cost_s, lost)]
+    cost_s, error = sum(o.cost_s for o in first), sum(o.error for o in first)
+    best, length = objective(cost_s, error), 0
+    totals = [(cost_s, error)]
     for number, step in enumerate(steps, start=1):
-        cost_s, lost = cost_s - step.saved_s, lost + step.lost
-        at.append((cost_s, lost))
-        if (value := judge(cost_s, lost)) < best:
+        cost_s, error = cost_s - step.saved_s, error + step.error
+        totals.append((cost_s, error))
+        if (value := objective(cost_s, error)) < best:
             best, length = value, number
-    places = [option.place for option in first]
+    indices = [option.grid_index for option in first]
     for step in steps[:length]:
-        places[step.layer] = step.to.place
-    return Course(places, *at[length])
+        indices[step.layer] = step.to.grid_index
+    return Allocation(indices, *totals[length])
 
 
-def _hull(layer: int, options: Sequence[Option]) -> list[_Step]:
-    """From a layer's first option down its lower convex hull, at ever higher prices."""
-    found: list[_Step] = []
+def _hull(layer: int, options: Sequence[Option]) -> list[_HullStep]:
+    """Returns the steps along the lower convex hull, from the first option to the cheapest."""
+    found: list[_HullStep] = []
     here = options[0]
     while True:
-        steps = [
-            _Step((o.lost - here.lost) / (here.cost_s - o.cost_s), layer, o, *_change(here, o))
-            for o in options
-            if o.cost_s < here.cost_s
-        ]
+        steps = [_hull_step(layer, here, o) for o in options if o.cost_s < here.cost_s]
         if not steps:
             return found
-        # Of those at the same price the furthest.
-        best = min(steps, key=lambda s: (s.price, -s.saved_s))
+        # At equal slopes, take the longest step.
+        best = min(steps, key=lambda s: (s.error_per_s, -s.saved_s))
         found.append(best)
         here = best.to
 
 
-def _change(old: Option, new: Option) -> tuple[float, float]:
-    return old.cost_s - new.cost_s, new.lost - old.lost
+def _hull_step(layer: int, old: Option, new: Option) -> _HullStep:
+    saved_s, error = old.cost_s - new.cost_s, new.error - old.error
+    return _HullStep(error / saved_s, layer, new, saved_s, error)

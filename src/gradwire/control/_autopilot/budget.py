@@ -5,88 +5,94 @@ from dataclasses import dataclass
 
 from gradwire.control.timing import StepTiming
 
-FEW = 300
-"""Steps that are taken to follow at least: hardly anybody trains for less. If a fifth of the norm
-arrives, a run falls behind by 200 steps (LAG), so no more has to arrive in the first steps."""
+MIN_REMAINING = 300
+"""At least so many steps are expected to remain: hardly any run is shorter. If a fifth of the norm
+arrives, a run falls behind by 200 steps (LAG_STEPS), so no more has to arrive in the first
+steps."""
 
-LOWERED = 0.5
-"""A learning rate that has fallen by so much is another one; the usual schedules' stairs do."""
+DECAY_RATIO = 0.5
+"""A learning rate that has fallen to this share of its peak counts as lowered, as in the usual step
+schedules."""
 
 
 @dataclass
-class Horizon:
-    """Plain numbers, from learning rates that are told now and then.
+class RemainingSteps:
+    """Estimates the number of remaining steps from learning rates that are reported now and then.
 
-    A learning rate that has fallen is followed by as many steps as it was high for. Of one that
-    falls evenly to zero that is all there are: it has halved when half of its fall is over. Of
-    stairs it is what the usual ones have.
+    After a decay, as many steps are expected as the learning rate was high for. For a linear decay
+    to zero this is exact: the rate has halved when half of the decay is over. For step schedules it
+    is typical.
     """
 
-    rate: float | None = None
-    """The highest since it was last lowered."""
-    since: int = 0
+    peak_rate: float | None = None
+    """The highest rate since it was last lowered."""
+    lowered_at: int = 0
     """The step when it was lowered."""
-    risen: int = 0
-    """The first step at the highest."""
-    before: int = 0
+    peak_at: int = 0
+    """The first step at the highest rate."""
+    previous_steps: int = 0
     """Steps at the higher rate before."""
 
-    def hear(self, step: int, rate: float, before: float | None = None) -> None:
-        """The learning rate from this step on; `before`, what it was until now, where that is said.
+    def learning_rate_changed(self, step: int, rate: float, before: float | None = None) -> None:
+        """Notes the learning rate from this step on, and the rate until now if it is known.
 
-        That one may have risen unheard: it is then taken to have been so all the time.
+        If `before` is higher than any reported rate, it counts as if it had applied all the time.
         """
-        known = [other for other in (self.rate, before) if other is not None]
+        known = [other for other in (self.peak_rate, before) if other is not None]
         highest = max(known, default=rate)
-        if rate <= LOWERED * highest:
-            self.before = step - self.risen
-            self.rate, self.since, self.risen = rate, step, step
+        if rate <= DECAY_RATIO * highest:
+            self.previous_steps = step - self.peak_at
+            self.peak_rate, self.lowered_at, self.peak_at = rate, step, step
         elif rate > highest:
-            self.rate, self.risen = rate, step
+            self.peak_rate, self.peak_at = rate, step
         else:
-            self.rate = highest
+            self.peak_rate = highest
 
-    def ahead(self, step: int) -> int:
-        """How many steps are taken to follow this one."""
-        return max(step - self.since, self.before, FEW)
+    def expected(self, step: int) -> int:
+        """Returns the number of steps that are expected after this one."""
+        return max(step - self.lowered_at, self.previous_steps, MIN_REMAINING)
 
 
-LIMIT = 0.01
-"""Of the time of all steps, what hearing, telling and deciding may take: half of the 2 % that are
+MAX_OVERHEAD = 0.01
+"""The share of the total step time that statistics and decisions may take: half of the 2 % that are
 promised, since samples and longer messages are not counted."""
-SAVED = 100
-"""What so many steps allow may be kept for decisions, each of which takes as long as several
-looks."""
-LONGEST = 200
-"""Steps that a rest lasts at most, whatever was spent: a link must not change unseen for long."""
+MAX_CREDIT_STEPS = 100
+"""The unused allowance of so many steps may be kept for decisions, each of which takes as long as
+several updates of statistics."""
+MAX_PAUSE_STEPS = 200
+"""A pause lasts at most so many steps, whatever was spent, so that a change of the link is noticed
+before long."""
 
 
 @dataclass
-class Rest:
-    """Seconds that all ranks know of, so that all of them rest at the same steps."""
+class OverheadBudget:
+    """Pauses the controller when it has used its share of the time; all ranks pause together.
+
+    It counts only seconds that all ranks have agreed on.
+    """
 
     debt_s: float = 0.0
-    left: int = 0
-    """Steps to rest from now on."""
-    unheard: int = 1
-    """Steps since the last lap that was heard, the coming one included."""
-    own_s: float = 0.0
-    steps_s: float = 0.0
+    pause_steps: int = 0
+    """Steps that the current pause still lasts."""
+    steps_since_report: int = 1
+    """Steps since the last timing that was received, the coming one included."""
+    overhead_s: float = 0.0
+    total_s: float = 0.0
 
-    def hear(self, lap: StepTiming, *, may_rest: bool) -> None:
-        """A lap, with what was spent since the one before that was heard."""
-        allowed_s = LIMIT * lap.step_s
-        self.own_s += lap.own_s
-        self.steps_s += lap.step_s * self.unheard
-        debt_s = self.debt_s + lap.own_s - allowed_s * self.unheard
-        self.debt_s = min(max(debt_s, -SAVED * allowed_s), LONGEST * allowed_s)
-        self.left = max(0, math.ceil(self.debt_s / allowed_s)) if may_rest else 0
-        self.unheard = 1
+    def add(self, timing: StepTiming, *, may_pause: bool) -> None:
+        """Adds a timing, with the overhead since the last one that was received."""
+        allowed_s = MAX_OVERHEAD * timing.step_s
+        self.overhead_s += timing.overhead_s
+        self.total_s += timing.step_s * self.steps_since_report
+        debt_s = self.debt_s + timing.overhead_s - allowed_s * self.steps_since_report
+        self.debt_s = min(max(debt_s, -MAX_CREDIT_STEPS * allowed_s), MAX_PAUSE_STEPS * allowed_s)
+        self.pause_steps = max(0, math.ceil(self.debt_s / allowed_s)) if may_pause else 0
+        self.steps_since_report = 1
 
-    def go_on(self) -> None:
-        """A step has passed at rest."""
-        self.left, self.unheard = self.left - 1, self.unheard + 1
+    def end_paused_step(self) -> None:
+        self.pause_steps -= 1
+        self.steps_since_report += 1
 
     def share(self) -> float:
-        """Of the time of all steps so far, what was spent."""
-        return self.own_s / self.steps_s if self.steps_s else 0.0
+        """Returns the share of the total step time that was spent so far."""
+        return self.overhead_s / self.total_s if self.total_s else 0.0

@@ -6,325 +6,358 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from gradwire.comm.meter import ring_bytes
-from gradwire.control._autopilot.allocation import Option, best_course
-from gradwire.control._autopilot.budget import FEW
-from gradwire.control._autopilot.candidates import Rung, is_whole
-from gradwire.control._autopilot.error_model import Kind, Layer, load_layer, progress
+from gradwire.control._autopilot.allocation import Option, best_allocation
+from gradwire.control._autopilot.budget import MIN_REMAINING
+from gradwire.control._autopilot.candidates import GridPoint, is_uncompressed
+from gradwire.control._autopilot.error_model import (
+    ErrorKind,
+    LayerModel,
+    load_layer,
+    relative_progress,
+)
 from gradwire.control.timing import StepTiming
 
 RECENT = 5
-"""Medians are of so many laps: they bear two odd ones, and follow a link in three steps."""
+"""Medians are taken over so many timings: they tolerate two outliers, and follow a link in three
+steps."""
 ENOUGH = 3
-"""So many laps at a setting have to pass before it is judged: the fewest whose median bears one."""
-LEAST = 0.1
-"""At least this share of the time on the wire is put down to bytes, and not to waiting: with none
-there would be no reason to say less, and so nothing to learn from when the link becomes slow."""
-APART = 1.5
-"""Two laps tell waiting from bytes if one sends so many times as much as the other: a time that is
-wrong by a twentieth then makes the bytes' share wrong by a fifth at most."""
+"""A setting is judged after so many timings: the fewest whose median tolerates one outlier."""
+MIN_BYTE_SHARE = 0.1
+"""At least this share of the wire time is attributed to bytes instead of latency: with none there
+would be no reason to compress more, and so nothing to learn from when the link becomes slow."""
+MIN_BYTES_RATIO = 1.5
+"""Two timings separate latency from bytes if one sends so many times as much as the other: a time
+that is wrong by a twentieth then makes the share of the bytes wrong by a fifth at most."""
 
 
-class Said(NamedTuple):
-    """What the layers say in a step, as messages of one rank."""
+class Traffic(NamedTuple):
+    """Message bytes of one rank in a step, and the elements that were encoded."""
 
-    whole_bytes: int
-    part_bytes: int
+    dense_bytes: int
+    compressed_bytes: int
     elements: Mapping[int, int]
-    """How many elements of gradients are said at each place on the ladder."""
+    """Number of gradient elements by grid index."""
 
 
-class Link(NamedTuple):
-    """How steps go now. The exchange takes `idle_s` (latency, and waiting for slower ranks)
-    whatever is said, and `byte_s` for each byte."""
+class LinkEstimate(NamedTuple):
+    """The current speed of steps.
+
+    The exchange takes `fixed_s` (latency, and waiting for slower ranks) whatever is sent, and
+    `byte_s` for each byte.
+    """
 
     compute_s: float
-    """What of a step is not the exchange."""
+    """Step time without the exchange."""
     exchange_s: float
-    waited_s: float
-    """What of the exchange is not hidden behind the computation."""
-    idle_s: float
+    exposed_s: float
+    """Part of the exchange that is not overlapped with computation."""
+    fixed_s: float
     byte_s: float
 
-    def step_s(self, more_s: float) -> float:
-        """A step whose exchange takes so much more than now.
+    def step_s(self, extra_s: float) -> float:
+        """Predicts the duration of a step whose exchange takes `extra_s` more than now.
 
-        What is more than now is not hidden; of less, as large a share as now is.
+        Additional time is not overlapped; of less time, the share that is overlapped stays.
         """
-        if more_s >= 0 or self.exchange_s <= 0:
-            return self.compute_s + self.waited_s + max(more_s, 0.0)
-        left = max(0.0, 1 + more_s / self.exchange_s)
-        return self.compute_s + self.waited_s * left
+        if extra_s >= 0 or self.exchange_s <= 0:
+            return self.compute_s + self.exposed_s + max(extra_s, 0.0)
+        left = max(0.0, 1 + extra_s / self.exchange_s)
+        return self.compute_s + self.exposed_s * left
 
 
 @dataclass
-class Costs:
-    """Plain numbers, the same on every rank."""
+class TimeModel:
+    """Durations learnt from step timings, the same on every rank."""
 
-    whole_sent: float
-    """Bytes that a rank sends for a byte of a message of 16 or 32 bits an element."""
-    part_sent: float
-    """The same for messages of the method."""
+    sent_per_dense_byte: float
+    """Bytes that a rank sends for each byte of a message in 16 or 32 bits per element."""
+    sent_per_compressed_byte: float
+    """Bytes that a rank sends for each byte of a compressed message."""
     recent: list[StepTiming] = field(default_factory=list)
-    idle_s: float | None = None
-    before: StepTiming | None = None
-    """The usual lap before the last change of setting, until there are enough after it."""
-    said: Said | None = None
-    """In the last lap."""
-    laps: int = 0
-    """Since something else was said."""
-    element_s: dict[int, float] = field(default_factory=dict)
-    """Encoding and decoding of an element, by place on the ladder."""
+    fixed_s: float | None = None
+    before_change: StepTiming | None = None
+    """Median timing before the last change of traffic, until there are enough timings after it."""
+    traffic: Traffic | None = None
+    """Traffic of the last timing."""
+    since_change: int = 0
+    """Number of timings since the traffic changed."""
+    codec_s_per_element: dict[int, float] = field(default_factory=dict)
+    """Encoding and decoding time per element, by grid index."""
 
-    def add(self, said: Said, lap: StepTiming) -> None:
-        """A lap in which this was said."""
-        if self.said is not None and said != self.said:
-            self._compare(self.said, said, lap.sent_bytes - self.recent[-1].sent_bytes)
-            self.before, self.laps = _usual(self.recent), 0
-        self.recent, self.said = [*self.recent, lap][-RECENT:], said
-        self.laps += 1
-        self._blame(said, median(lap.work_s for lap in self.recent[-self.laps :]))
-        if self.laps == ENOUGH and self.before is not None:
-            self._tell_apart(self.before, _usual(self.recent[-ENOUGH:]))
-        if self.idle_s is not None:
-            # A busy moment may have been taken for latency: no call is shorter than that.
-            self.idle_s = min(self.idle_s, (1 - LEAST) * _usual(self.recent).wire_s)
+    def add(self, traffic: Traffic, timing: StepTiming) -> None:
+        """Adds the timing of a step with this traffic."""
+        if self.traffic is not None and traffic != self.traffic:
+            sent_bytes = timing.sent_bytes - self.recent[-1].sent_bytes
+            self._learn_sent_bytes(self.traffic, traffic, sent_bytes)
+            self.before_change, self.since_change = _median_timing(self.recent), 0
+        self.recent, self.traffic = [*self.recent, timing][-RECENT:], traffic
+        self.since_change += 1
+        codec_s = median(timing.codec_s for timing in self.recent[-self.since_change :])
+        self._learn_codec_time(traffic, codec_s)
+        if self.since_change == ENOUGH and self.before_change is not None:
+            self._learn_fixed_time(self.before_change, _median_timing(self.recent[-ENOUGH:]))
+        if self.fixed_s is not None:
+            # Contention may have been taken for latency: no call is shorter than the latency.
+            limit_s = (1 - MIN_BYTE_SHARE) * _median_timing(self.recent).wire_s
+            self.fixed_s = min(self.fixed_s, limit_s)
 
     @property
-    def enough(self) -> bool:
-        return self.laps >= ENOUGH
+    def has_enough(self) -> bool:
+        return self.since_change >= ENOUGH
 
-    def link(self) -> Link:
-        """As the last laps were."""
-        now = _usual(self.recent)
-        idle_s = self.idle_s or 0.0
+    def link(self) -> LinkEstimate:
+        """Returns the link as seen in the recent timings."""
+        now = _median_timing(self.recent)
+        fixed_s = self.fixed_s or 0.0
         byte_s = median(
-            max(lap.wire_s - idle_s, LEAST * lap.wire_s) / max(lap.sent_bytes, 1.0)
-            for lap in self.recent
+            max(timing.wire_s - fixed_s, MIN_BYTE_SHARE * timing.wire_s)
+            / max(timing.sent_bytes, 1.0)
+            for timing in self.recent
         )
-        compute_s = median(max(lap.step_s - lap.waited_s, 0.0) for lap in self.recent)
-        return Link(compute_s, now.work_s + now.wire_s, now.waited_s, idle_s, byte_s)
+        compute_s = median(max(timing.step_s - timing.exposed_s, 0.0) for timing in self.recent)
+        return LinkEstimate(compute_s, now.codec_s + now.wire_s, now.exposed_s, fixed_s, byte_s)
 
-    def work_s(self, place: int, elements: int) -> float:
-        """Encoding and decoding: as it was there, or at the place most like it.
+    def codec_s(self, index: int, elements: int) -> float:
+        """Returns encoding and decoding time as measured at this setting or at the nearest one.
 
-        None where all is said, until it was tried.
+        Zero for uncompressed settings until they have been used.
         """
-        tried = [p for p in self.element_s if p == place or not (is_whole(p) or is_whole(place))]
-        near = min(tried, key=lambda p: (abs(p - place), p), default=None)
-        return 0.0 if near is None else elements * self.element_s[near]
+        tried = [
+            other
+            for other in self.codec_s_per_element
+            if other == index or not (is_uncompressed(other) or is_uncompressed(index))
+        ]
+        nearest = min(tried, key=lambda other: (abs(other - index), other), default=None)
+        return 0.0 if nearest is None else elements * self.codec_s_per_element[nearest]
 
-    def _blame(self, said: Said, work_s: float) -> None:
-        """Each place took as large a share of the work as was to be expected."""
-        expected_s = sum(self.work_s(place, n) for place, n in said.elements.items())
+    def _learn_codec_time(self, traffic: Traffic, codec_s: float) -> None:
+        """Splits the measured time among settings in proportion to their expected times."""
+        expected_s = sum(self.codec_s(index, n) for index, n in traffic.elements.items())
         if expected_s > 0:
-            found = {p: self.work_s(p, 1) * work_s / expected_s for p in said.elements}
+            found = {i: self.codec_s(i, 1) * codec_s / expected_s for i in traffic.elements}
         else:
-            found = dict.fromkeys(said.elements, work_s / sum(said.elements.values()))
-        self.element_s = {**self.element_s, **found}
+            found = dict.fromkeys(traffic.elements, codec_s / sum(traffic.elements.values()))
+        self.codec_s_per_element = {**self.codec_s_per_element, **found}
 
-    def _compare(self, old: Said, new: Said, sent_bytes: float) -> None:
-        """Learns from a change how many bytes leave a rank for one of a message."""
-        whole = new.whole_bytes - old.whole_bytes
-        part = new.part_bytes - old.part_bytes
-        if part and self.part_sent * abs(part) >= self.whole_sent * abs(whole):
-            found = (sent_bytes - self.whole_sent * whole) / part
-            self.part_sent = found if found > 0 else self.part_sent
-        elif whole:
-            found = (sent_bytes - self.part_sent * part) / whole
-            self.whole_sent = found if found > 0 else self.whole_sent
+    def _learn_sent_bytes(self, old: Traffic, new: Traffic, sent_bytes: float) -> None:
+        """Learns from a change of traffic how many bytes a rank sends per byte of a message."""
+        dense = new.dense_bytes - old.dense_bytes
+        compressed = new.compressed_bytes - old.compressed_bytes
+        dense_sent = self.sent_per_dense_byte * dense
+        compressed_sent = self.sent_per_compressed_byte * compressed
+        if compressed and abs(compressed_sent) >= abs(dense_sent):
+            found = (sent_bytes - dense_sent) / compressed
+            self.sent_per_compressed_byte = found if found > 0 else self.sent_per_compressed_byte
+        elif dense:
+            found = (sent_bytes - compressed_sent) / dense
+            self.sent_per_dense_byte = found if found > 0 else self.sent_per_dense_byte
 
-    def _tell_apart(self, one: StepTiming, other: StepTiming) -> None:
-        """Learns from two settings what of the time is due to bytes, and what is not."""
-        less, more = sorted((one, other), key=lambda lap: lap.sent_bytes)
-        self.before = None
-        # A rank that is alone sends nothing at any setting.
-        if more.sent_bytes <= APART * less.sent_bytes:
+    def _learn_fixed_time(self, one: StepTiming, other: StepTiming) -> None:
+        """Learns from two settings which part of the wire time does not depend on bytes."""
+        less, more = sorted((one, other), key=lambda timing: timing.sent_bytes)
+        self.before_change = None
+        # A single rank sends nothing at any setting.
+        if more.sent_bytes <= MIN_BYTES_RATIO * less.sent_bytes:
             return
         byte_s = max(0.0, more.wire_s - less.wire_s) / (more.sent_bytes - less.sent_bytes)
         new = max(0.0, less.wire_s - byte_s * less.sent_bytes)
-        self.idle_s = new if self.idle_s is None else (self.idle_s + new) / 2
+        self.fixed_s = new if self.fixed_s is None else (self.fixed_s + new) / 2
 
 
-def _usual(laps: Sequence[StepTiming]) -> StepTiming:
-    return StepTiming(*(median(column) for column in zip(*laps, strict=True)))
+def _median_timing(timings: Sequence[StepTiming]) -> StepTiming:
+    return StepTiming(*(median(column) for column in zip(*timings, strict=True)))
 
 
-LONG = 1_000_000
-"""Bytes of a message that tell how many of a ring's a byte of it makes."""
+REFERENCE_BYTES = 1_000_000
+"""Length of the message from which the bytes sent by a ring, per byte of a message, are computed
+before they are measured."""
 
 
-class Spot(NamedTuple):
-    """A setting for every layer, as it looks from here."""
+class Prediction(NamedTuple):
+    """Predicted bytes, step time and progress with a setting for every layer."""
 
-    places: dict[str, int]
-    """On the ladder, by layer."""
+    indices: dict[str, int]
+    """Grid index by layer."""
     sent_bytes: float
     step_s: float
-    worth: float
-    """What a step is worth beside a dense one."""
+    progress: float
+    """Progress of a step relative to a dense one."""
 
     @property
     def cost_s(self) -> float:
-        """Seconds for what a dense step is worth."""
-        return self.step_s / self.worth
+        """Seconds for the progress of one dense step."""
+        return self.step_s / self.progress
 
 
-class Chart:
-    """Costs by the laps of steps, losses by samples; between them what is likely."""
+class CostModel:
+    """Predicts time from step timings and error from samples, interpolating between both."""
 
-    def __init__(self, rungs: Sequence[Rung], kind: Kind, size: int) -> None:
-        self.rungs, self.kind = list(rungs), kind
-        self._size = size
-        self.forget_costs()
-        self.layers: dict[str, Layer] = {}
-        self.ahead = FEW
-        """Steps that are taken to follow."""
+    def __init__(self, grid: Sequence[GridPoint], kind: ErrorKind, world_size: int) -> None:
+        self.grid, self.kind = list(grid), kind
+        self._world_size = world_size
+        self.reset_times()
+        self.layers: dict[str, LayerModel] = {}
+        self.remaining_steps = MIN_REMAINING
 
-    def forget_costs(self) -> None:
-        """Knows only what a ring sends of a message, and a gather."""
-        self.costs = Costs(ring_bytes(LONG, self._size) / LONG, self._size - 1.0)
+    def reset_times(self) -> None:
+        """Discards all timings; assumes a ring for dense messages and a gather for others."""
+        ring = ring_bytes(REFERENCE_BYTES, self._world_size) / REFERENCE_BYTES
+        self.times = TimeModel(ring, self._world_size - 1.0)
 
-    def meet(self, shapes: Mapping[str, Sequence[int]]) -> None:
-        """Learns which layers there are."""
-        # In the same order on all ranks, since sums depend on it.
+    def add_layers(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        # In the same order on all ranks, since floating-point sums depend on it.
         for name in sorted(shapes.keys() - self.layers.keys()):
-            self.layers[name] = Layer(shapes[name], self.rungs)
+            self.layers[name] = LayerModel(shapes[name], self.grid)
 
     @property
     def ready(self) -> bool:
-        """Whether there is enough to decide by."""
-        return self.costs.enough and any(layer.losses.error for layer in self.layers.values())
+        """True if there are enough timings and samples to decide."""
+        sampled = any(layer.relative.errors for layer in self.layers.values())
+        return self.times.has_enough and sampled
 
-    def said(self, places: Mapping[str, int]) -> Said:
-        """What layers say at these places."""
-        parts, elements = [0, 0], dict[int, int]()
+    def traffic(self, indices: Mapping[str, int]) -> Traffic:
+        """Returns the traffic of a step with these settings."""
+        lengths, elements = [0, 0], dict[int, int]()
         for name, layer in self.layers.items():
-            place = layer.effective(places[name])
-            parts[is_whole(place)] += layer.lengths[place]
-            elements[place] = elements.get(place, 0) + layer.elements
-        return Said(parts[True], parts[False], elements)
+            index = layer.effective(indices[name])
+            lengths[is_uncompressed(index)] += layer.message_bytes[index]
+            elements[index] = elements.get(index, 0) + layer.numel
+        return Traffic(lengths[True], lengths[False], elements)
 
-    def uniform(self, place: int) -> dict[str, int]:
-        return dict.fromkeys(self.layers, place)
+    def uniform(self, index: int) -> dict[str, int]:
+        return dict.fromkeys(self.layers, index)
 
-    def spot(self, places: Mapping[str, int]) -> Spot:
-        link, now = self.costs.link(), self.costs.said
-        lost = sum(layer.lost(places[name], self.kind) for name, layer in self.layers.items())
-        sent_bytes = self.costs.recent[-1].sent_bytes
-        more_s = 0.0
+    def predict(self, indices: Mapping[str, int]) -> Prediction:
+        link, now = self.times.link(), self.times.traffic
+        error = sum(layer.error(indices[name], self.kind) for name, layer in self.layers.items())
+        sent_bytes = self.times.recent[-1].sent_bytes
+        extra_s = 0.0
         if now is not None:
-            then = self.said(places)
-            more_bytes = self._sent(then) - self._sent(now)
-            more_s = link.byte_s * more_bytes + self._work_s(then) - self._work_s(now)
-            sent_bytes += more_bytes
-        return Spot(
-            dict(places), sent_bytes, link.step_s(more_s), self._worth(lost, self._energy())
-        )
+            new = self.traffic(indices)
+            extra_bytes = self._sent_bytes(new) - self._sent_bytes(now)
+            extra_s = link.byte_s * extra_bytes + self._codec_s(new) - self._codec_s(now)
+            sent_bytes += extra_bytes
+        progress = self._progress(error, self._energy())
+        return Prediction(dict(indices), sent_bytes, link.step_s(extra_s), progress)
 
-    def best_of_all(self, here: Mapping[str, int], least: float) -> Spot:
-        """The best setting for all layers alike whose steps are worth so much at least."""
-        open_to = [layer.open_to(here[name]) for name, layer in self.layers.items()]
-        places = {0, *(place for some in open_to for place in some)}
-        spots = [self.spot(self.uniform(place)) for place in sorted(places)]
-        return min((s for s in spots if s.worth >= least), key=lambda spot: spot.cost_s)
+    def best_uniform(self, current: Mapping[str, int], min_progress: float) -> Prediction:
+        """Returns the cheapest setting shared by all layers with at least this progress."""
+        reachable = [layer.reachable(current[name]) for name, layer in self.layers.items()]
+        indices = {0, *(index for some in reachable for index in some)}
+        predictions = [self.predict(self.uniform(index)) for index in sorted(indices)]
+        allowed = (p for p in predictions if p.progress >= min_progress)
+        return min(allowed, key=lambda prediction: prediction.cost_s)
 
-    def best_by_layer(self, here: Mapping[str, int], least: float) -> Spot:
-        """The same with a setting for each layer.
+    def best_per_layer(self, current: Mapping[str, int], min_progress: float) -> Prediction:
+        """Returns the cheapest combination of settings with at least this progress.
 
-        Where layers are few, one setting for all may lie between what the hull offers.
+        With few layers, a setting shared by all may lie between the corners of the hull.
         """
-        link, base = self.costs.link(), self.costs.said
+        link, base = self.times.link(), self.times.traffic
         assert base is not None
-        now_s, energy = link.byte_s * self._sent(base) + self._work_s(base), self._energy()
+        now_s, energy = link.byte_s * self._sent_bytes(base) + self._codec_s(base), self._energy()
 
-        def judge(cost_s: float, lost: float) -> float:
-            worth = self._worth(lost, energy)
-            return link.step_s(cost_s - now_s) / worth if worth >= least else float("inf")
+        def objective(cost_s: float, error: float) -> float:
+            progress = self._progress(error, energy)
+            step_s = link.step_s(cost_s - now_s)
+            return step_s / progress if progress >= min_progress else float("inf")
 
-        options = [self._options(layer, here[name], link) for name, layer in self.layers.items()]
-        course = best_course(options, judge)
-        mixed = self.spot(dict(zip(self.layers, course.places, strict=True)))
-        return min(mixed, self.best_of_all(here, least), key=lambda spot: spot.cost_s)
+        options = [self._options(layer, current[name], link) for name, layer in self.layers.items()]
+        allocation = best_allocation(options, objective)
+        mixed = self.predict(dict(zip(self.layers, allocation.indices, strict=True)))
+        uniform = self.best_uniform(current, min_progress)
+        return min(mixed, uniform, key=lambda prediction: prediction.cost_s)
 
-    def other(self, here: Spot, place: int) -> Spot | None:
-        """The nearest that says clearly more, to learn what of the time bytes are to blame for."""
-        if self.costs.idle_s is not None:
+    def probe(self, current: Prediction, index: int) -> Prediction | None:
+        """Returns the next weaker setting that sends clearly more, to separate latency from bytes.
+
+        None once they have been separated.
+        """
+        if self.times.fixed_s is not None:
             return None
-        spots = (self.spot(self.uniform(more)) for more in range(place - 1, -1, -1))
-        return next((s for s in spots if s.sent_bytes > APART * here.sent_bytes), None)
+        weaker = (self.predict(self.uniform(i)) for i in range(index - 1, -1, -1))
+        limit = MIN_BYTES_RATIO * current.sent_bytes
+        return next((p for p in weaker if p.sent_bytes > limit), None)
 
     def explain(self) -> dict[str, object]:
-        """The link, and what steps would be with each setting for all layers, for people."""
-        if not (self.costs.recent and self.layers and self._energy()):
+        """Returns the link, and predictions with each setting for all layers, for `stats()`."""
+        if not (self.times.recent and self.layers and self._energy()):
             return {}
-        link, spots = (
-            self.costs.link(),
-            [self.spot(self.uniform(p)) for p in range(len(self.rungs))],
-        )
+        link = self.times.link()
+        predictions = [self.predict(self.uniform(index)) for index in range(len(self.grid))]
         return {
             "compute_ms": link.compute_s * 1e3,
             "rate_bits": 8 / max(link.byte_s, 1e-12),
-            "idle_ms": link.idle_s * 1e3,
+            "idle_ms": link.fixed_s * 1e3,
             "settings": {
-                rung.words(): {
-                    "step_ms": spot.step_s * 1e3,
-                    "worth": spot.worth,
-                    "sent_bytes": spot.sent_bytes,
-                    "tried": place in self.costs.element_s,
+                point.label(): {
+                    "step_ms": prediction.step_s * 1e3,
+                    "worth": prediction.progress,
+                    "sent_bytes": prediction.sent_bytes,
+                    "tried": index in self.times.codec_s_per_element,
                 }
-                for place, (rung, spot) in enumerate(zip(self.rungs, spots, strict=True))
+                for index, (point, prediction) in enumerate(
+                    zip(self.grid, predictions, strict=True)
+                )
             },
         }
 
-    def _options(self, layer: Layer, here: int, link: Link) -> list[Option]:
+    def _options(self, layer: LayerModel, current: int, link: LinkEstimate) -> list[Option]:
         found = []
-        for place in layer.open_to(here):
-            sent = self.costs.whole_sent if is_whole(place) else self.costs.part_sent
-            cost_s = link.byte_s * sent * layer.lengths[place]
-            cost_s += self.costs.work_s(place, layer.elements)
-            found.append(Option(place, cost_s, layer.lost(place, self.kind)))
+        dense, compressed = self.times.sent_per_dense_byte, self.times.sent_per_compressed_byte
+        for index in layer.reachable(current):
+            sent_per_byte = dense if is_uncompressed(index) else compressed
+            cost_s = link.byte_s * sent_per_byte * layer.message_bytes[index]
+            cost_s += self.times.codec_s(index, layer.numel)
+            found.append(Option(index, cost_s, layer.error(index, self.kind)))
         return found
 
     def _energy(self) -> float:
-        return sum(layer.losses.energy for layer in self.layers.values())
+        return sum(layer.relative.energy for layer in self.layers.values())
 
-    def _worth(self, lost: float, energy: float) -> float:
-        return progress(lost / energy if energy else 0.0, self.kind, self.ahead)
+    def _progress(self, error: float, energy: float) -> float:
+        relative = error / energy if energy else 0.0
+        return relative_progress(relative, self.kind, self.remaining_steps)
 
-    def _sent(self, said: Said) -> float:
-        return self.costs.whole_sent * said.whole_bytes + self.costs.part_sent * said.part_bytes
+    def _sent_bytes(self, traffic: Traffic) -> float:
+        dense = self.times.sent_per_dense_byte * traffic.dense_bytes
+        return dense + self.times.sent_per_compressed_byte * traffic.compressed_bytes
 
-    def _work_s(self, said: Said) -> float:
-        return sum(self.costs.work_s(place, n) for place, n in said.elements.items())
+    def _codec_s(self, traffic: Traffic) -> float:
+        return sum(self.times.codec_s(index, n) for index, n in traffic.elements.items())
 
-    def save(self) -> dict[str, object]:
-        said, before = self.costs.said, self.costs.before
-        costs = asdict(self.costs) | {
-            "recent": [list(lap) for lap in self.costs.recent],
-            "before": None if before is None else list(before),
-            "said": None if said is None else [said[0], said[1], _named(said[2])],
-            "element_s": _named(self.costs.element_s),
+    def state_dict(self) -> dict[str, object]:
+        traffic, before = self.times.traffic, self.times.before_change
+        times = asdict(self.times) | {
+            "recent": [list(timing) for timing in self.times.recent],
+            "before_change": None if before is None else list(before),
+            "traffic": None if traffic is None else [*traffic[:2], _with_str_keys(traffic[2])],
+            "codec_s_per_element": _with_str_keys(self.times.codec_s_per_element),
         }
-        layers = {name: layer.save() for name, layer in self.layers.items()}
-        return {"costs": costs, "layers": layers, "ahead": self.ahead}
+        layers = {name: layer.state_dict() for name, layer in self.layers.items()}
+        return {"times": times, "layers": layers, "remaining_steps": self.remaining_steps}
 
-    def load(self, saved: Mapping[str, Any]) -> None:
-        costs = saved["costs"]
-        said, before = costs["said"], costs["before"]
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        times = saved["times"]
+        traffic, before = times["traffic"], times["before_change"]
         plain = {
-            "recent": [StepTiming(*lap) for lap in costs["recent"]],
-            "before": None if before is None else StepTiming(*before),
-            "said": None if said is None else Said(said[0], said[1], _placed(said[2])),
-            "element_s": _placed(costs["element_s"]),
+            "recent": [StepTiming(*timing) for timing in times["recent"]],
+            "before_change": None if before is None else StepTiming(*before),
+            "traffic": (
+                None
+                if traffic is None
+                else Traffic(traffic[0], traffic[1], _with_int_keys(traffic[2]))
+            ),
+            "codec_s_per_element": _with_int_keys(times["codec_s_per_element"]),
         }
-        self.costs = Costs(**{**costs, **plain})
-        self.layers = {n: load_layer(layer, self.rungs) for n, layer in saved["layers"].items()}
-        self.ahead = saved["ahead"]
+        self.times = TimeModel(**{**times, **plain})
+        self.layers = {n: load_layer(layer, self.grid) for n, layer in saved["layers"].items()}
+        self.remaining_steps = saved["remaining_steps"]
 
 
-def _named(by_place: Mapping[int, Any]) -> dict[str, Any]:
-    return {str(place): value for place, value in by_place.items()}
+def _with_str_keys(by_index: Mapping[int, Any]) -> dict[str, Any]:
+    return {str(index): value for index, value in by_index.items()}
 
 
-def _placed(by_name: Mapping[str, Any]) -> dict[int, Any]:
-    return {int(place): value for place, value in by_name.items()}
+def _with_int_keys(by_name: Mapping[str, Any]) -> dict[int, Any]:
+    return {int(index): value for index, value in by_name.items()}

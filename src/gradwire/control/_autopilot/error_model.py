@@ -8,151 +8,154 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from gradwire.control._autopilot.candidates import Rung, is_whole
+from gradwire.control._autopilot.candidates import GridPoint, is_uncompressed
 
-Kind: TypeAlias = Literal["choice", "rounding", "noise"]
-"""choice: part of a gradient is said, and the rest waits. rounding: all is said coarsely, and what
-is lost waits. noise: all is said coarsely and right on average, and nothing waits."""
+ErrorKind: TypeAlias = Literal["selection", "rounding", "noise"]
+"""selection: part of a gradient is sent, the rest stays in the residual. rounding: all entries are
+sent coarsely, the error stays in the residual. noise: all entries are sent coarsely and without
+bias, and there is no residual."""
 
-LAG = 50
+LAG_STEPS = 50
 """Steps that training falls behind if half of the norm arrives: (1/share - 1) times as many.
 
 Measured: a character model with top-k of 10, 3, 1 and 0.3 % (shares of 0.86, 0.56, 0.31 and 0.17)
-came to the same losses 12, 35, 105 and 190 steps later than a dense one, whether these were the
+reached the same losses 12, 35, 105 and 190 steps later than a dense one, whether these were the
 losses of step 100 or of step 300. That is 45 (1/share - 1)."""
-BIT = 4.0
-"""The squared error grows by this for a bit less, since the steps of rounding are twice as wide."""
-NEW = 0.5
-"""The weight of a new sample beside what is known: as much as of all before it."""
-POWER = 0.5
-"""What is kept grows like this power of the setting until it is sampled: of a gradient like
-Laplace's, the largest 10 % keep 59 % and the largest 1 % keep 16 %, which is 0.57."""
+ERROR_PER_BIT = 4.0
+"""The squared error grows by this factor for one bit less, which doubles the rounding step."""
+SAMPLE_WEIGHT = 0.5
+"""The weight of a new sample in the moving average."""
+KEPT_EXPONENT = 0.5
+"""The kept energy grows like this power of the setting until it is sampled: of a Laplacian
+gradient, the largest 10 % keep 59 % and the largest 1 % keep 16 %, which is 0.57."""
 FORGET = 0.99
-"""What is left of the bad opinion of a setting that nobody has seen since the last sample: half of
-it after 70, so that what was bad once costs one sample in 70 to be looked at again."""
+"""Factor by which the error of an unused setting shrinks per sample elsewhere: half is left after
+70, so that trying a bad setting again costs one sample in 70."""
 TINY = 1e-6
 
 
 @dataclass
-class Losses:
-    """Squared errors of one layer, relative to all there was to say, by place on the ladder.
+class RelativeErrors:
+    """Squared errors of one layer, relative to gradient plus residual, by grid index.
 
-    A gradient that has become harder to say is so at all settings: they change together.
+    A gradient that has become harder to compress is so at all settings: their errors are scaled
+    together.
     """
 
-    error: dict[int, float] = field(default_factory=dict)
-    latest: int | None = None
-    """Where the last sample was."""
+    errors: dict[int, float] = field(default_factory=dict)
+    last_sampled: int | None = None
+    """Grid index of the last sample."""
     energy: float = 0.0
-    """All there was to say, as a sum of squares."""
+    """Sum of squares of gradient plus residual."""
 
-    def sample(self, place: int, left: float, total: float, kind: Kind) -> None:
-        """So much was left unsaid at a place; where all is said, nothing is to be learnt of it."""
-        self.energy = NEW * total + (1 - NEW) * self.energy if self.energy else total
-        self._forget(place, kind)
-        if not is_whole(place):
-            self._add(place, left / total, kind)
+    def add_sample(self, index: int, error: float, total: float, kind: ErrorKind) -> None:
+        """Adds a measured squared error; at uncompressed settings only the energy is used."""
+        average = SAMPLE_WEIGHT * total + (1 - SAMPLE_WEIGHT) * self.energy
+        self.energy = average if self.energy else total
+        self._forget(index, kind)
+        if not is_uncompressed(index):
+            self._update(index, error / total, kind)
 
-    def _add(self, place: int, error: float, kind: Kind) -> None:
-        if self.latest == place:
-            old = self.error[place]
-            error = NEW * error + (1 - NEW) * old
-            for other in self.error.keys() - {place}:
-                self.error[other] = _along(self.error[other], old, error, kind)
-        self.error[place], self.latest = error, place
+    def _update(self, index: int, error: float, kind: ErrorKind) -> None:
+        if self.last_sampled == index:
+            old = self.errors[index]
+            error = SAMPLE_WEIGHT * error + (1 - SAMPLE_WEIGHT) * old
+            for other in self.errors.keys() - {index}:
+                self.errors[other] = _scale(self.errors[other], old, error, kind)
+        self.errors[index], self.last_sampled = error, index
 
-    def _forget(self, place: int, kind: Kind) -> None:
-        """Another sample was not of these: all but the one at this place."""
-        for other in self.error.keys() - {place}:
-            error = self.error[other]
-            choice = 1 - min(1.0, (1 - error) / FORGET)
-            self.error[other] = choice if kind == "choice" else error * FORGET
+    def _forget(self, index: int, kind: ErrorKind) -> None:
+        """Lowers the errors of all settings but the sampled one, so that they are tried again."""
+        for other in self.errors.keys() - {index}:
+            error = self.errors[other]
+            selection = 1 - min(1.0, (1 - error) / FORGET)
+            self.errors[other] = selection if kind == "selection" else error * FORGET
 
-    def at(self, place: int, values: Sequence[float], kind: Kind) -> float:
-        """The error at a place, or what it would be; `values` are the settings, by place.
+    def predict(self, index: int, values: Sequence[float], kind: ErrorKind) -> float:
+        """Returns the measured or extrapolated error; `values` are the settings by grid index.
 
-        Of the largest entries, half as many keep half as much at least, which is what is expected.
-        What says more loses no more, whatever it did when it was last seen.
+        Half as many of the largest entries keep at least half as much, which is what is predicted.
+        A setting that sends more has no larger error than one that sends less, whatever was
+        measured.
         """
-        if place in self.error:
-            return min(error for tried, error in self.error.items() if tried >= place)
-        near = min(self.error, key=lambda tried: (abs(tried - place), tried))
-        known = self.error[near]
-        if kind != "choice":
-            return known * math.pow(BIT, values[near] - values[place])
-        factor = values[place] / values[near]
-        return 1 - min(1.0, (1 - known) * (factor if factor < 1 else math.pow(factor, POWER)))
+        if index in self.errors:
+            return min(error for tried, error in self.errors.items() if tried >= index)
+        nearest = min(self.errors, key=lambda tried: (abs(tried - index), tried))
+        known = self.errors[nearest]
+        if kind != "selection":
+            return known * math.pow(ERROR_PER_BIT, values[nearest] - values[index])
+        factor = values[index] / values[nearest]
+        growth = factor if factor < 1 else math.pow(factor, KEPT_EXPONENT)
+        return 1 - min(1.0, (1 - known) * growth)
 
 
-def _along(error: float, old: float, new: float, kind: Kind) -> float:
-    """An error whose neighbour goes from old to new."""
-    if kind != "choice":
+def _scale(error: float, old: float, new: float, kind: ErrorKind) -> float:
+    """Returns an error scaled by the change of another setting's error from old to new."""
+    if kind != "selection":
         return error * max(new, TINY) / max(old, TINY)
     return 1 - min(1.0, (1 - error) * max(1 - new, TINY) / max(1 - old, TINY))
 
 
-def progress(error: float, kind: Kind, steps: int) -> float:
-    """What a step is worth beside one that loses nothing, if so many are to follow.
+def relative_progress(error: float, kind: ErrorKind, remaining_steps: int) -> float:
+    """Returns the progress of a step relative to one without error.
 
-    Where what is lost waits, it arrives after all: the run falls behind only once, and the more
-    steps there are the less it matters. Where nothing waits, more variance takes its share of every
-    step.
+    With a residual the error arrives later: the run falls behind only once, which matters less the
+    more steps remain. Without a residual, the variance slows down every step.
     """
     if kind == "noise":
         return 1 / (1 + error)
     share = math.sqrt(max(1 - error, TINY))
-    return 1 / (1 + (1 / share - 1) * LAG / steps)
+    return 1 / (1 + (1 / share - 1) * LAG_STEPS / remaining_steps)
 
 
-class Layer:
-    """Messages by place on the ladder, and samples of what they lose."""
+class LayerModel:
+    """Message lengths of a layer by grid index, and samples of its compression error."""
 
-    def __init__(self, shape: Sequence[int], rungs: Sequence[Rung]) -> None:
+    def __init__(self, shape: Sequence[int], grid: Sequence[GridPoint]) -> None:
         self.shape = list(shape)
-        self.elements = math.prod(shape)
-        self.lengths = [rung.compressor.nbytes(self.shape) for rung in rungs]
-        self.losses = Losses()
-        self._values = [rung.value for rung in rungs]
+        self.numel = math.prod(shape)
+        self.message_bytes = [point.compressor.nbytes(self.shape) for point in grid]
+        self.relative = RelativeErrors()
+        self._values = [point.value for point in grid]
 
-    def effective(self, place: int) -> int:
-        """The place itself, or dense where that is no longer."""
-        return 0 if self.lengths[place] >= self.lengths[0] else place
+    def effective(self, index: int) -> int:
+        """Returns the index itself, or 0 (dense) if the dense message is not longer."""
+        return 0 if self.message_bytes[index] >= self.message_bytes[0] else index
 
-    def open_to(self, here: int) -> list[int]:
-        """Places that are worth a thought: each says less than those before it.
+    def reachable(self, current: int) -> list[int]:
+        """Returns the settings to consider, each with a shorter message than those before it.
 
-        No more than one is beyond all whose losses are known, and none where nothing is known.
+        At most one is beyond all whose error is known; without samples only the current one.
         """
-        here = self.effective(here)
-        known = self.losses.error
+        current = self.effective(current)
+        known = self.relative.errors
         if not known:
-            return [here]
-        limit = max(here, *known)
+            return [current]
+        limit = max(current, *known)
         useful: list[int] = []
-        for place, length in enumerate(self.lengths):
-            if all(length < self.lengths[other] for other in useful):
-                useful.append(place)
+        for index, length in enumerate(self.message_bytes):
+            if all(length < self.message_bytes[other] for other in useful):
+                useful.append(index)
             if useful[-1] > limit:
                 break
-        # Where it is now has yet to be seen.
-        unseen = not is_whole(here) and here not in known
-        return [place for place in useful if not (unseen and place > limit)]
+        # The current setting must be sampled before a stronger one is tried.
+        unsampled = not is_uncompressed(current) and current not in known
+        return [index for index in useful if not (unsampled and index > limit)]
 
-    def lost(self, place: int, kind: Kind) -> float:
-        """What a step leaves unsaid, as a sum of squares."""
-        place = self.effective(place)
-        if is_whole(place) or not self.losses.error:
+    def error(self, index: int, kind: ErrorKind) -> float:
+        """Returns the predicted squared error of a step."""
+        index = self.effective(index)
+        if is_uncompressed(index) or not self.relative.errors:
             return 0.0
-        return self.losses.energy * self.losses.at(place, self._values, kind)
+        return self.relative.energy * self.relative.predict(index, self._values, kind)
 
-    def save(self) -> dict[str, object]:
-        error = {str(place): error for place, error in self.losses.error.items()}
-        losses = {**vars(self.losses), "error": error}
-        return {"shape": list(self.shape), "losses": losses}
+    def state_dict(self) -> dict[str, object]:
+        errors = {str(index): error for index, error in self.relative.errors.items()}
+        return {"shape": list(self.shape), "relative": {**vars(self.relative), "errors": errors}}
 
 
-def load_layer(saved: Mapping[str, Any], rungs: Sequence[Rung]) -> Layer:
-    layer = Layer(saved["shape"], rungs)
-    error = {int(place): error for place, error in saved["losses"]["error"].items()}
-    layer.losses = Losses(**{**saved["losses"], "error": error})
+def load_layer(saved: Mapping[str, Any], grid: Sequence[GridPoint]) -> LayerModel:
+    layer = LayerModel(saved["shape"], grid)
+    errors = {int(index): error for index, error in saved["relative"]["errors"].items()}
+    layer.relative = RelativeErrors(**{**saved["relative"], "errors": errors})
     return layer
