@@ -27,11 +27,11 @@ log = logging.getLogger("gradwire")
 _HASH_DIGITS = 16
 _READ_BYTES = 1 << 20
 _STEP_BYTES = 8
-_MOST_STEPS = 1 << 20
+_MAX_STEPS = 1 << 20
 
 
 class Resumed(NamedTuple):
-    """Where to go on: how many steps are done, and this rank's state after them."""
+    """The number of steps that are done, and this rank's state after them."""
 
     step: int
     state: dict[str, object]
@@ -44,9 +44,9 @@ class _File(NamedTuple):
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The files of one rank, in a folder that ranks may share.
+    """The checkpoint files of one rank, in a folder that ranks may share.
 
-    `keep` files are left of them. With 2 or more, ranks that save at the same steps always have one
+    The newest `keep` files stay. With 2 or more, ranks that save at the same steps always have one
     in common: when the first of them saves a step, all have saved the one before.
     """
 
@@ -67,7 +67,7 @@ class Checkpoints:
     def save(self, step: int, state: Mapping[str, object]) -> Path:
         """Writes the state after `step` steps, then removes this rank's oldest files.
 
-        What it returns survives a crash of the machine; if it is cut short, the older files do.
+        The returned file survives a crash of the machine; older files survive a crash in here.
         """
         check_whole("checkpoints", "step", step, 0)
         if not isinstance(state, Mapping):
@@ -75,38 +75,38 @@ class Checkpoints:
             raise ConfigError(f"checkpoints: state must be a mapping, got {kind}")
         folder = Path(self.folder)
         folder.mkdir(parents=True, exist_ok=True)
-        draft = folder / f"{self._stem(step)}.draft"
-        with draft.open("wb") as file:
+        temporary = folder / f"{self._stem(step)}.tmp"
+        with temporary.open("wb") as file:
             torch.save(dict(state), file)
             file.flush()
             os.fsync(file.fileno())
-        path = folder / f"{self._stem(step)}-{_hash_of(draft)}.pt"
-        draft.replace(path)
-        _sync(folder)
-        self._tidy(_File(step, path))
+        path = folder / f"{self._stem(step)}-{_hash_of(temporary)}.pt"
+        temporary.replace(path)
+        _sync_folder(folder)
+        self._remove_old(_File(step, path))
         return path
 
     def steps(self) -> list[int]:
-        """The steps of which this rank has a sound file, in order; reads all of its files."""
-        return sorted({step for step, path in self._files() if _sound(path)})
+        """Returns the steps of which this rank has an intact file, sorted; reads all its files."""
+        return sorted({step for step, path in self._files() if _is_intact(path)})
 
     def load(self, step: int, device: torch.device | str = "cpu") -> dict[str, object]:
-        """The state after `step` steps; raises ConfigError where no sound file has it."""
+        """Returns the state after `step` steps; raises ConfigError if no intact file has it."""
         for found, path in self._files():
-            if found == step and _sound(path):
+            if found == step and _is_intact(path):
                 state: dict[str, object] = torch.load(path, map_location=device, weights_only=True)
                 return state
         raise ConfigError(
-            f"checkpoints: rank {self.rank} has no sound file of step {step} in {self.folder}"
+            f"checkpoints: rank {self.rank} has no intact file of step {step} in {self.folder}"
         )
 
     def resume(
         self, group: dist.ProcessGroup | None = None, device: torch.device | str = "cpu"
     ) -> Resumed | None:
-        """The newest state that all ranks have, or None; called on all ranks of the group.
+        """Returns the newest state that all ranks have, or None; called on all ranks of the group.
 
-        Removes what this rank has of later steps: they will be done again, and what one rank saved
-        of them before must never meet what another saves then.
+        Removes this rank's files of later steps: these steps will be repeated, and a file of the
+        first run must never be combined with one of the second.
         """
         if group is None:
             group = dist.distributed_c10d._get_default_group()
@@ -122,40 +122,41 @@ class Checkpoints:
         comm = ProcessGroupComm(group)
         if (comm.rank, comm.size) != (self.rank, self.size):
             raise ConfigError(
-                f"checkpoints: of rank {self.rank} of {self.size}, "
+                f"checkpoints: belong to rank {self.rank} of {self.size}, "
                 f"but resumed by rank {comm.rank} of {comm.size}"
             )
         own = [byte for step in self.steps() for byte in step.to_bytes(_STEP_BYTES, "big")]
-        told = torch.tensor(own, dtype=torch.uint8, device="cuda" if comm.on_device else "cpu")
-        limits = [_MOST_STEPS * _STEP_BYTES] * comm.size
-        heard = comm.answer(Collective("gather", [told], limits=limits))
-        return max(set.intersection(*(_steps(bytes(row.tolist())) for row in heard)), default=None)
+        steps = torch.tensor(own, dtype=torch.uint8, device="cuda" if comm.on_device else "cpu")
+        limits = [_MAX_STEPS * _STEP_BYTES] * comm.size
+        gathered = comm.run(Collective("gather", [steps], limits=limits))
+        common = set.intersection(*(_steps(bytes(row.tolist())) for row in gathered))
+        return max(common, default=None)
 
-    def _tidy(self, saved: _File) -> None:
-        """Leaves the newest files, one of each step, and no unfinished ones."""
+    def _remove_old(self, saved: _File) -> None:
+        """Removes unfinished files, and all but the newest `keep` steps with one file each."""
         last = sorted({file.step for file in self._files()})[-self.keep :]
         for file in self._files():
             if file.step not in last or (file.step == saved.step and file != saved):
                 file.path.unlink()
-        for draft in Path(self.folder).glob(f"step*-rank{self.rank}of{self.size}.draft"):
-            draft.unlink()
+        for temporary in Path(self.folder).glob(f"step*-rank{self.rank}of{self.size}.tmp"):
+            temporary.unlink()
 
     def _stem(self, step: int) -> str:
         return f"step{step:09d}-rank{self.rank}of{self.size}"
 
     def _files(self) -> list[_File]:
-        """All that has the name of a finished file of this rank, sound or not."""
+        """Returns all files with the name of a finished one of this rank, intact or not."""
         name = re.compile(rf"step(\d+)-rank{self.rank}of{self.size}-[0-9a-f]{{{_HASH_DIGITS}}}\.pt")
         paths = sorted(Path(self.folder).glob("step*.pt"))
         return [_File(int(m[1]), path) for path in paths if (m := name.fullmatch(path.name))]
 
 
-def _steps(told: bytes) -> set[int]:
-    starts = range(0, len(told), _STEP_BYTES)
-    return {int.from_bytes(told[i : i + _STEP_BYTES], "big") for i in starts}
+def _steps(data: bytes) -> set[int]:
+    starts = range(0, len(data), _STEP_BYTES)
+    return {int.from_bytes(data[i : i + _STEP_BYTES], "big") for i in starts}
 
 
-def _sound(path: Path) -> bool:
+def _is_intact(path: Path) -> bool:
     return path.stem.endswith(_hash_of(path))
 
 
@@ -167,8 +168,8 @@ def _hash_of(path: Path) -> str:
     return content.hexdigest()[:_HASH_DIGITS]
 
 
-def _sync(folder: Path) -> None:
-    """Puts the names in a folder on disk."""
+def _sync_folder(folder: Path) -> None:
+    """Flushes a folder's entries to disk."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)

@@ -7,7 +7,7 @@ from gradwire.local.diloco import DiLoCo
 from gradwire.local.local_sgd import LocalSGD
 from gradwire.local.qsparse import QsparseLocalSGD
 from gradwire.local.sparseloco import SparseLoCo
-from gradwire.local.workers import Seat, simulated
+from gradwire.local.workers import SimulatedWorker, simulated
 
 __all__ = [
     "CSER",
@@ -16,7 +16,7 @@ __all__ = [
     "DiLoCo",
     "LocalSGD",
     "QsparseLocalSGD",
-    "Seat",
+    "SimulatedWorker",
     "SparseLoCo",
     "simulated",
 ]

@@ -21,25 +21,25 @@ from gradwire.engine.ownership import check_free, claim, release
 from gradwire.engine.plan import Plan, make_plan
 from gradwire.errors import ConfigError
 from gradwire.local.startup import (
-    agreed,
-    averaged,
+    average_tensors,
+    broadcast_tensors,
+    check_settings,
+    check_tensors,
     check_unchanged,
-    checked_same,
-    copied_from_first,
-    followed,
-    held,
+    state_tensors,
+    trained_parameters,
 )
 from gradwire.local.state import load_tensors, read_state, summary, write_state
-from gradwire.local.workers import Group, peers_of
+from gradwire.local.workers import Group, workers_of
 from gradwire.spec import format_spec
 from gradwire.types import State
 from gradwire.version import VERSION
 
 LocalNanPolicy: TypeAlias = Literal["raise", "ignore"]
-"""What becomes of a sync in which a parameter is not finite on any worker.
+"""Decides about a sync in which a parameter is not finite on any worker.
 
-raise: the optimiser's step raises NonFiniteError on all workers, and nothing is remembered of the
-sync. ignore: nobody looks, and residuals need half the memory.
+raise: the optimiser's step raises NonFiniteError on all workers, and the sync leaves no trace in
+their states. ignore: nothing is checked, and residuals need half the memory.
 """
 
 
@@ -47,7 +47,7 @@ def check_nan_policy(method: str, policy: str) -> None:
     """Raises ConfigError unless the policy is one for parameters."""
     known = [*get_args(LocalNanPolicy)]
     if policy not in known:
-        # NaN in a gradient has a loss scaler skip the step; in a parameter it would stay.
+        # A loss scaler skips the step after a NaN in a gradient; in a parameter it would stay.
         raise ConfigError(f"{method}: nan_policy must be one of {known}, got {policy!r}")
 
 
@@ -59,36 +59,38 @@ def drift_plan(
     tensors: Iterable[Tensor],
     size: int,
 ) -> Plan:
-    """A legal plan; error feedback on what is no contraction is refused, and so are votes."""
+    """Makes the plan of a drift; refuses majority votes, and error feedback on no contraction."""
     plan = make_plan(compressor, memory, exchange, list(tensors), size)
-    if plan.counts_votes():
+    if plan.counts_votes:
         raise ConfigError(
-            f"{method}: {format_spec(plan.compressor)} with exchange {plan.exchange!r} says which "
-            "way to go and not how far, which moves no parameter to where workers are"
+            f"{method}: {format_spec(plan.compressor)} with exchange '{plan.exchange}' sends the "
+            "direction of a drift and not its length, which cannot synchronise parameters"
         )
     return plan
 
 
-def message_ratio(*lanes: Engine) -> float:
-    """Bytes of all parameters over those of one worker's messages about them."""
-    ways = [lane for one in lanes for lane in one.lanes.values()]
-    said = sum(lane.compressor.nbytes(lane.ctx.shape) for lane in ways)
-    return sum(t.nbytes for one in lanes for t in one.tensors.values()) / max(1, said)
+def message_ratio(*engines: Engine) -> float:
+    """Returns the bytes of all parameters over those of one worker's messages about them."""
+    lanes = [lane for engine in engines for lane in engine.lanes.values()]
+    message_bytes = sum(lane.compressor.nbytes(lane.ctx.shape) for lane in lanes)
+    parameter_bytes = sum(t.nbytes for engine in engines for t in engine.tensors.values())
+    return parameter_bytes / max(1, message_bytes)
 
 
 def overall_ratio(updates: float | None, errors: float, sync_every: int) -> float:
-    """R of 1/R = 1/R_updates + 1/(R_errors H); None says nothing of updates."""
+    """Returns R of 1/R = 1/R_updates + 1/(R_errors H); None means that no updates are sent."""
     return 1 / ((1 / updates if updates is not None else 0.0) + 1 / (errors * sync_every))
 
 
-S = TypeVar("S", bound="LocalSteps")
+S = TypeVar("S", bound="LocalMethod")
 
 
-class LocalSteps(ABC):
-    """A context in which a torch optimiser's steps are local and workers talk after some of them.
+class LocalMethod(ABC):
+    """A context in which a torch optimiser's steps are local, and some are followed by a sync.
 
-    Entered on all workers alike. Models must be equal then, or become so by `broadcast`, which
-    takes worker 0's. Until it ends no mount and no other local method takes the same parameters.
+    It is entered on all workers alike. Their models must be equal then, or `broadcast` makes them
+    equal to worker 0's. Until it ends no integration and no other local method may own the same
+    parameters.
     """
 
     def __init__(
@@ -103,104 +105,104 @@ class LocalSteps(ABC):
         check_whole(type(self).__name__, "sync_every", sync_every, 1)
         check_whole(type(self).__name__, "seed", seed, 0)
         self.model, self.optimizer, self.sync_every = model, optimizer, sync_every
-        self.parameters = followed(model, optimizer)
+        self.parameters = trained_parameters(model, optimizer)
         self.device = next(iter(self.parameters.values())).device
         self.seed, self.steps, self.syncs = seed, 0, 0
         self._broadcast = broadcast
-        self._peers = peers_of(group, self.device)
+        self._workers = workers_of(group, self.device)
         self._hook: RemovableHandle | None = None
-        self._meet: Callable[[], CollectiveProgram[None]] | None = None
-        self._leave: Callable[[bool], None] | None = None
+        self._connect: Callable[[], CollectiveProgram[None]] | None = None
+        self._disconnect: Callable[[bool], None] | None = None
 
     @abstractmethod
     def settings(self) -> dict[str, object]:
-        """What must be equal on all workers beside the parameters' forms."""
+        """Returns what must be equal on all workers, besides shapes and types of parameters."""
 
     @abstractmethod
     def planned_ratio(self) -> float:
-        """How much less a worker is to say than at dense steps, by the forms of its messages."""
+        """Returns the planned compression ratio over dense steps, from the message lengths."""
 
     @abstractmethod
-    def _begin(self) -> None:
-        """Takes the parameters as they are for the start that all workers share."""
+    def _initialize(self) -> None:
+        """Takes the current parameters as the starting point of all workers."""
 
     @abstractmethod
     def _step(self) -> None:
-        """What this worker does after its optimiser's step number `self.steps`, counted from 1."""
+        """Does this worker's part after the optimiser's step `self.steps`, counted from 1."""
 
     @abstractmethod
-    def _lanes(self) -> Sequence[Engine]:
-        """Everything that remembers what was said; the first describes the method."""
+    def _engines(self) -> Sequence[Engine]:
+        """Returns all engines with state to save; the first one's plan describes the method."""
 
     @abstractmethod
     def _tensors(self) -> dict[str, State]:
-        """What the method itself remembers, by kind and parameter; the tensors, not copies."""
+        """Returns the method's own state by kind and parameter; the tensors, not copies."""
 
     @abstractmethod
     def _common(self) -> Mapping[str, Tensor]:
-        """What is the same on all workers, to the bit."""
+        """Returns the tensors that are bitwise equal on all workers."""
 
     def __enter__(self: S) -> S:
         if self._hook is not None:
             raise ConfigError(f"{type(self).__name__} is entered already")
         check_free((parameter, name) for name, parameter in self.parameters.items())
-        for lanes in self._lanes():
-            self._peers.prepare(lanes.plan.node())
-        self._peers.talk(self._entry(), aside=True)
+        for engine in self._engines():
+            self._workers.prepare(engine.plan.exchange.node)
+        self._workers.run(self._startup(), auxiliary=True)
         self._hook = self.optimizer.register_step_post_hook(self._after_step)
-        claim(self.parameters.values(), self, way_out="end its context")
+        claim(self.parameters.values(), self, how_to_release="end its context")
         return self
 
     def __exit__(self, error: object, *_: object) -> None:
-        """Steps are no longer followed; what workers have not told each other stays theirs."""
+        """Stops following the optimiser's steps; drifts that were not synchronised stay local."""
         assert self._hook is not None
         self._hook.remove()
         self._hook = None
         release(self.parameters.values(), self)
-        if self._leave is not None:
-            self._leave(error is not None)
-        # After an error others may never come to what is under way.
-        self._peers.rest(wait=error is None)
+        if self._disconnect is not None:
+            self._disconnect(error is not None)
+        # After an error other workers may never join the collectives under way.
+        self._workers.shutdown(wait=error is None)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Gives the model the mean of all workers' parameters and buffers, for evaluation.
 
-        Called on all workers; afterwards each has its own again. Its bytes are counted aside.
+        Called on all workers; afterwards each has its own again. Its bytes are counted apart.
         """
-        floats = {n: t for n, t in held(self.model).items() if t.is_floating_point()}
+        floats = {n: t for n, t in state_tensors(self.model).items() if t.is_floating_point()}
         own = {name: tensor.clone() for name, tensor in floats.items()}
-        self._peers.talk(averaged(floats), aside=True)
+        self._workers.run(average_tensors(floats), auxiliary=True)
         try:
             yield
         finally:
             for name, tensor in floats.items():
                 tensor.copy_(own[name])
-            self._peers.check_over()
+            self._workers.check_finished()
 
     def stats(self) -> dict[str, object]:
-        """What was said, what it cost and what it lost, on this worker; `ratio` is to dense steps.
+        """Returns traffic, times and compression errors of this worker; `ratio` is to dense steps.
 
         A dense step is a ring all-reduce of all parameters after every optimiser step.
         """
         tensors = list(self.parameters.values())
         counts = {"steps": self.steps, "syncs": self.syncs, "planned_ratio": self.planned_ratio()}
-        return {**summary(self._lanes(), self._peers, tensors, self.steps), **counts}
+        return {**summary(self._engines(), self._workers, tensors, self.steps), **counts}
 
     def state_dict(self) -> dict[str, object]:
-        """This worker's own state, as plain tensors and numbers under its rank's name.
+        """Returns this worker's own state, as plain tensors and numbers under its rank's name.
 
         Models differ between workers too: each saves its model, its optimiser and this.
         """
-        head = {**self._identity(), "steps": self.steps, "syncs": self.syncs}
-        own = write_state(head, self._lanes(), self._tensors())
-        return {f"rank{self._peers.rank}": own}
+        header = {**self._identity(), "steps": self.steps, "syncs": self.syncs}
+        own = write_state(header, self._engines(), self._tensors())
+        return {f"rank{self._workers.rank}": own}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Goes on exactly where this worker was saved; the model and optimiser are loaded apart."""
+        """Restores this worker's state bitwise; the model and optimiser are loaded separately."""
         if self._hook is not None:
             raise ConfigError("load the state before the context is entered")
-        own = read_state(state, f"rank{self._peers.rank}", self._identity(), self._lanes())
+        own = read_state(state, f"rank{self._workers.rank}", self._identity(), self._engines())
         self.steps, self.syncs = cast(int, own["steps"]), cast(int, own["syncs"])
         load_tensors(self._tensors(), cast(Mapping[str, State], own["tensors"]))
 
@@ -209,27 +211,28 @@ class LocalSteps(ABC):
         self.steps += 1
         self._step()
 
-    def _entry(self) -> CollectiveProgram[None]:
-        # Those who meet nobody but a server have taken different numbers of steps.
-        done = self.steps if self._meet is None else self.steps > 0
-        still = {name: f"{form}, not trained" for name, form in _forms(held(self.model)).items()}
-        settings = {**still, **self._identity(), "version": VERSION, "steps": done}
-        yield from agreed(self._peers.size, self.device, settings)
+    def _startup(self) -> CollectiveProgram[None]:
+        # Workers that synchronise only with a server have taken different numbers of steps.
+        done = self.steps if self._connect is None else self.steps > 0
+        layouts = _layouts(state_tensors(self.model))
+        untrained = {name: f"{layout}, not trained" for name, layout in layouts.items()}
+        settings = {**untrained, **self._identity(), "version": VERSION, "steps": done}
+        yield from check_settings(self._workers.size, self.device, settings)
         if self._broadcast and not self.steps:
-            yield from copied_from_first(held(self.model))
-        common = self._common() if self.steps else held(self.model)
-        there = {name: tensor.to(self.device) for name, tensor in common.items()}
-        yield from checked_same(there, self._peers.size)
+            yield from broadcast_tensors(state_tensors(self.model))
+        common = self._common() if self.steps else state_tensors(self.model)
+        on_device = {name: tensor.to(self.device) for name, tensor in common.items()}
+        yield from check_tensors(on_device, self._workers.size)
         if not self.steps:
-            self._begin()
-        if self._meet is not None:
-            yield from self._meet()
+            self._initialize()
+        if self._connect is not None:
+            yield from self._connect()
 
     def _identity(self) -> dict[str, object]:
-        who = {"method": type(self).__name__, "sync_every": self.sync_every, "seed": self.seed}
-        return {**who, **self.settings(), **_forms(self.parameters)}
+        basic = {"method": type(self).__name__, "sync_every": self.sync_every, "seed": self.seed}
+        return {**basic, **self.settings(), **_layouts(self.parameters)}
 
 
-def _forms(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    # Set apart from settings: a parameter may have any name.
+def _layouts(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    # Prefixed, since a parameter may have the name of a setting.
     return {f"tensor {name}": f"{tuple(t.shape)} {t.dtype}" for name, t in tensors.items()}

@@ -12,22 +12,22 @@ from gradwire.base import Compressor
 from gradwire.comm.base import CollectiveProgram
 from gradwire.compressors._sparsifier import Sparsifier
 from gradwire.engine.engine import Engine
-from gradwire.engine.step import together
+from gradwire.engine.step import run_rounds
 from gradwire.errors import ConfigError
-from gradwire.local.base import LocalSteps, drift_plan
+from gradwire.local.base import LocalMethod, drift_plan
 from gradwire.local.workers import Group
 from gradwire.spec import compressor_of, format_spec
 from gradwire.types import EFInput, EncodeContext, Mean, Rounds, State, mix
 
 
-class BlockCSER(LocalSteps):
-    """After every step the parameters of some blocks become their mean; of more every `sync_every`.
+class BlockCSER(LocalMethod):
+    """Averages some blocks of parameters after every step, and more every `sync_every` steps.
 
-    Where a block is averaged, common + e becomes common + mean(e): its error is told and reset at
-    once, so none needs to be kept. The compressors choose blocks that are the same on all workers
-    (grbs, randomk); `errors` is for every `sync_every`-th step and `updates` for those between, or
-    None to say nothing then. Parameters are said in the number format that they have. As for CSER,
-    momentum is local, and `averaged()` is for evaluation.
+    Where a block is averaged, common + e becomes common + mean(e): its error is sent and reset at
+    once, so no error buffer is needed. The compressors choose blocks that are the same on all
+    workers (grbs, randomk); `errors` is for every `sync_every`-th step and `updates` for those
+    between, or None to send nothing then. Parameters are sent in their own number format. As for
+    CSER, momentum is local, and `averaged()` is for evaluation.
     """
 
     def __init__(
@@ -42,48 +42,48 @@ class BlockCSER(LocalSteps):
         seed: int = 0,
         broadcast: bool = False,
     ) -> None:
-        LocalSteps.__init__(self, model, optimizer, sync_every, process_group, seed, broadcast)
-        self._errors = self._open(errors, mix(seed, 1))
-        self._updates = None if updates is None else self._open(updates, mix(seed, 2))
+        LocalMethod.__init__(self, model, optimizer, sync_every, process_group, seed, broadcast)
+        self._errors = self._make_engine(errors, mix(seed, 1))
+        self._updates = None if updates is None else self._make_engine(updates, mix(seed, 2))
 
     def settings(self) -> dict[str, object]:
-        told = {"errors": self._errors.plan.describe()}
-        return {**told, "updates": self._updates and self._updates.plan.describe()}
+        errors = {"errors": self._errors.plan.describe()}
+        return {**errors, "updates": self._updates and self._updates.plan.describe()}
 
     def planned_ratio(self) -> float:
-        """R of 1/R = (1 - 1/H)/R_C2 + 1/(R_C1 H): errors are told in place of the update."""
+        """Returns R of 1/R = (1 - 1/H)/R_C2 + 1/(R_C1 H): errors replace the update."""
         share = 1 / self.sync_every
-        said = share * self._said_bytes(self._errors)
+        sent = share * self._block_bytes(self._errors)
         if self._updates is not None:
-            said += (1 - share) * self._said_bytes(self._updates)
-        return sum(p.nbytes for p in self.parameters.values()) / said
+            sent += (1 - share) * self._block_bytes(self._updates)
+        return sum(p.nbytes for p in self.parameters.values()) / sent
 
-    def _said_bytes(self, lanes: Engine) -> int:
-        """The bytes of the blocks that are averaged at one step."""
+    def _block_bytes(self, engine: Engine) -> int:
+        """Returns the bytes of the blocks that are averaged at one step."""
         return sum(
-            p.itemsize * _count(lanes.lanes[name].compressor, p.numel())
+            p.itemsize * _count(engine.lanes[name].compressor, p.numel())
             for name, p in self.parameters.items()
         )
 
-    def _begin(self) -> None:
+    def _initialize(self) -> None:
         pass
 
     def _step(self) -> None:
         is_reset = self.steps % self.sync_every == 0
         self.syncs += is_reset
-        lanes = self._errors if is_reset else self._updates
-        if lanes is not None:
-            self._peers.talk(self._talk(lanes))
+        engine = self._errors if is_reset else self._updates
+        if engine is not None:
+            self._workers.run(self._sync(engine))
 
-    def _talk(self, lanes: Engine) -> CollectiveProgram[None]:
-        talks = []
+    def _sync(self, engine: Engine) -> CollectiveProgram[None]:
+        rounds = []
         for name, parameter in self.parameters.items():
-            lane = lanes.lanes[name]
+            lane = engine.lanes[name]
             ctx = lane.ctx._replace(step=self.steps)
-            talks.append(_mean_of_blocks(parameter.detach(), lane.compressor, ctx))
-        yield from together(talks)
+            rounds.append(_mean_of_blocks(parameter.detach(), lane.compressor, ctx))
+        yield from run_rounds(rounds)
 
-    def _lanes(self) -> Sequence[Engine]:
+    def _engines(self) -> Sequence[Engine]:
         return [self._errors] if self._updates is None else [self._updates, self._errors]
 
     def _tensors(self) -> dict[str, State]:
@@ -93,19 +93,19 @@ class BlockCSER(LocalSteps):
         # Workers differ in all but the blocks of the last step.
         return {}
 
-    def _open(self, compressor: Compressor | str, seed: int) -> Engine:
-        rank, size, tensors = self._peers.rank, self._peers.size, self.parameters
+    def _make_engine(self, compressor: Compressor | str, seed: int) -> Engine:
+        rank, size, tensors = self._workers.rank, self._workers.size, self.parameters
         chosen = compressor_of(compressor)
-        alike = isinstance(chosen, Sparsifier) and not chosen.sends_indices
-        if not alike and chosen.family != "dense":
+        is_shared = isinstance(chosen, Sparsifier) and not chosen.sends_indices
+        if not is_shared and chosen.family != "dense":
             raise ConfigError(
                 f"BlockCSER: {format_spec(chosen)} does not choose the same entries on all "
                 "workers; use grbs or randomk, or CSER, which takes any contraction"
             )
         if isinstance(chosen, Sparsifier) and chosen.values != "fp32":
             raise ConfigError(
-                f"BlockCSER: {format_spec(chosen)} would round parameters and not only what is "
-                "said of them; leave out values, which go in the parameters' own format"
+                f"BlockCSER: {format_spec(chosen)} would round parameters and not only messages "
+                "about them; leave out values, which go in the parameters' own format"
             )
         plan = drift_plan("BlockCSER", chosen, "none", "mean", tensors.values(), size)
         return Engine(plan, tensors, rank, size, seed, "ignore")
@@ -116,7 +116,7 @@ def _count(compressor: Compressor, numel: int) -> int:
 
 
 def _mean_of_blocks(parameter: Tensor, compressor: Compressor, ctx: EncodeContext) -> Rounds:
-    """Replaces the chosen entries, or all where there is no choice, by their mean over workers."""
+    """Replaces the chosen entries, or all if it is dense, by their mean over workers."""
     flat = parameter.reshape(-1)
     if isinstance(compressor, Sparsifier):
         index = compressor.select(EFInput(flat), ctx)

@@ -14,29 +14,30 @@ from gradwire.comm.base import CollectiveProgram
 from gradwire.engine.engine import Engine
 from gradwire.errors import NonFiniteError
 from gradwire.local.base import (
+    LocalMethod,
     LocalNanPolicy,
-    LocalSteps,
     check_nan_policy,
     drift_plan,
     message_ratio,
     overall_ratio,
 )
-from gradwire.local.psync import Aside, psync
-from gradwire.local.state import float_copies, room_for
+from gradwire.local.psync import ReturnedResidual, psync
+from gradwire.local.state import buffer_for, float_copies
 from gradwire.local.workers import Group
 from gradwire.types import State, mix
 
 
-class CSER(LocalSteps):
-    """Workers x = common + e: updates are told in part, and every `sync_every` steps errors are.
+class CSER(LocalMethod):
+    """Keeps a worker's parameters as x = common + e, and resets e every `sync_every` steps.
 
-    The optimiser's step p is whatever it has done to the parameters, so momentum is local: plain
-    SGD inside is CSER, momentum (Nesterov's or heavy ball) is M-CSER. Of p a worker says C2(p), by
-    `updates`: all subtract the mean of that from `common`, and each keeps what it did not say in
-    its own error, e -= p - C2(p). Every `sync_every` steps e is reset: the mean of C1(e), by
-    `errors`, moves into `common`, and e - C1(e) is left. So `common` is the same on all workers to
-    the bit. Without `updates` nothing is told between resets: that is CSEA with `sync_every=1` and
-    else CSER-PL, or local SGD with `errors="none"`. With `updates="none"` it is plain SGD.
+    The update p is whatever the optimiser's step has done to the parameters, so momentum is local:
+    plain SGD inside is CSER, momentum (Nesterov's or heavy ball) is M-CSER. Of p a worker sends
+    C2(p), compressed by `updates`: all subtract its mean from `common`, and each applies the rest
+    to its own error, e -= p - C2(p). Every `sync_every` steps e is reset: the mean of C1(e),
+    compressed by `errors`, moves into `common`, and e becomes e - C1(e). So `common` is bitwise
+    equal on all workers. Without `updates` nothing is sent between resets: that is CSEA with
+    `sync_every=1` and else CSER-PL, or local SGD with `errors="none"`. With `updates="none"` it is
+    plain SGD.
 
     Two float32 copies of the parameters are kept, on a GPU three; `BlockCSER` keeps none. Evaluate
     in `averaged()`.
@@ -56,30 +57,30 @@ class CSER(LocalSteps):
         broadcast: bool = False,
         nan_policy: LocalNanPolicy = "raise",
     ) -> None:
-        LocalSteps.__init__(self, model, optimizer, sync_every, process_group, seed, broadcast)
+        LocalMethod.__init__(self, model, optimizer, sync_every, process_group, seed, broadcast)
         check_nan_policy("CSER", nan_policy)
         self._exchange, self._nan_policy = exchange, nan_policy
         # Each draws random numbers of its own.
-        self._errors = self._open(errors, mix(seed, 1))
-        self._updates = None if updates is None else self._open(updates, mix(seed, 2))
+        self._errors = self._make_engine(errors, mix(seed, 1))
+        self._updates = None if updates is None else self._make_engine(updates, mix(seed, 2))
         self._common_part = float_copies(self.parameters)
         self._error = {n: torch.zeros_like(t) for n, t in self._common_part.items()}
-        self._rooms: State = {}
+        self._buffers: State = {}
 
     def settings(self) -> dict[str, object]:
-        told = {"errors": self._errors.plan.describe()}
-        return {**told, "updates": self._updates and self._updates.plan.describe()}
+        errors = {"errors": self._errors.plan.describe()}
+        return {**errors, "updates": self._updates and self._updates.plan.describe()}
 
     def planned_ratio(self) -> float:
-        """R of 1/R = 1/R_C2 + 1/(R_C1 H) for this model, tensors that go dense included."""
+        """Returns R of 1/R = 1/R_C2 + 1/(R_C1 H) for this model, dense tensors included."""
         updates = None if self._updates is None else message_ratio(self._updates)
         return overall_ratio(updates, message_ratio(self._errors), self.sync_every)
 
     def error(self) -> State:
-        """What this worker alone has applied, by parameter."""
+        """Returns the part of the parameters that only this worker has applied, by name."""
         return {n: e.view(self.parameters[n].shape) for n, e in self._error.items()}
 
-    def _begin(self) -> None:
+    def _initialize(self) -> None:
         for name, copy in float_copies(self.parameters).items():
             self._common_part[name].copy_(copy)
 
@@ -92,53 +93,53 @@ class CSER(LocalSteps):
                 self._error[name].sub_(step)
         if self._updates is not None or is_reset:
             try:
-                self._peers.talk(self._talk(update, is_reset))
+                self._workers.run(self._sync(update, is_reset))
             except NonFiniteError:
                 if self._updates is None:
-                    # The next step tells again how far parameters are from the common part.
+                    # The next update is again the whole difference to the common part.
                     torch._foreach_zero_(list(self._error.values()))
                 raise
 
     def _update(self) -> State:
-        """How far the optimiser's step went: x before it - x after it."""
+        """Returns the optimiser's step: x before it - x after it."""
         update = {}
         for name, parameter in self.parameters.items():
-            # Where the parameter was put, which in 16 bits is only near the sum.
+            # Rounded as the parameter was, which in 16 bits is only near the sum.
             before = (self._common_part[name] + self._error[name]).to(parameter.dtype)
-            room = room_for(self._rooms, name, self._error[name])
-            update[name] = room.copy_(before).sub_(parameter.detach().reshape(-1))
+            buffer = buffer_for(self._buffers, name, self._error[name])
+            update[name] = buffer.copy_(before).sub_(parameter.detach().reshape(-1))
         return update
 
-    def _talk(self, update: State, is_reset: bool) -> CollectiveProgram[None]:
+    def _sync(self, update: State, is_reset: bool) -> CollectiveProgram[None]:
         if self._updates is not None:
-            yield from self._tell_update(self._updates, update)
+            yield from self._send_update(self._updates, update)
         if is_reset:
             yield from self._reset()
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                both = self._common_part[name] + self._error[name]
-                parameter.copy_(both.view(parameter.shape))
+                total = self._common_part[name] + self._error[name]
+                parameter.copy_(total.view(parameter.shape))
 
-    def _tell_update(self, lanes: Engine, update: State) -> CollectiveProgram[None]:
-        """p', r = PSync(p, C2); x -= p', e -= r."""
-        left = yield from psync(lanes, update)
+    def _send_update(self, engine: Engine, update: State) -> CollectiveProgram[None]:
+        """Computes p', r = PSync(p, C2); x -= p', e -= r."""
+        residuals = yield from psync(engine, update)
         for name, mean in update.items():
             self._common_part[name].sub_(mean)
-            if name in left:
-                self._error[name].sub_(left[name])
+            if name in residuals:
+                self._error[name].sub_(residuals[name])
 
     def _reset(self) -> CollectiveProgram[None]:
-        """e', e = PSync(e, C1); x += e' - e."""
-        told = {name: error.clone() for name, error in self._error.items()}
-        left = yield from psync(self._errors, told)
-        for name, mean in told.items():
+        """Computes e', e = PSync(e, C1); x += e' - e."""
+        errors = {name: error.clone() for name, error in self._error.items()}
+        residuals = yield from psync(self._errors, errors)
+        for name, mean in errors.items():
             self._common_part[name].add_(mean)
-            if name in left:
-                self._error[name].copy_(left[name])
+            if name in residuals:
+                self._error[name].copy_(residuals[name])
             else:
                 self._error[name].zero_()
 
-    def _lanes(self) -> Sequence[Engine]:
+    def _engines(self) -> Sequence[Engine]:
         return [self._errors] if self._updates is None else [self._updates, self._errors]
 
     def _tensors(self) -> dict[str, State]:
@@ -147,7 +148,8 @@ class CSER(LocalSteps):
     def _common(self) -> Mapping[str, Tensor]:
         return self._common_part
 
-    def _open(self, compressor: Compressor | str, seed: int) -> Engine:
-        rank, size, tensors = self._peers.rank, self._peers.size, self.parameters
-        plan = drift_plan("CSER", compressor, Aside(), self._exchange, tensors.values(), size)
+    def _make_engine(self, compressor: Compressor | str, seed: int) -> Engine:
+        rank, size, tensors = self._workers.rank, self._workers.size, self.parameters
+        memory, exchange = ReturnedResidual(), self._exchange
+        plan = drift_plan("CSER", compressor, memory, exchange, tensors.values(), size)
         return Engine(plan, tensors, rank, size, seed, self._nan_policy)

@@ -9,20 +9,20 @@ from torch.optim import Optimizer
 
 from gradwire.base import Compressor, Memory
 from gradwire.local.base import LocalNanPolicy
-from gradwire.local.fragment import Division, Outer
-from gradwire.local.outer_loop import AnchoredSteps, Streaming, Telling
+from gradwire.local.fragment import OuterSGD, Partition
+from gradwire.local.outer_loop import DriftCompression, OuterLoopMethod, Streaming
 from gradwire.local.workers import Group
 
 
-class DiLoCo(AnchoredSteps):
-    """Every `sync_every` steps the anchor takes a Nesterov step along the workers' mean drift.
+class DiLoCo(OuterLoopMethod):
+    """Moves the anchor by a Nesterov step along the workers' mean drift every `sync_every` steps.
 
-    The drift (anchor - parameters) goes in full precision, or as a compressor says it: fp16, or
-    `codebook:bits=8,spread=12`. With `fragments` the model is told in that many parts, one every
-    `sync_every / fragments` steps (or in the parts that you name, each by the beginnings of its
-    parameters' names), so that the network is busy evenly. With `delay` training goes on for so
-    many steps while a part is under way; then the anchor moves, and the parameters go there but for
-    a share `alpha`, by default a half, that stays where those steps have led.
+    The drift (anchor - parameters) is sent in full precision, or compressed, for example by fp16 or
+    `codebook:bits=8,spread=12`. With `fragments` the model is synchronised in that many parts, one
+    every `sync_every / fragments` steps, so that the network load is even; a list of lists names
+    the parts by prefixes of parameter names. With `delay` training continues for that many steps
+    while a part is in flight; then the anchor moves, and parameters become
+    (1 - alpha) anchor + alpha parameters, where `alpha` is 0.5 by default.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class DiLoCo(AnchoredSteps):
         outer_lr: float = 0.7,
         outer_momentum: float = 0.9,
         nesterov: bool = True,
-        fragments: Division = 1,
+        fragments: Partition = 1,
         delay: int = 0,
         alpha: float | None = None,
         memory: Memory | str | None = None,
@@ -46,8 +46,10 @@ class DiLoCo(AnchoredSteps):
         nan_policy: LocalNanPolicy = "raise",
     ) -> None:
         alpha = (0.5 if delay else 0.0) if alpha is None else alpha
-        telling = Telling(compressor, memory, exchange, nan_policy)
-        outer = Outer(outer_lr, outer_momentum, nesterov)
+        compression = DriftCompression(compressor, memory, exchange, nan_policy)
+        outer = OuterSGD(outer_lr, outer_momentum, nesterov)
         streaming = Streaming(fragments, delay, alpha)
-        who = process_group, seed, broadcast
-        AnchoredSteps.__init__(self, model, optimizer, telling, outer, streaming, sync_every, *who)
+        common = process_group, seed, broadcast
+        OuterLoopMethod.__init__(
+            self, model, optimizer, compression, outer, streaming, sync_every, *common
+        )

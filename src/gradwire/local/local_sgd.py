@@ -7,17 +7,17 @@ DaSGD, Zhou et al. 2020.
 from torch import nn
 from torch.optim import Optimizer
 
-from gradwire.local.fragment import Outer
-from gradwire.local.outer_loop import AnchoredSteps, Telling, kept_steps
+from gradwire.local.fragment import OuterSGD
+from gradwire.local.outer_loop import DriftCompression, OuterLoopMethod, keep_local_steps
 from gradwire.local.workers import Group
 
 
-class LocalSGD(AnchoredSteps):
-    """Every `sync_every` steps all workers' parameters become their mean, in full precision.
+class LocalSGD(OuterLoopMethod):
+    """Averages the parameters of all workers every `sync_every` steps, in full precision.
 
-    With `delay` the mean is taken up so many steps later, and the steps taken since it set out stay
-    on top of it. Until then a worker is where its own steps have led, or with `ahead` only that
-    share of those it has told (see `QsparseLocalSGD`).
+    With `delay` the mean is applied that many steps later, and the steps taken in the meantime stay
+    on top of it. Until then a worker has all of its own steps, or with `ahead` only that fraction
+    of those that it has sent (see `QsparseLocalSGD`).
     """
 
     def __init__(
@@ -32,7 +32,9 @@ class LocalSGD(AnchoredSteps):
         seed: int = 0,
         broadcast: bool = False,
     ) -> None:
-        # A mean of all there is shows by itself what is not finite.
-        telling = Telling("none", "none", "auto", "ignore")
-        when, who = kept_steps(delay, ahead), (process_group, seed, broadcast)
-        AnchoredSteps.__init__(self, model, optimizer, telling, Outer(), when, sync_every, *who)
+        # A dense mean propagates non-finite values by itself.
+        compression = DriftCompression("none", "none", "auto", "ignore")
+        streaming, common = keep_local_steps(delay, ahead), (process_group, seed, broadcast)
+        OuterLoopMethod.__init__(
+            self, model, optimizer, compression, OuterSGD(), streaming, sync_every, *common
+        )

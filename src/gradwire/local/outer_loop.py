@@ -17,13 +17,13 @@ from gradwire.checks import check_fraction, check_share, check_whole
 from gradwire.engine.engine import Engine
 from gradwire.errors import ConfigError, NonFiniteError
 from gradwire.local.base import (
+    LocalMethod,
     LocalNanPolicy,
-    LocalSteps,
     check_nan_policy,
     drift_plan,
     message_ratio,
 )
-from gradwire.local.fragment import Division, Fragment, Outer, divide
+from gradwire.local.fragment import Fragment, OuterSGD, Partition, partition_parameters
 from gradwire.local.workers import Group, Wait
 from gradwire.types import State
 
@@ -32,15 +32,15 @@ log = logging.getLogger("gradwire")
 
 @dataclass(frozen=True)
 class Streaming:
-    """Parts of the model that are told in turn, and how long after the mean is taken up.
+    """The parts of a model that are synchronised in turn, and the delay of their means.
 
-    Of `fragments` every `sync_every / fragments` steps one is told. Its mean is taken up `delay`
-    steps later, and the share `alpha` of a parameter stays as the steps in between have made it.
-    With None these steps are kept in full, on top of the mean, and of those that were told the
-    share `ahead` is gone until the mean is there.
+    Of `fragments` one is sent every `sync_every / fragments` steps. Its mean is applied `delay`
+    steps later, and the fraction `alpha` of a parameter stays as the steps in between have left it.
+    With `alpha` None these steps stay in full, on top of the mean, and until the mean is applied
+    parameters keep only the fraction `ahead` of the drift that was sent.
     """
 
-    fragments: Division = 1
+    fragments: Partition = 1
     delay: int = 0
     alpha: float | None = 0.0
     ahead: float = 1.0
@@ -56,25 +56,25 @@ class Streaming:
         check_fraction(method, "ahead", self.ahead)
         if self.ahead != 1 and not self.delay:
             raise ConfigError(
-                f"{method}: ahead={self.ahead:g} needs a delay: nobody waits for a mean"
+                f"{method}: ahead={self.ahead:g} needs a delay: no mean is in flight without one"
             )
 
 
-def kept_steps(delay: int, ahead: float) -> Streaming:
-    """All of the model at once, whose mean comes so late; no step is lost meanwhile."""
+def keep_local_steps(delay: int, ahead: float) -> Streaming:
+    """Returns the schedule of the whole model that keeps all steps taken during the delay."""
     return Streaming(delay=delay, alpha=None if delay else 0.0, ahead=ahead)
 
 
 @dataclass(frozen=True)
-class Telling:
-    """What is said of the drift."""
+class DriftCompression:
+    """Settings of the compression of drifts."""
 
     compressor: Compressor | str
     memory: Memory | str | None
     exchange: str
     nan_policy: LocalNanPolicy
     forget_below: float | None = None
-    """Memory is dropped when the learning rate is below this share of the last time's."""
+    """Residuals are dropped when the learning rate is below this fraction of the last sync's."""
 
     def check(self, method: str) -> None:
         check_nan_policy(method, self.nan_policy)
@@ -82,125 +82,128 @@ class Telling:
             check_fraction(method, "forget_below", self.forget_below)
 
 
-class AnchoredSteps(LocalSteps):
-    """Workers who go their own ways from an anchor, and from time to time move it together."""
+class OuterLoopMethod(LocalMethod):
+    """A local method whose workers drift from a common anchor and periodically move it together."""
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        telling: Telling,
-        outer: Outer,
+        compression: DriftCompression,
+        outer: OuterSGD,
         streaming: Streaming,
         sync_every: int,
         group: Group,
         seed: int,
         broadcast: bool,
     ) -> None:
-        LocalSteps.__init__(self, model, optimizer, sync_every, group, seed, broadcast)
+        LocalMethod.__init__(self, model, optimizer, sync_every, group, seed, broadcast)
         method = type(self).__name__
-        telling.check(method)
+        compression.check(method)
         outer.check(method)
-        parts = divide(method, self.parameters, streaming.fragments)
+        parts = partition_parameters(method, self.parameters, streaming.fragments)
         streaming.check(method, sync_every, len(parts))
-        self.outer, self.streaming, self._telling = outer, streaming, telling
+        self.outer, self.streaming, self._compression = outer, streaming, compression
         self._fragments = [self._fragment(part) for part in parts]
         self._waits: dict[int, Wait] = {}
-        self._void: dict[int, NonFiniteError] = {}
+        self._failed: dict[int, NonFiniteError] = {}
         self._rate = torch.tensor(self._learning_rate(), dtype=torch.float64)
 
     def settings(self) -> dict[str, object]:
-        told = {"forget_below": self._telling.forget_below, "outer": str(self.outer)}
+        outer = {"forget_below": self._compression.forget_below, "outer": str(self.outer)}
         parts = [list(fragment.parameters) for fragment in self._fragments]
-        when = self.streaming
-        late = {"fragments": parts, "delay": when.delay, "alpha": when.alpha, "ahead": when.ahead}
-        return {**self._fragments[0].lanes.plan.describe(), **told, **late}
+        s = self.streaming
+        schedule = {"fragments": parts, "delay": s.delay, "alpha": s.alpha, "ahead": s.ahead}
+        return {**self._fragments[0].engine.plan.describe(), **outer, **schedule}
 
     def planned_ratio(self) -> float:
-        """What the compressor saves at a sync, times `sync_every`."""
-        return self.sync_every * message_ratio(*(part.lanes for part in self._fragments))
+        """Returns the compression ratio of a sync, times `sync_every`."""
+        return self.sync_every * message_ratio(*(part.engine for part in self._fragments))
 
-    def _begin(self) -> None:
+    def _initialize(self) -> None:
         for fragment in self._fragments:
-            fragment.begin()
+            fragment.initialize()
 
     def _step(self) -> None:
-        # Simulated workers who have begun to tell go on when all have, and cannot take up before.
-        complaints = dict[int, NonFiniteError]()
+        # All means are applied before the first sync starts: simulated workers run a sync when the
+        # last of them has started it, and could apply nothing in between.
+        errors = dict[int, NonFiniteError]()
         if self.streaming.delay:
             for number, fragment in enumerate(self._fragments):
-                complaint = self._take_turn(number, fragment)
-                if complaint is not None:
-                    complaints[number] = complaint
+                error = self._apply_and_capture(number, fragment)
+                if error is not None:
+                    errors[number] = error
         for number, fragment in enumerate(self._fragments):
-            # Those whose mean is void rest: their parameters have yet to be put right.
-            if self._due(number, 0) and number not in complaints:
-                self._tell(number, fragment)
-        for complaint in complaints.values():
-            raise complaint
+            # After a failed sync the parameters must be repaired before the next one.
+            if self._is_due(number, 0) and number not in errors:
+                self._sync(number, fragment)
+        for error in errors.values():
+            raise error
 
-    def _take_turn(self, number: int, fragment: Fragment) -> NonFiniteError | None:
-        """Takes up the mean that is due, and notes what is to be told."""
-        arrives, departs = self._due(number, self.streaming.delay), self._due(number, 0)
-        if arrives:
-            self._rest(number)
-            if number in self._void:
-                fragment.lose()
-                return self._void.pop(number)
-        # Nothing is under way if the mean before was void.
-        arrives = arrives and bool(fragment.drift)
-        if arrives and departs:
-            fragment.relay()
-        elif arrives:
-            fragment.arrive()
-        elif departs:
-            fragment.depart()
+    def _apply_and_capture(self, number: int, fragment: Fragment) -> NonFiniteError | None:
+        """Applies the mean that is due, and captures the drift that is due."""
+        applies, captures = self._is_due(number, self.streaming.delay), self._is_due(number, 0)
+        if applies:
+            self._wait_for(number)
+            if number in self._failed:
+                fragment.discard_mean()
+                return self._failed.pop(number)
+        # After a failed sync there is no drift in flight.
+        applies = applies and bool(fragment.drift)
+        if applies and captures:
+            fragment.apply_and_capture()
+        elif applies:
+            fragment.apply_mean()
+        elif captures:
+            fragment.capture_drift()
         return None
 
-    def _due(self, number: int, late: int) -> bool:
-        """Whether a fragment was to be told so many steps ago."""
+    def _is_due(self, number: int, delay: int) -> bool:
+        """Returns whether the sync of a fragment was due `delay` steps ago."""
         gap = self.sync_every // len(self._fragments)
-        since_first = self.steps - (number + 1) * gap - late
+        since_first = self.steps - (number + 1) * gap - delay
         return since_first >= 0 and since_first % self.sync_every == 0
 
-    def _rest(self, number: int) -> None:
-        """Waits until nothing of a fragment is under way; nothing is after a state was loaded.
+    def _wait_for(self, number: int) -> None:
+        """Waits for the sync of a fragment; after a state was loaded there is none.
 
-        Of a mean that is not finite all workers hear when it is due, whoever has waited before.
+        A NonFiniteError is stored until the mean is due, so that all workers raise it at the same
+        step, even if one has waited earlier.
         """
         if number in self._waits:
             try:
                 self._waits.pop(number)()
             except NonFiniteError as error:
-                self._void[number] = error
-                self._fragments[number].lose()
+                self._failed[number] = error
+                self._fragments[number].discard_mean()
 
-    def _tell(self, number: int, fragment: Fragment) -> None:
-        self._forget_after_decay(fragment)
+    def _sync(self, number: int, fragment: Fragment) -> None:
+        self._drop_residuals_after_decay(fragment)
         self.syncs += 1
         if self.streaming.delay:
-            # Whoever trains may wait for the whole GPU at any time.
-            in_peace = fragment.lanes.may_record()
-            self._waits[number] = self._peers.start(fragment.talk(), in_peace=in_peace)
+            # Training may synchronise the GPU at any time, which would break a graph capture.
+            blocking = fragment.engine.may_capture_next()
+            self._waits[number] = self._workers.start(fragment.average_drift(), blocking=blocking)
         else:
-            self._peers.talk(fragment.sync())
+            self._workers.run(fragment.sync())
 
-    def _forget_after_decay(self, fragment: Fragment) -> None:
-        share, before, now = self._telling.forget_below, float(self._rate), self._learning_rate()
-        if share is not None and now < share * before:
+    def _drop_residuals_after_decay(self, fragment: Fragment) -> None:
+        fraction = self._compression.forget_below
+        before, now = float(self._rate), self._learning_rate()
+        if fraction is not None and now < fraction * before:
             log.info(
-                "the learning rate has fallen from %g to %g; memories are emptied", before, now
+                "the learning rate has fallen from %g to %g; residuals are dropped", before, now
             )
-            fragment.lanes.rescale(0.0)
+            fragment.engine.rescale(0.0)
         self._rate.fill_(now)
 
     def _learning_rate(self) -> float:
         return max(float(group["lr"]) for group in self.optimizer.param_groups)
 
-    def _lanes(self) -> Sequence[Engine]:
+    def _engines(self) -> Sequence[Engine]:
         for number in range(len(self._fragments)):
-            self._rest(number)
-        return [fragment.lanes for fragment in self._fragments]
+            self._wait_for(number)
+        return [fragment.engine for fragment in self._fragments]
 
     def _tensors(self) -> dict[str, State]:
         kinds: dict[str, State] = {"anchor": {}, "momentum": {}, "rate": {"last": self._rate}}
@@ -208,7 +211,7 @@ class AnchoredSteps(LocalSteps):
             kinds["anchor"] |= fragment.anchor
             kinds["momentum"] |= fragment.momentum
             if self.streaming.delay:
-                kinds.setdefault("drift", {}).update(fragment.hold())
+                kinds.setdefault("drift", {}).update(fragment.drift_or_zeros())
             if fragment.base:
                 kinds.setdefault("base", {}).update(fragment.base)
         return kinds
@@ -217,15 +220,15 @@ class AnchoredSteps(LocalSteps):
         return self._tensors()["anchor"]
 
     def _fragment(self, parameters: Mapping[str, nn.Parameter]) -> Fragment:
-        telling, rank, size = self._telling, self._peers.rank, self._peers.size
+        compression, rank, size = self._compression, self._workers.rank, self._workers.size
         plan = drift_plan(
             type(self).__name__,
-            telling.compressor,
-            telling.memory,
-            telling.exchange,
+            compression.compressor,
+            compression.memory,
+            compression.exchange,
             parameters.values(),
             size,
         )
-        lanes = Engine(plan, parameters, rank, size, self.seed, telling.nan_policy)
-        when = self.streaming
-        return Fragment(parameters, lanes, self.outer, when.alpha, when.ahead)
+        engine = Engine(plan, parameters, rank, size, self.seed, compression.nan_policy)
+        streaming = self.streaming
+        return Fragment(parameters, engine, self.outer, streaming.alpha, streaming.ahead)

@@ -18,10 +18,10 @@ from gradwire.types import EFInput, State
 
 
 @dataclass(frozen=True)
-class Aside(Memory):
-    """Hands over what was not said, and remembers nothing of it itself.
+class ReturnedResidual(Memory):
+    """Hands the residual to the caller of `psync` instead of adding it to the next gradient.
 
-    It is no memory of the catalogue: who asks for what was not said must put it to use.
+    It is not in the catalogue, since the caller must apply the residual.
     """
 
     examples: ClassVar = ({},)
@@ -38,7 +38,7 @@ class Aside(Memory):
 
     def after(self, ef: EFInput, mean: Tensor, state: State, pending: State) -> Tensor:
         assert ef.residual_out is not None
-        pending["left"] = ef.residual_out
+        pending["residual"] = ef.residual_out
         return mean
 
     def combined(self, states: Sequence[State], weights: Sequence[float]) -> State:
@@ -48,18 +48,18 @@ class Aside(Memory):
         return None
 
     def rescale(self, state: State, factor: float) -> None:
-        raise ConfigError("what was not said is in the model, and follows no learning rate")
+        raise ConfigError("the residual is part of the model and follows no learning rate")
 
 
-def psync(lanes: Engine, vectors: Mapping[str, Tensor]) -> CollectiveProgram[dict[str, Tensor]]:
-    """The vectors become the mean of what was said of them; returns what this worker did not say.
+def psync(engine: Engine, vectors: Mapping[str, Tensor]) -> CollectiveProgram[dict[str, Tensor]]:
+    """Replaces the vectors by the mean of what was sent; returns this worker's residuals.
 
-    A vector that was said in full has no entry there. A worker's v' is the sum of both.
+    A vector that was sent in full has no residual. A worker's v' is the sum of both.
     """
-    yield from lanes.talk(list(vectors), list(vectors.values()))
-    lanes.finish()
-    complaint = lanes.settle()
-    if complaint is not None:
-        raise complaint
-    residual_out = {name: lanes.lanes[name].memory_state.pop("left", None) for name in vectors}
-    return {name: tensor for name, tensor in residual_out.items() if tensor is not None}
+    yield from engine.bucket_program(list(vectors), list(vectors.values()))
+    engine.end_step()
+    error = engine.commit_step()
+    if error is not None:
+        raise error
+    residuals = {name: engine.lanes[name].memory_state.pop("residual", None) for name in vectors}
+    return {name: tensor for name, tensor in residuals.items() if tensor is not None}

@@ -9,24 +9,25 @@ from torch.optim import Optimizer
 
 from gradwire.base import Compressor, Memory
 from gradwire.local.base import LocalNanPolicy
-from gradwire.local.fragment import Outer
-from gradwire.local.outer_loop import AnchoredSteps, Telling, kept_steps
+from gradwire.local.fragment import OuterSGD
+from gradwire.local.outer_loop import DriftCompression, OuterLoopMethod, keep_local_steps
 from gradwire.local.workers import Group
 
 
-class QsparseLocalSGD(AnchoredSteps):
-    """Every `sync_every` steps workers move to the anchor minus the mean of what they say.
+class QsparseLocalSGD(OuterLoopMethod):
+    """Moves all workers to the anchor minus their mean compressed drift every `sync_every` steps.
 
-    A worker says C(m + anchor - x) of its parameters x and keeps the rest as its memory m. `m` is
+    A worker with parameters x sends C(m + anchor - x) and keeps the rest as its residual m. `m` is
     in units of the parameters, so a change of the learning rate needs no rescaling; with
-    `forget_below=0.5` it is dropped at a sync where the rate is below half of what it was at the
-    last one, as in the paper's experiments. Momentum and all else of the optimiser stay local. The
-    compressor must be a contraction; an unbiased one that is none goes with `memory="none"`.
+    `forget_below=0.5` it is dropped at a sync where the rate is below half of the last sync's, as
+    in the paper's experiments. Momentum and all other optimiser state stay local. The compressor
+    must be a contraction; an unbiased one that is not goes with `memory="none"`.
 
-    With `delay` training goes on for so many steps while what was said is under way, and none of
-    them is lost: x moves as far as the anchor then is from where x was when it was told. Until then
-    a worker is where its own steps have led, or with `ahead` only that share of those it has told:
-    a half, without momentum, keeps workers together at the learning rates of dense training.
+    With `delay` training continues for that many steps while the drift is in flight, and none of
+    these steps is lost: x moves by the new anchor minus x as it was when the drift was captured.
+    Until then a worker has all of its own steps, or with `ahead` only that fraction of those that
+    it has sent: 0.5, without momentum, keeps workers together at the learning rates of dense
+    training.
     """
 
     def __init__(
@@ -46,6 +47,8 @@ class QsparseLocalSGD(AnchoredSteps):
         broadcast: bool = False,
         nan_policy: LocalNanPolicy = "raise",
     ) -> None:
-        telling = Telling(compressor, memory, exchange, nan_policy, forget_below)
-        when, who = kept_steps(delay, ahead), (process_group, seed, broadcast)
-        AnchoredSteps.__init__(self, model, optimizer, telling, Outer(), when, sync_every, *who)
+        compression = DriftCompression(compressor, memory, exchange, nan_policy, forget_below)
+        streaming, common = keep_local_steps(delay, ahead), (process_group, seed, broadcast)
+        OuterLoopMethod.__init__(
+            self, model, optimizer, compression, OuterSGD(), streaming, sync_every, *common
+        )

@@ -7,109 +7,111 @@ from typing import Protocol
 
 import torch
 
-from gradwire.comm.tcp import Mailbox
+from gradwire.comm.tcp import Connection
 from gradwire.errors import PeerError, WireError
-from gradwire.local.server import News, Said, Server, as_bytes, from_bytes
+from gradwire.local.server import Reply, Server, Update, as_bytes, from_bytes
 from gradwire.types import State
 
-_VISIT = struct.Struct("<iq")
-_SAID = struct.Struct("<iqdq")
-_GOODBYE, _HELLO = -1, -2
-"""In place of a step."""
+_REQUEST_HEADER = struct.Struct("<iq")
+"""Rank and step."""
+_UPDATE_HEADER = struct.Struct("<iqdq")
+"""Rank, step, weight and length of the message."""
+_LEAVE, _CONNECT = -1, -2
+"""Requests of another kind, in place of a step."""
 
 
-class Counter(Protocol):
-    """Where a worker goes: the server itself, or a connection to it."""
+class ServerEndpoint(Protocol):
+    """Access of a worker to the server: the server itself, or a connection to it."""
 
-    def visit(self, rank: int, step: int, message: torch.Tensor) -> News: ...
+    def sync(self, rank: int, step: int, message: torch.Tensor) -> Reply: ...
 
     def leave(self, rank: int) -> None: ...
 
 
-class Correspondence:
-    """A server as its workers see it from afar."""
+class RemoteServer:
+    """A server in another process, behind a connection."""
 
-    def __init__(self, box: Mailbox, rank: int, like: State) -> None:
-        self._box = box
+    def __init__(self, connection: Connection, rank: int, like: State) -> None:
+        self._connection = connection
         self._like = like
-        # So that the server knows whom it has lost, should this be the last it hears.
-        box.send(_VISIT.pack(rank, _HELLO))
+        # The server then knows which worker is lost if no other request follows.
+        connection.send(_REQUEST_HEADER.pack(rank, _CONNECT))
 
-    def visit(self, rank: int, step: int, message: torch.Tensor) -> News:
-        with _naming_the_server():
-            self._box.send(_VISIT.pack(rank, step) + as_bytes(message))
-            letter = self._box.receive()
-        return _read_news(letter, self._like)
+    def sync(self, rank: int, step: int, message: torch.Tensor) -> Reply:
+        with _server_errors():
+            self._connection.send(_REQUEST_HEADER.pack(rank, step) + as_bytes(message))
+            reply = self._connection.receive()
+        return _decode_reply(reply, self._like)
 
     def leave(self, rank: int) -> None:
         try:
-            with _naming_the_server():
-                self._box.send(_VISIT.pack(rank, _GOODBYE))
+            with _server_errors():
+                self._connection.send(_REQUEST_HEADER.pack(rank, _LEAVE))
         finally:
-            self._box.close()
+            self._connection.close()
 
 
-def serve(server: Server, box: Mailbox) -> None:
-    """Answers one worker's letters until it leaves or is lost."""
+def serve(server: Server, connection: Connection) -> None:
+    """Answers one worker's requests until it leaves or is lost."""
     rank = None
     try:
         while True:
-            letter = box.receive()
-            rank, step = _VISIT.unpack(letter[: _VISIT.size])
-            if step == _GOODBYE:
+            request = connection.receive()
+            rank, step = _REQUEST_HEADER.unpack(request[: _REQUEST_HEADER.size])
+            if step == _LEAVE:
                 server.leave(rank)
                 return
-            if step == _HELLO:
-                server.greet(rank)
+            if step == _CONNECT:
+                server.connected(rank)
             else:
-                news = server.visit(rank, step, from_bytes(letter[_VISIT.size :]))
-                box.send(_write_news(news))
+                reply = server.sync(rank, step, from_bytes(request[_REQUEST_HEADER.size :]))
+                connection.send(_encode_reply(reply))
     except Exception as error:
-        # Whatever is wrong with one worker's letters, the others must not suffer.
+        # A malformed request of one worker must not affect the others.
         if rank is not None:
-            server.lose(rank, error)
+            server.drop(rank, error)
 
 
 @contextmanager
-def _naming_the_server() -> Iterator[None]:
+def _server_errors() -> Iterator[None]:
     try:
         yield
     except PeerError as error:
-        raise PeerError(f"the server beside worker 0 is gone: {error}") from error
+        raise PeerError(f"the server on worker 0 is gone: {error}") from error
 
 
-def _write_news(news: News) -> bytes:
-    """A byte for the kind; then the model's numbers, or each message behind its head."""
-    if isinstance(news, dict):
-        return b"\1" + b"".join(as_bytes(tensor) for tensor in news.values())
-    heads = [_SAID.pack(s.rank, s.step, s.weight, s.message.numel()) for s in news]
-    bodies = [as_bytes(said.message) for said in news]
-    return b"\0" + b"".join(h + b for h, b in zip(heads, bodies, strict=True))
+def _encode_reply(reply: Reply) -> bytes:
+    """Encodes a byte for the kind; then the model, or each update's message behind its header."""
+    if isinstance(reply, dict):
+        return b"\1" + b"".join(as_bytes(tensor) for tensor in reply.values())
+    headers = [_UPDATE_HEADER.pack(u.rank, u.step, u.weight, u.message.numel()) for u in reply]
+    bodies = [as_bytes(update.message) for update in reply]
+    return b"\0" + b"".join(h + b for h, b in zip(headers, bodies, strict=True))
 
 
-def _read_news(letter: bytes, like: State) -> News:
-    """What a letter of the server tells; raises WireError where it is none."""
-    kind, body = letter[:1], letter[1:]
+def _decode_reply(data: bytes, like: State) -> Reply:
+    """Decodes a reply of the server; raises WireError if it is malformed."""
+    kind, body = data[:1], data[1:]
     if kind == b"\1":
-        return _read_model(body, like)
+        return _decode_model(body, like)
     if kind != b"\0":
-        raise WireError(f"the server sends a letter of kind {kind!r}")
-    news, place = [], 0
-    while place < len(body):
-        if len(body) - place < _SAID.size:
-            raise WireError(f"the server's letter ends in {len(body) - place} bytes of a head")
-        rank, step, weight, length = _SAID.unpack_from(body, place)
-        place += _SAID.size
-        if not 0 <= length <= len(body) - place:
-            raise WireError(f"a message of {length} bytes where {len(body) - place} are left")
-        news.append(Said(rank, step, weight, from_bytes(body[place : place + length])))
-        place += length
-    return news
+        raise WireError(f"the server sent a reply of kind {kind!r}")
+    updates, offset = [], 0
+    while offset < len(body):
+        if len(body) - offset < _UPDATE_HEADER.size:
+            raise WireError(f"the server's reply ends in {len(body) - offset} bytes of a header")
+        rank, step, weight, length = _UPDATE_HEADER.unpack_from(body, offset)
+        offset += _UPDATE_HEADER.size
+        if not 0 <= length <= len(body) - offset:
+            raise WireError(f"a message of {length} bytes where {len(body) - offset} are left")
+        updates.append(Update(rank, step, weight, from_bytes(body[offset : offset + length])))
+        offset += length
+    return updates
 
 
-def _read_model(body: bytes, like: State) -> State:
+def _decode_model(body: bytes, like: State) -> State:
     expected = sum(tensor.numel() for tensor in like.values())
     if len(body) != 4 * expected:
-        raise WireError(f"the server tells a model of {len(body)} bytes, not {4 * expected}")
+        raise WireError(f"the server sent a model of {len(body)} bytes, not {4 * expected}")
     pieces = from_bytes(body, torch.float32).split([tensor.numel() for tensor in like.values()])
     return dict(zip(like, pieces, strict=True))

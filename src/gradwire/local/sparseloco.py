@@ -8,20 +8,20 @@ from torch.optim import Optimizer
 
 from gradwire.base import Compressor
 from gradwire.local.base import LocalNanPolicy
-from gradwire.local.fragment import Division, Outer
-from gradwire.local.outer_loop import AnchoredSteps, Streaming, Telling
+from gradwire.local.fragment import OuterSGD, Partition
+from gradwire.local.outer_loop import DriftCompression, OuterLoopMethod, Streaming
 from gradwire.local.workers import Group
 from gradwire.memory.residual import Residual
 
 
-class SparseLoCo(AnchoredSteps):
-    """Every `sync_every` steps workers tell the largest of e = decay e + drift, and keep the rest.
+class SparseLoCo(OuterLoopMethod):
+    """Sends the largest entries of e = decay e + drift every `sync_every` steps; e keeps the rest.
 
-    The anchor moves by `outer_lr` times the mean of what was said, without momentum: that the error
-    feedback brings. By default 64 entries of every 4096 go as 2 bits each and their positions, in
-    0.16 bits a parameter: some 200 times less than float32 at every sync. Chunks are runs of 4096
-    entries, where the paper has squares of 64 by 64. Peers that are not to be trusted: see
-    `exchange="gather:aggregate=median"`.
+    The anchor moves by `outer_lr` times the mean of what was sent, without momentum, whose part the
+    error feedback plays. By default 64 entries of every 4096 are sent as 2 bits each and their
+    positions, in 0.16 bits a parameter: some 200 times less than float32 at every sync. Chunks are
+    runs of 4096 entries, where the paper has squares of 64 by 64. For workers that are not to be
+    trusted see `exchange="gather:aggregate=median"`.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class SparseLoCo(AnchoredSteps):
         sync_every: int,
         decay: float = 0.95,
         outer_lr: float = 1.0,
-        fragments: Division = 1,
+        fragments: Partition = 1,
         delay: int = 0,
         alpha: float | None = None,
         exchange: str = "gather",
@@ -43,9 +43,9 @@ class SparseLoCo(AnchoredSteps):
         nan_policy: LocalNanPolicy = "raise",
     ) -> None:
         alpha = (0.5 if delay else 0.0) if alpha is None else alpha
-        telling = Telling(compressor, Residual(decay), exchange, nan_policy)
+        compression = DriftCompression(compressor, Residual(decay), exchange, nan_policy)
         streaming = Streaming(fragments, delay, alpha)
-        who = process_group, seed, broadcast
-        AnchoredSteps.__init__(
-            self, model, optimizer, telling, Outer(outer_lr), streaming, sync_every, *who
+        common = process_group, seed, broadcast
+        OuterLoopMethod.__init__(
+            self, model, optimizer, compression, OuterSGD(outer_lr), streaming, sync_every, *common
         )

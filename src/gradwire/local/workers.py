@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from gradwire.checks import check_whole
-from gradwire.comm.base import CollectiveProgram, Comm, drive
-from gradwire.comm.groups import borrow, check_member
+from gradwire.comm.base import CollectiveProgram, Comm, run_program
+from gradwire.comm.groups import check_member, lease_group
 from gradwire.comm.meter import Meter
 from gradwire.comm.process_group import ProcessGroupComm
 from gradwire.comm.side_stream import SideStream
@@ -22,184 +22,189 @@ from gradwire.comm.simulated import Simulated
 from gradwire.errors import ConfigError, PeerError
 
 Wait: TypeAlias = Callable[[], None]
-"""Returns when a conversation is over, and raises what went wrong in it."""
+"""Returns when a collective program has finished, and raises its error."""
 
 
-class Beside:
-    """Holds one conversation after the other, in the order in which they were started."""
+class BackgroundRunner:
+    """Runs collective programs in a thread, one after the other, in the order of their start."""
 
     def __init__(self, device: torch.device) -> None:
         self._side = SideStream(device)
-        self._thread = ThreadPoolExecutor(1, "gradwire-local", initializer=self._side.settle)
+        initializer = self._side.configure_thread
+        self._thread = ThreadPoolExecutor(1, "gradwire-local", initializer=initializer)
 
-    def start(self, conversation: CollectiveProgram[None], comm: Comm) -> Wait:
-        """Begins when the GPU has done what it was given so far; what it is given later goes on."""
-        over = self._thread.submit(self._hold, conversation, comm, self._side.mark())
-        return lambda: self._side.join(over.result())
+    def start(self, program: CollectiveProgram[None], comm: Comm) -> Wait:
+        """Starts a program after the GPU work issued so far; later GPU work runs in parallel."""
+        result = self._thread.submit(self._run, program, comm, self._side.record_event())
+        return lambda: self._side.wait_event(result.result())
 
     def end(self, *, wait: bool) -> None:
         self._thread.shutdown(wait=wait)
 
-    def _hold(
-        self, conversation: CollectiveProgram[None], comm: Comm, begin: torch.cuda.Event | None
+    def _run(
+        self, program: CollectiveProgram[None], comm: Comm, begin: torch.cuda.Event | None
     ) -> torch.cuda.Event | None:
-        """The point on the side from which on all is there that the conversation has brought."""
+        """Runs a program on the side stream; returns the event that follows its results."""
         with self._side.after(begin):
-            drive(conversation, comm)
-            return self._side.mark()
+            run_program(program, comm)
+            return self._side.record_event()
 
 
 T = TypeVar("T")
 
 
-class Peers(ABC):
-    """Workers that hold the same conversations in the same order."""
+class Workers(ABC):
+    """Runs collective programs with all other workers, which start the same ones in one order."""
 
     rank: int
     size: int
     meter: Meter
-    """What the method says."""
-    aside: Meter
-    """What is said before it starts, and for evaluation."""
+    """Counts the traffic of the method."""
+    aux_meter: Meter
+    """Counts the traffic of startup and evaluation."""
 
     @abstractmethod
-    def talk(self, conversation: CollectiveProgram[None], *, aside: bool = False) -> None:
-        """Holds a conversation with all others; simulated workers' begins when the last comes."""
+    def run(self, program: CollectiveProgram[None], *, auxiliary: bool = False) -> None:
+        """Runs a program; simulated workers run it when the last of them has called this."""
 
     @abstractmethod
-    def start(self, conversation: CollectiveProgram[None], *, in_peace: bool = False) -> Wait:
-        """Begins a conversation that goes on while this worker computes, or `in_peace` does not."""
+    def start(self, program: CollectiveProgram[None], *, blocking: bool = False) -> Wait:
+        """Starts a program that runs while this worker computes, or finishes it if `blocking`."""
 
     @abstractmethod
-    def check_over(self) -> None:
-        """Raises PeerError if this worker's last conversation has yet to begin."""
+    def check_finished(self) -> None:
+        """Raises PeerError if this worker's last program has not run yet."""
 
     @abstractmethod
-    def rest(self, *, wait: bool) -> None:
-        """Ends what runs beside; waits for what is under way, or leaves it to itself."""
+    def shutdown(self, *, wait: bool) -> None:
+        """Ends the background thread; waits for programs under way, or abandons them."""
 
     @abstractmethod
     def prepare(self, node: int | None) -> None:
-        """Gets ready for exchanges among nodes of so many ranks."""
+        """Creates the groups for exchanges among nodes of `node` ranks."""
 
 
-class GroupPeers(Peers):
-    """The ranks of a process group, in a group of our own."""
+class ProcessGroupWorkers(Workers):
+    """The ranks of a process group, which communicate in a group of their own."""
 
     def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
         if not dist.is_initialized():
             raise ConfigError(
-                "there is no process group: call torch.distributed.init_process_group, or take a "
-                "seat of gradwire.local.simulated(workers)"
+                "there is no process group: call torch.distributed.init_process_group, or pass a "
+                "worker of gradwire.local.simulated(workers)"
             )
         group = dist.group.WORLD if group is None else group
         assert group is not None
         check_member(group)
-        loan = borrow(group, device)
-        # Whoever ends in peace leaves the group to the next.
-        self._give_back = finalize(self, loan.give_back)
-        self._comm, self._aside = ProcessGroupComm(loan.group), ProcessGroupComm(loan.group)
+        lease = lease_group(group, device)
+        # After a clean end the next user may have the group.
+        self._release = finalize(self, lease.release)
+        self._comm, self._aux_comm = ProcessGroupComm(lease.group), ProcessGroupComm(lease.group)
         self.rank, self.size = self._comm.rank, self._comm.size
-        self.meter, self.aside = self._comm.meter, self._aside.meter
+        self.meter, self.aux_meter = self._comm.meter, self._aux_comm.meter
         self._device = device
-        self._beside: Beside | None = None
+        self._background: BackgroundRunner | None = None
 
-    def talk(self, conversation: CollectiveProgram[None], *, aside: bool = False) -> None:
-        comm = self._aside if aside else self._comm
-        if self._beside is None:
-            drive(conversation, comm)
+    def run(self, program: CollectiveProgram[None], *, auxiliary: bool = False) -> None:
+        comm = self._aux_comm if auxiliary else self._comm
+        if self._background is None:
+            run_program(program, comm)
         else:
-            # Behind what is under way, since calls must come in the same order on all ranks.
-            self._beside.start(conversation, comm)()
+            # Queued, since all ranks must issue collectives in the same order.
+            self._background.start(program, comm)()
 
-    def start(self, conversation: CollectiveProgram[None], *, in_peace: bool = False) -> Wait:
-        if self._beside is None:
-            self._beside = Beside(self._device)
-        wait = self._beside.start(conversation, self._comm)
-        if in_peace:
+    def start(self, program: CollectiveProgram[None], *, blocking: bool = False) -> Wait:
+        if self._background is None:
+            self._background = BackgroundRunner(self._device)
+        wait = self._background.start(program, self._comm)
+        if blocking:
             wait()
         return wait
 
-    def check_over(self) -> None:
+    def check_finished(self) -> None:
         pass
 
-    def rest(self, *, wait: bool) -> None:
+    def shutdown(self, *, wait: bool) -> None:
         if not wait:
-            self._give_back.detach()
-        if self._beside is not None:
-            self._beside.end(wait=wait)
-            self._beside = None
+            self._release.detach()
+        if self._background is not None:
+            self._background.end(wait=wait)
+            self._background = None
 
     def prepare(self, node: int | None) -> None:
         self._comm.prepare(node)
 
 
-class Seat(Peers):
-    """One worker's place among those of `simulated`."""
+class SimulatedWorker(Workers):
+    """One of the workers that `simulated` creates."""
 
-    def __init__(self, table: "_Table", rank: int) -> None:
-        self._table, self.rank, self.size = table, rank, table.size
-        self.meter, self.aside = table.network.meters[rank], table.aside.meters[rank]
+    def __init__(self, simulation: "_Simulation", rank: int) -> None:
+        self._simulation, self.rank, self.size = simulation, rank, simulation.size
+        self.meter = simulation.network.meters[rank]
+        self.aux_meter = simulation.aux_network.meters[rank]
 
-    def talk(self, conversation: CollectiveProgram[None], *, aside: bool = False) -> None:
-        self._table.come(self.rank, conversation, aside)
+    def run(self, program: CollectiveProgram[None], *, auxiliary: bool = False) -> None:
+        self._simulation.submit(self.rank, program, auxiliary)
 
-    def start(self, conversation: CollectiveProgram[None], *, in_peace: bool = False) -> Wait:
-        self._table.come(self.rank, conversation, aside=False)
-        return self.check_over
+    def start(self, program: CollectiveProgram[None], *, blocking: bool = False) -> Wait:
+        self._simulation.submit(self.rank, program, auxiliary=False)
+        return self.check_finished
 
-    def check_over(self) -> None:
-        self._table.check_over(self.rank)
+    def check_finished(self) -> None:
+        self._simulation.check_finished(self.rank)
 
-    def share(self, name: str, thing: T | None) -> T:
-        """What worker 0 has put on the table under this name."""
-        if thing is not None:
-            self._table.things[name] = thing
-        return cast(T, self._table.things[name])
+    def share(self, name: str, value: T | None) -> T:
+        """Returns the value that worker 0 has shared under this name."""
+        if value is not None:
+            self._simulation.shared[name] = value
+        return cast(T, self._simulation.shared[name])
 
-    def rest(self, *, wait: bool) -> None:
+    def shutdown(self, *, wait: bool) -> None:
         pass
 
     def prepare(self, node: int | None) -> None:
         pass
 
 
-class _Table:
-    """Workers who take each step in turn; what they say is said when the last one has come."""
+class _Simulation:
+    """Collects the programs of all workers, and runs them when the last one is submitted."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.network, self.aside = Simulated(size), Simulated(size)
-        self.things: dict[str, object] = {}
-        self._here: dict[int, CollectiveProgram[None]] = {}
+        self.network, self.aux_network = Simulated(size), Simulated(size)
+        self.shared: dict[str, object] = {}
+        self._submitted: dict[int, CollectiveProgram[None]] = {}
 
-    def come(self, rank: int, conversation: CollectiveProgram[None], aside: bool) -> None:
-        self.check_over(rank)
-        self._here[rank] = conversation
-        if len(self._here) == self.size:
-            talks = [self._here[rank] for rank in range(self.size)]
-            self._here = {}
-            (self.aside if aside else self.network).run(talks)
+    def submit(self, rank: int, program: CollectiveProgram[None], auxiliary: bool) -> None:
+        self.check_finished(rank)
+        self._submitted[rank] = program
+        if len(self._submitted) == self.size:
+            programs = [self._submitted[rank] for rank in range(self.size)]
+            self._submitted = {}
+            (self.aux_network if auxiliary else self.network).run(programs)
 
-    def check_over(self, rank: int) -> None:
-        if rank in self._here:
-            late = sorted(set(range(self.size)) - self._here.keys())
-            raise PeerError(f"simulated worker {rank} goes on, but workers {late} have yet to come")
+    def check_finished(self, rank: int) -> None:
+        if rank in self._submitted:
+            late = sorted(set(range(self.size)) - self._submitted.keys())
+            raise PeerError(
+                f"simulated worker {rank} continues, but workers {late} have not reached this sync"
+            )
 
 
-def simulated(workers: int) -> list[Seat]:
-    """Seats for so many workers in this process, who take each step one after the other.
+def simulated(workers: int) -> list[SimulatedWorker]:
+    """Creates workers in this process, which take each step one after the other.
 
-    They talk when the last of them has taken the step; until then the others' models are waiting.
+    They communicate when the last of them has taken the step; until then the models of the others
+    are not synchronised.
     """
     check_whole("simulated", "workers", workers, 1)
-    table = _Table(workers)
-    return [Seat(table, rank) for rank in range(workers)]
+    simulation = _Simulation(workers)
+    return [SimulatedWorker(simulation, rank) for rank in range(workers)]
 
 
-Group: TypeAlias = dist.ProcessGroup | Seat | None
-"""Who takes part; None means all ranks of torch's default group."""
+Group: TypeAlias = dist.ProcessGroup | SimulatedWorker | None
+"""The workers that take part; None means all ranks of torch's default group."""
 
 
-def peers_of(group: Group, device: torch.device) -> Peers:
-    return group if isinstance(group, Seat) else GroupPeers(group, device)
+def workers_of(group: Group, device: torch.device) -> Workers:
+    return group if isinstance(group, SimulatedWorker) else ProcessGroupWorkers(group, device)
