@@ -1,4 +1,4 @@
-"""A loop with Accelerate, saved half-way and taken up again: every rank has its own residuals back.
+"""A loop with Accelerate, saved half-way and resumed: every rank restores its own residuals.
 
 torchrun --nproc-per-node 2 examples/accelerate_loop.py
 """
@@ -18,15 +18,17 @@ from gradwire.integrations.accelerate import keep_state
 
 
 def digits(count: int, seed: int) -> TensorDataset:
-    """Noisy copies of ten fixed patterns, and which of them each is."""
+    """Returns noisy copies of ten fixed patterns, and the labels."""
     patterns = torch.randn(10, 784, generator=torch.Generator().manual_seed(0))
-    dice = torch.Generator().manual_seed(seed)
-    labels = torch.randint(10, (count,), generator=dice)
-    return TensorDataset(patterns[labels] + 3 * torch.randn(count, 784, generator=dice), labels)
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(10, (count,), generator=generator)
+    return TensorDataset(
+        patterns[labels] + 3 * torch.randn(count, 784, generator=generator), labels
+    )
 
 
 def train(method: str, epochs: int, hidden: int, folder: str) -> tuple[float, dict[str, object]]:
-    """The accuracy on images that no rank has seen, and what was said for it since `folder`."""
+    """Returns the accuracy on unseen images, and statistics since the state in `folder`."""
     accelerator = Accelerator(cpu=True)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(784, hidden), nn.ReLU(), nn.Linear(hidden, 10))
@@ -42,7 +44,7 @@ def train(method: str, epochs: int, hidden: int, folder: str) -> tuple[float, di
             optimizer.zero_grad()
             accelerator.backward(nn.functional.cross_entropy(model(inputs), labels))
             optimizer.step()
-    # Nobody saves before all have looked whether there was something to load.
+    # No rank saves before all have checked for a state to load.
     accelerator.wait_for_everyone()
     accelerator.save_state(folder)
     with torch.no_grad():
@@ -58,12 +60,12 @@ def main() -> None:
     parser.add_argument("--method", default="topk:ratio=0.01")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--hidden", type=int, default=512)
-    said = parser.parse_args()
+    args = parser.parse_args()
     accelerator = Accelerator(cpu=True)
     with tempfile.TemporaryDirectory() as own:
         [folder] = broadcast_object_list([own])
         for _ in range(2):
-            accuracy, stats = train(said.method, said.epochs // 2, said.hidden, folder)
+            accuracy, stats = train(args.method, args.epochs // 2, args.hidden, folder)
             accelerator.print(f"accuracy {accuracy:.1%}, {stats['ratio']:.0f} times fewer bytes")
         accelerator.wait_for_everyone()
     accelerator.end_training()

@@ -1,4 +1,4 @@
-"""CSER on a small classifier: a part of every update, and more of the errors every 16 steps.
+"""CSER on a small classifier: sends a part of every update, and errors every 16 steps.
 
 torchrun --nproc-per-node 2 examples/cser.py --method blocks
 """
@@ -13,15 +13,15 @@ from torch.optim import Optimizer
 from gradwire.local import CSER, BlockCSER
 
 
-def digits(count: int, dice: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Noisy copies of ten fixed patterns, and which of them each is."""
+def digits(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Returns noisy copies of ten fixed patterns, and their labels."""
     patterns = torch.randn(10, 784, generator=torch.Generator().manual_seed(0))
-    labels = torch.randint(10, (count,), generator=dice)
-    return patterns[labels] + 3 * torch.randn(count, 784, generator=dice), labels
+    labels = torch.randint(10, (count,), generator=generator)
+    return patterns[labels] + 3 * torch.randn(count, 784, generator=generator), labels
 
 
 def wrap(method: str, model: nn.Module, optimizer: Optimizer) -> CSER | BlockCSER:
-    """R = 32 by each: (1/64 + 1/4 every 16 steps), 1/32 at every step, or 1/8 every 4."""
+    """Returns a method with R = 32: 1/64 + 1/4 every 16 steps, 1/32 a step, or 1/8 every 4."""
     updates, errors = "grbs:ratio=0.015625", "grbs:ratio=0.25"
     if method == "blocks":
         return BlockCSER(model, optimizer, updates, errors, sync_every=16)
@@ -33,22 +33,22 @@ def wrap(method: str, model: nn.Module, optimizer: Optimizer) -> CSER | BlockCSE
 
 
 def train(method: str, steps: int, hidden: int) -> tuple[float, dict[str, object]]:
-    """The accuracy of the mean of all models, and what was said for it."""
+    """Returns the accuracy of the mean of all models, and the traffic statistics."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(784, hidden), nn.ReLU(), nn.Linear(hidden, 10))
     # Momentum inside makes it M-CSER.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, nesterov=True)
-    dice = torch.Generator().manual_seed(dist.get_rank())
+    generator = torch.Generator().manual_seed(dist.get_rank())
     with wrap(method, model, optimizer) as workers:
         for _ in range(steps):
-            inputs, labels = digits(64, dice)
+            inputs, labels = digits(64, generator)
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(inputs), labels).backward()
             optimizer.step()
         with workers.averaged(), torch.no_grad():
             inputs, labels = digits(1000, torch.Generator().manual_seed(2**31))
-            right = (model(inputs).argmax(1) == labels).float().mean()
-        return float(right), workers.stats()
+            accuracy = (model(inputs).argmax(1) == labels).float().mean()
+        return float(accuracy), workers.stats()
 
 
 def main() -> None:
@@ -57,9 +57,9 @@ def main() -> None:
     parser.add_argument("--method", choices=methods, default="cser")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--hidden", type=int, default=512)
-    said = parser.parse_args()
+    args = parser.parse_args()
     dist.init_process_group("gloo")
-    accuracy, stats = train(said.method, said.steps, said.hidden)
+    accuracy, stats = train(args.method, args.steps, args.hidden)
     if dist.get_rank() == 0:
         ratio, planned = stats["ratio"], stats["planned_ratio"]
         print(f"accuracy {accuracy:.1%}, {ratio:.1f} times fewer bytes (planned: {planned:.1f})")

@@ -14,15 +14,15 @@ from torch.distributed.fsdp import fully_shard
 import gradwire
 
 
-def digits(count: int, dice: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Noisy copies of ten fixed patterns, and which of them each is."""
+def digits(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Returns noisy copies of ten fixed patterns, and the labels."""
     patterns = torch.randn(10, 784, generator=torch.Generator().manual_seed(0))
-    labels = torch.randint(10, (count,), generator=dice)
-    return patterns[labels] + 3 * torch.randn(count, 784, generator=dice), labels
+    labels = torch.randint(10, (count,), generator=generator)
+    return patterns[labels] + 3 * torch.randn(count, 784, generator=generator), labels
 
 
 def train(method: str, steps: int, hidden: int) -> tuple[float, dict[str, object]]:
-    """The accuracy on images that no rank has seen, and what was said for it."""
+    """Returns the accuracy on unseen images, and statistics of the communication."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(784, hidden), nn.ReLU(), nn.Linear(hidden, 10))
@@ -30,9 +30,9 @@ def train(method: str, steps: int, hidden: int) -> tuple[float, dict[str, object
         fully_shard(layer, mesh=mesh)
     shards = gradwire.attach_fsdp(model, method)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-    dice = torch.Generator().manual_seed(dist.get_rank())
+    generator = torch.Generator().manual_seed(dist.get_rank())
     for _ in range(steps):
-        inputs, labels = digits(64, dice)
+        inputs, labels = digits(64, generator)
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(inputs), labels).backward()
         optimizer.step()
@@ -49,9 +49,9 @@ def main() -> None:
     parser.add_argument("--method", default="topk:ratio=0.01")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--hidden", type=int, default=512)
-    said = parser.parse_args()
+    args = parser.parse_args()
     dist.init_process_group("gloo")
-    accuracy, stats = train(said.method, said.steps, said.hidden)
+    accuracy, stats = train(args.method, args.steps, args.hidden)
     if dist.get_rank() == 0:
         print(f"accuracy {accuracy:.1%}, {stats['ratio']:.0f} times fewer bytes than all-reduces")
     dist.destroy_process_group()

@@ -12,24 +12,24 @@ import torch.distributed as dist
 import gradwire
 
 
-def digits(count: int, dice: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Noisy copies of ten fixed patterns, and which of them each is."""
+def digits(count: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Returns noisy copies of ten fixed patterns, and the labels."""
     patterns = np.random.default_rng(0).normal(size=(10, 784))
-    labels = dice.integers(10, size=count)
-    noise = 3 * dice.normal(size=(count, 784))
+    labels = generator.integers(10, size=count)
+    noise = 3 * generator.normal(size=(count, 784))
     return (patterns[labels] + noise).astype("float32"), labels
 
 
 def train(spec: str, epochs: int, examples: int, hidden: int) -> tuple[float, dict[str, object]]:
-    """The accuracy on examples that no rank has seen, and what was said for it."""
-    # Nobody broadcasts: all ranks must begin with the same weights.
+    """Returns the accuracy on unseen examples, and statistics of the communication."""
+    # Nothing broadcasts weights, so all ranks must begin with the same ones.
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Dense(hidden, activation="relu"), keras.layers.Dense(10)]
     model = keras.Sequential([keras.Input((784,)), *layers])
     optimizer = gradwire.keras.DistributedOptimizer(keras.optimizers.SGD(0.05), spec)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=False)
-    # Each rank has examples of its own, and as many as the others.
+    # Each rank has different examples, and as many as the others.
     x, y = digits(examples, np.random.default_rng([1, dist.get_rank()]))
     model.fit(x, y, batch_size=32, epochs=epochs, verbose=0)
     _, accuracy = model.evaluate(*digits(1000, np.random.default_rng(2)), verbose=0)
@@ -42,9 +42,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--examples", type=int, default=2048)
     parser.add_argument("--hidden", type=int, default=512)
-    said = parser.parse_args()
+    args = parser.parse_args()
     dist.init_process_group("gloo")
-    accuracy, stats = train(said.spec, said.epochs, said.examples, said.hidden)
+    accuracy, stats = train(args.spec, args.epochs, args.examples, args.hidden)
     if dist.get_rank() == 0:
         print(f"accuracy {accuracy:.1%}, {stats['ratio']:.0f} times fewer bytes than dense steps")
     dist.destroy_process_group()

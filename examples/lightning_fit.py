@@ -28,15 +28,17 @@ class Classifier(LightningModule):
 
 
 def digits(count: int, seed: int) -> TensorDataset:
-    """Noisy copies of ten fixed patterns, and which of them each is."""
+    """Returns noisy copies of ten fixed patterns, and the labels."""
     patterns = torch.randn(10, 784, generator=torch.Generator().manual_seed(0))
-    dice = torch.Generator().manual_seed(seed)
-    labels = torch.randint(10, (count,), generator=dice)
-    return TensorDataset(patterns[labels] + 3 * torch.randn(count, 784, generator=dice), labels)
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(10, (count,), generator=generator)
+    return TensorDataset(
+        patterns[labels] + 3 * torch.randn(count, 784, generator=generator), labels
+    )
 
 
 def train(method: str, epochs: int, hidden: int, devices: int) -> tuple[float, dict[str, object]]:
-    """The accuracy on images that no rank has seen, and what was said for it."""
+    """Returns the accuracy on unseen images, and statistics of the communication."""
     torch.manual_seed(0)
     model = Classifier(hidden)
     compression = GradwireCallback(method)
@@ -64,8 +66,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--devices", type=int, default=2)
-    said = parser.parse_args()
-    accuracy, stats = train(said.method, said.epochs, said.hidden, said.devices)
+    args = parser.parse_args()
+    accuracy, stats = train(args.method, args.epochs, args.hidden, args.devices)
     if dist.get_rank() == 0:
         print(f"accuracy {accuracy:.1%}, {stats['ratio']:.0f} times fewer bytes than dense steps")
 

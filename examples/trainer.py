@@ -25,16 +25,16 @@ class Classifier(nn.Module):
 
 
 def digits(count: int, seed: int) -> list[dict[str, Tensor]]:
-    """Noisy copies of ten fixed patterns, and which of them each is."""
+    """Returns noisy copies of ten fixed patterns, and the labels."""
     patterns = torch.randn(10, 784, generator=torch.Generator().manual_seed(0))
-    dice = torch.Generator().manual_seed(seed)
-    labels = torch.randint(10, (count,), generator=dice)
-    inputs = patterns[labels] + 3 * torch.randn(count, 784, generator=dice)
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(10, (count,), generator=generator)
+    inputs = patterns[labels] + 3 * torch.randn(count, 784, generator=generator)
     return [{"inputs": x, "labels": y} for x, y in zip(inputs, labels, strict=True)]
 
 
 def train(method: str, steps: int, hidden: int, folder: str) -> tuple[float, dict[str, object]]:
-    """The accuracy on images that no rank has seen, and what was said for it."""
+    """Returns the accuracy on unseen images, and statistics of the communication."""
     torch.manual_seed(0)
     model = Classifier(hidden)
     settings = TrainingArguments(
@@ -66,11 +66,11 @@ def main() -> None:
     parser.add_argument("--method", default="topk:ratio=0.01")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--hidden", type=int, default=512)
-    parser.add_argument("--folder", help="Where checkpoints go; else they are thrown away.")
-    said = parser.parse_args()
+    parser.add_argument("--folder", help="Folder of checkpoints; without it they are discarded.")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as thrown_away:
-        folder = said.folder or thrown_away
-        accuracy, stats = train(said.method, said.steps, said.hidden, folder)
+        folder = args.folder or thrown_away
+        accuracy, stats = train(args.method, args.steps, args.hidden, folder)
     if dist.get_rank() == 0:
         print(f"accuracy {accuracy:.1%}, {stats['ratio']:.0f} times fewer bytes than dense steps")
 

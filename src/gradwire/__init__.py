@@ -24,6 +24,7 @@ from gradwire.integrations.fsdp import Shards, attach_fsdp
 from gradwire.integrations.grace import from_grace
 from gradwire.integrations.optimizer import reduce_gradients, wrap_optimizer
 from gradwire.integrations.reducer import Reducer
+from gradwire.integrations.settings import Settings
 from gradwire.perfmodel.advise import Advice, advise
 from gradwire.simulate import Simulation, simulate
 from gradwire.spec import compressor_classes, format_spec, methods, parse
@@ -46,6 +47,7 @@ __all__ = [
     "PeerError",
     "Reducer",
     "Schedule",
+    "Settings",
     "Shards",
     "Simulation",
     "WireError",
@@ -64,7 +66,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> type[Compressor] | ModuleType:
-    """Returns the classes of the catalogue (`gradwire.TopK`), and `gradwire.keras` (needs an extra)."""
+    """Returns classes of the catalogue (`gradwire.TopK`), or `gradwire.keras` (needs an extra)."""
     if name == "keras":
         return import_module("gradwire.keras")
     for cls in compressor_classes().values():
@@ -77,6 +79,6 @@ def __getattr__(name: str) -> type[Compressor] | ModuleType:
 
 
 def __dir__() -> list[str]:
-    """What is here and the classes of the catalogue; no `keras`, whose import may fail."""
+    """Lists public names and classes of the catalogue, without `keras`, which may not import."""
     classes = (cls.__name__ for cls in compressor_classes().values())
     return sorted({*globals(), *classes})

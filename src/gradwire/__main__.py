@@ -1,4 +1,4 @@
-"""Starts the command line, or says which extra it needs."""
+"""Starts the command line, or names the extra that it needs."""
 
 import sys
 from importlib.util import find_spec

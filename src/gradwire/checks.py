@@ -1,4 +1,4 @@
-"""What parameters of methods must be, said in one way: name, rule and value."""
+"""Checks of parameters, whose errors all state name, rule and value."""
 
 import sys
 from numbers import Real
@@ -9,7 +9,7 @@ from gradwire.errors import ConfigError
 
 
 def check_whole(method: str, key: str, value: object, low: int, high: int | None = None) -> None:
-    """Raises ConfigError unless the value is an integer from `low` on, up to `high` if given."""
+    """Raises ConfigError unless the value is an integer in [low, high]; None means no bound."""
     rule = f"{low} to {high}" if high is not None else f"at least {low}"
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(f"{method}: {key} must be a whole number, {rule}, got {value!r}")
@@ -18,7 +18,7 @@ def check_whole(method: str, key: str, value: object, low: int, high: int | None
 
 
 def check_number(method: str, key: str, value: object) -> None:
-    """Raises ConfigError unless the value is a number at all, and one that a float can be."""
+    """Raises ConfigError unless the value is an int or float in the range of finite floats."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{method}: {key} must be a number, got {value!r}")
     if not abs(value) <= sys.float_info.max:
@@ -26,7 +26,7 @@ def check_number(method: str, key: str, value: object) -> None:
 
 
 def read_number(method: str, key: str, value: object) -> float:
-    """The same of what a training loop has, where a learning rate may be torch's or NumPy's."""
+    """Returns the value as a float; accepts the scalars of torch and NumPy of training loops."""
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
     if isinstance(value, Real) and not isinstance(value, int | float):

@@ -1,24 +1,24 @@
-"""What can go wrong, by whose fault: the settings, the bytes, a peer, or the installation."""
+"""Exceptions by cause: the settings, a message, a peer, a gradient, or the installation."""
 
 
 class GradwireError(Exception):
-    """Base of every error that Gradwire raises on purpose."""
+    """Base class of every error that Gradwire raises on purpose."""
 
 
 class ConfigError(GradwireError, ValueError):
-    """A setting cannot work; the message names the thing, the rule and the value."""
+    """A setting is invalid; the message names the setting, the rule and the value."""
 
 
 class WireError(GradwireError):
-    """A message does not have the form that both sides agreed on; the gradient is untouched."""
+    """A message does not have the agreed format; the gradient is untouched."""
 
 
 class PeerError(GradwireError, RuntimeError):
-    """Another rank is gone or out of step."""
+    """Another rank is lost or out of step."""
 
 
 class NonFiniteError(GradwireError, ArithmeticError):
-    """A gradient is infinite or NaN on some rank, and `nan_policy="raise"` was asked for."""
+    """A gradient is infinite or NaN on some rank, and `nan_policy="raise"` is set."""
 
 
 class MissingExtra(GradwireError, ImportError):

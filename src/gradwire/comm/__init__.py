@@ -1,1 +1,1 @@
-"""The only I/O: byte buffers between ranks, real or simulated. Knows no compressor."""
+"""Exchanges byte buffers between ranks, real or simulated; knows no compressor."""

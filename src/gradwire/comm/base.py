@@ -1,4 +1,4 @@
-"""What a bucket asks of the network, and who answers."""
+"""Collectives, programs that issue them one after another, and the `Comm` that runs them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator
@@ -13,22 +13,22 @@ from gradwire.errors import WireError
 
 T = TypeVar("T")
 
-Kind: TypeAlias = Literal["mean", "gather", "scatter", "broadcast"]
+Kind: TypeAlias = Literal["mean", "gather", "all_to_all", "broadcast"]
 
 
 @dataclass(frozen=True)
 class Subgroup:
-    """Who talks to whom where `node` consecutive ranks are a node.
+    """Splits the ranks into groups, where `node` consecutive ranks form a node.
 
-    The ranks of each node among themselves; or, across, those at the same place in their nodes.
+    A group holds the ranks of one node or, if `internode`, those at one index of every node.
     """
 
     node: int
-    across: bool
+    internode: bool
 
     def groups(self, size: int) -> list[list[int]]:
-        """The ranks of every ring, in order; a rank's number in a call is its place there."""
-        if self.across:
+        """Returns the ranks of every group; a rank's number in a collective is its index there."""
+        if self.internode:
             return [list(range(place, size, self.node)) for place in range(self.node)]
         return [list(range(first, first + self.node)) for first in range(0, size, self.node)]
 
@@ -37,25 +37,25 @@ class Subgroup:
 class Collective:
     """One collective. `buffers` are flat and contiguous, and may be overwritten.
 
-    mean: one float buffer, answered by the mean over ranks. gather: one buffer of bytes, answered
-    by one a rank. scatter: one buffer for each rank, answered by one from each. broadcast: one
-    buffer, answered by the root's.
+    mean: takes one float buffer, returns its mean over ranks. gather: takes one buffer of bytes,
+    returns one per rank. scatter: takes one buffer for each rank, returns one from each.
+    broadcast: takes one buffer, returns the root's.
     """
 
     kind: Kind
     buffers: list[Tensor]
     sizes: list[int] | None = None
-    """Bytes to expect from each rank; None when they must be told first."""
+    """Bytes to expect from each rank; None when the ranks must exchange the sizes first."""
     limits: list[int] | None = None
-    """The most bytes that each rank may tell then; more is refused before room is made for it."""
+    """Upper bound of each rank's size if `sizes` is None, checked before memory is allocated."""
     root: int = 0
-    ring: Subgroup | None = None
-    """Which ranks take part: all of them, or those of each ring among themselves."""
+    subgroup: Subgroup | None = None
+    """The groups in which the collective runs; None means one group of all ranks."""
 
 
-def bounded(sizes: list[int], limits: list[int] | None) -> list[int]:
-    """The sizes that ranks told, if none tells more than it can have to say."""
-    assert limits is not None, "sizes that must be told need limits"
+def checked_sizes(sizes: list[int], limits: list[int] | None) -> list[int]:
+    """Returns the sizes that ranks announced; raises WireError if one exceeds its limit."""
+    assert limits is not None, "sizes that ranks announce need limits"
     for rank, (size, limit) in enumerate(zip(sizes, limits, strict=True)):
         if not 0 <= size <= limit:
             raise WireError(f"rank {rank} announces {size} bytes where {limit} is the most")
@@ -63,38 +63,38 @@ def bounded(sizes: list[int], limits: list[int] | None) -> list[int]:
 
 
 CollectiveProgram: TypeAlias = Generator[Collective, list[Tensor], T]
-"""A bucket's way through its rounds: yields calls, is sent the buffers that came back."""
+"""A coroutine that yields collectives, is sent the buffers they return, and returns a result."""
 
 
 class Comm(ABC):
-    """A group of ranks that answer calls in the order in which all of them make them."""
+    """A group of ranks that run collectives in the order in which all of them request them."""
 
     rank: int
     size: int
     meter: Meter
 
     @abstractmethod
-    def answer(self, call: Collective) -> list[Tensor]:
-        """Carries the call out together with all other ranks; raises PeerError when one is gone."""
+    def run(self, collective: Collective) -> list[Tensor]:
+        """Runs the collective with all other ranks; raises PeerError if one of them is lost."""
 
 
-def drive(conversation: CollectiveProgram[T], comm: Comm) -> T:
-    """Runs a conversation to its end, and notes where the time went."""
+def run_program(program: CollectiveProgram[T], comm: Comm) -> T:
+    """Runs a program to its end and adds encode, wire and decode times to the meter."""
     start = perf_counter()
     spent = [0.0, 0.0, 0.0]
     phase = 0
     try:
-        call = next(conversation)
+        collective = next(program)
         while True:
             before = perf_counter()
             spent[phase] += before - start
-            answer = comm.answer(call)
+            received = comm.run(collective)
             start = perf_counter()
             spent[1] += start - before
             phase = 2
-            call = conversation.send(answer)
+            collective = program.send(received)
     except StopIteration as end:
         spent[phase] += perf_counter() - start
-        comm.meter.spent(*spent)
+        comm.meter.add_time(*spent)
         result: T = end.value
         return result

@@ -1,4 +1,4 @@
-"""A CRC behind every message, so that no flipped bit goes unnoticed.
+"""A CRC-32 behind every message, so that no flipped bit goes unnoticed.
 
 Networks have checksums of their own, but they are weak, and memory and drivers have none. Sums that
 are formed on the way (a mean) cannot carry one.
@@ -17,49 +17,49 @@ from gradwire.errors import WireError
 CRC_BYTES = 4
 
 
-def sealed(call: Collective) -> Collective:
-    """The call with a CRC-32 behind each of its messages."""
-    if call.kind == "mean":
-        return call
+def with_checksum(collective: Collective) -> Collective:
+    """Returns the collective with a CRC-32 appended to each of its messages."""
+    if collective.kind == "mean":
+        return collective
     return replace(
-        call,
-        buffers=[_seal(buffer) for buffer in call.buffers],
-        sizes=_longer(call.sizes),
-        limits=_longer(call.limits),
+        collective,
+        buffers=[_append_crc(buffer) for buffer in collective.buffers],
+        sizes=_with_crc_bytes(collective.sizes),
+        limits=_with_crc_bytes(collective.limits),
     )
 
 
-def opened(call: Collective, answers: list[Tensor], own: int) -> list[Tensor]:
-    """The messages without their CRC; raises WireError where one does not fit.
+def verified(collective: Collective, received: list[Tensor], rank: int) -> list[Tensor]:
+    """Returns the messages without their CRC; raises WireError if one does not match.
 
-    `own` is this rank's number: what it told all ranks has come back to it, too.
+    `rank` is this rank's number: a gather returns its own message too.
     """
-    if call.kind == "mean":
-        return answers
-    told = {own: call.buffers[0]} if call.kind == "gather" else {}
-    return [_open(answer, rank, told.get(rank)) for rank, answer in enumerate(answers)]
+    if collective.kind == "mean":
+        return received
+    sent = {rank: collective.buffers[0]} if collective.kind == "gather" else {}
+    return [_strip_crc(message, peer, sent.get(peer)) for peer, message in enumerate(received)]
 
 
-def _longer(sizes: list[int] | None) -> list[int] | None:
+def _with_crc_bytes(sizes: list[int] | None) -> list[int] | None:
     return None if sizes is None else [size + CRC_BYTES for size in sizes]
 
 
-def _seal(buffer: Tensor) -> Tensor:
+def _append_crc(buffer: Tensor) -> Tensor:
     data = buffer.view(torch.uint8)
     crc = _crc(data).to_bytes(CRC_BYTES, "little")
     return torch.cat([data, torch.frombuffer(bytearray(crc), dtype=torch.uint8)])
 
 
-def _open(sealed: Tensor, rank: int, told: Tensor | None) -> Tensor:
-    data, crc = sealed[:-CRC_BYTES], sealed[-CRC_BYTES:]
-    # A quarter of the time of a CRC.
-    if told is not None and np.array_equal(sealed.numpy(), told.numpy()):
+def _strip_crc(message: Tensor, rank: int, sent: Tensor | None) -> Tensor:
+    data, crc = message[:-CRC_BYTES], message[-CRC_BYTES:]
+    # Comparing with the sent message takes a quarter of the time of a CRC.
+    if sent is not None and np.array_equal(message.numpy(), sent.numpy()):
         return data
     if _crc(data) != int.from_bytes(crc.numpy().tobytes(), "little"):
-        raise WireError(f"the message of rank {rank} was changed on the way: its CRC does not fit")
+        raise WireError(f"the message of rank {rank} was corrupted: its CRC does not match")
     return data
 
 
 def _crc(data: Tensor) -> int:
-    # numpy's stubs do not say that an array is a buffer.
+    # numpy's stubs do not declare that an array is a buffer.
     return crc32(data.numpy())  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*(bit|kbit|mbit|gbit)", re.IGNORECASE)
 
 
 def parse_rate(text: str) -> int:
-    """The bits per second that `text` names; decimal units, as on the box of a switch."""
+    """Returns the bits per second of a text such as "100mbit", in decimal units."""
     match = _RATE.fullmatch(text.strip())
     if match is None:
         raise ConfigError(
@@ -31,7 +31,7 @@ def parse_rate(text: str) -> int:
 
 
 def format_rate(rate_bits: int) -> str:
-    """The shortest text that `parse_rate` reads back, in the largest unit that is not below 1."""
+    """Returns the shortest text that `parse_rate` reads back, in the largest unit not below 1."""
     unit, size = next(
         ((unit, size) for unit, size in _RATE_UNITS.items() if rate_bits >= size), ("bit", 1)
     )
@@ -43,7 +43,7 @@ _LATENCY = re.compile(r"(\d+(?:\.\d+)?)\s*(s|ms|us)", re.IGNORECASE)
 
 
 def parse_latency(text: str) -> float:
-    """The seconds that `text` names."""
+    """Returns the seconds of a text such as "0.1ms"."""
     match = _LATENCY.fullmatch(text.strip())
     if match is None:
         raise ConfigError(
@@ -52,41 +52,41 @@ def parse_latency(text: str) -> float:
     return float(match[1]) * _LATENCY_UNITS[match[2].lower()]
 
 
-Kind: TypeAlias = Literal["mean", "gather", "scatter", "broadcast"]
-KINDS: tuple[Kind, ...] = ("mean", "gather", "scatter", "broadcast")
+Kind: TypeAlias = Literal["mean", "gather", "all_to_all", "broadcast"]
+KINDS: tuple[Kind, ...] = ("mean", "gather", "all_to_all", "broadcast")
 
 
-class Way(NamedTuple):
-    """What a call asks of one rank's link."""
+class Transfer(NamedTuple):
+    """The load that a collective puts on one rank's link."""
 
     hops: int
     """Transfers that have to wait for one another."""
-    passed_bytes: float
-    """What goes out through the link, and as much comes in."""
+    link_bytes: float
+    """Bytes that leave through the link; as many arrive."""
 
 
-def way(kind: Kind, nbytes: float, size: int) -> Way:
-    """The way of a call of `size` ranks.
+def transfer(kind: Kind, nbytes: float, size: int) -> Transfer:
+    """Returns the load of a collective of `size` ranks.
 
-    `nbytes` is the message: of mean and broadcast the buffer, of gather what one rank says, and of
-    scatter all that one rank says to the others.
+    `nbytes` is the length of the buffer (mean, broadcast), of one rank's message (gather), or of
+    all messages of one rank to the others (scatter).
     """
     others = size - 1
     if kind == "mean":
-        return Way(2 * others, 2 * others * nbytes / size)
+        return Transfer(2 * others, 2 * others * nbytes / size)
     if kind == "gather":
-        return Way(others, others * nbytes)
-    if kind == "scatter":
-        return Way(min(1, others), nbytes * min(1, others))
+        return Transfer(others, others * nbytes)
+    if kind == "all_to_all":
+        return Transfer(min(1, others), nbytes * min(1, others))
     levels = others.bit_length()
-    return Way(levels, levels * nbytes)
+    return Transfer(levels, levels * nbytes)
 
 
 @dataclass(frozen=True)
 class LinkModel:
-    """A link as two numbers; the defaults are a slow local network, waking the process included.
+    """Latency and rate of a link; the defaults are a slow local network with process wake-up.
 
-    The processor has work with a call too, which matters where it computes at the same time.
+    A collective also takes time of the processor, which matters if it computes at the same time.
     """
 
     latency_s: float = 1e-3
@@ -101,45 +101,46 @@ class LinkModel:
             raise ConfigError(f"rate: must be at least 1bit, got {self.rate_bits:g}")
 
     def call_s(self, kind: Kind, nbytes: float, size: int) -> float:
-        """How long the call takes when all ranks begin at once."""
-        hops, passed_bytes = way(kind, nbytes, size)
-        return hops * self.latency_s + 8 * passed_bytes / self.rate_bits
+        """Returns the duration of a collective that all ranks start at the same time."""
+        hops, link_bytes = transfer(kind, nbytes, size)
+        return hops * self.latency_s + 8 * link_bytes / self.rate_bits
 
     def work_s(self, kind: Kind, nbytes: float, size: int) -> float:
-        """How long it keeps one rank's processor busy."""
-        passed_bytes = way(kind, nbytes, size).passed_bytes
-        return self.hops_work_s(kind, size) + passed_bytes * self.byte_work_s
+        """Returns the time for which a collective keeps one rank's processor busy."""
+        link_bytes = transfer(kind, nbytes, size).link_bytes
+        return self.hops_work_s(kind, size) + link_bytes * self.byte_work_s
 
     def hops_work_s(self, kind: Kind, size: int) -> float:
-        """The part of it that no hop can do without, however short the call."""
-        return way(kind, 0, size).hops * self.hop_work_s
+        """Returns the part of `work_s` that does not depend on the message's length."""
+        return transfer(kind, 0, size).hops * self.hop_work_s
 
-    def words(self) -> str:
+    def describe(self) -> str:
+        """Returns rate and latency as a text, such as "1gbit, 1 ms"."""
         three_digits = round(float(f"{self.rate_bits:.3g}"))
         return f"{format_rate(three_digits)}, {self.latency_s * 1e3:.3g} ms"
 
 
 @dataclass(frozen=True)
 class Network:
-    """The links of a cluster; where kinds of calls were measured one by one, each has its own."""
+    """The links of a cluster; kinds of collectives that were measured have a model of their own."""
 
     link: LinkModel
     inside: LinkModel | None = None
-    """Inside nodes, where that is another one."""
+    """The link inside nodes, if it differs."""
     measured: Mapping[Kind, LinkModel] = field(default_factory=dict)
 
-    def of(self, kind: Kind, inside: bool) -> LinkModel:
-        """What carries a call of this kind."""
+    def link_for(self, kind: Kind, inside: bool) -> LinkModel:
+        """Returns the model of the link that a collective of this kind uses."""
         if inside and self.inside is not None:
             return self.inside
         return self.measured.get(kind, self.link)
 
 
 def fit(kind: Kind, size: int, small: tuple[float, float], large: tuple[float, float]) -> LinkModel:
-    """The link on which calls of two lengths, (bytes, seconds), take what was measured."""
-    hops, few_bytes = way(kind, small[0], size)
-    many_bytes = way(kind, large[0], size).passed_bytes
-    # Noise can make the longer call the faster one; no link has a negative rate.
+    """Fits a link to the measured durations of two lengths, each given as (bytes, seconds)."""
+    hops, few_bytes = transfer(kind, small[0], size)
+    many_bytes = transfer(kind, large[0], size).link_bytes
+    # Noise can make the longer collective the faster one; no link has a negative rate.
     byte_s = max((large[1] - small[1]) / (many_bytes - few_bytes), 1e-12)
     latency_s = max((small[1] - few_bytes * byte_s) / hops, 0.0)
     return LinkModel(latency_s, 8 / byte_s)

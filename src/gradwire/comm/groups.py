@@ -1,8 +1,8 @@
-"""Groups of our own: what we send must not mix with what the user or SyncBatchNorm sends.
+"""Process groups of our own, so that our messages never mix with the user's or SyncBatchNorm's.
 
 A group costs threads, sockets and (on NCCL) seconds, and cannot safely be destroyed: torch names a
 new one after the number of those alive, and might find the traces of the last one of that name. So
-a group that nobody uses any more waits for the next user.
+a group that is no longer in use is kept for the next lease.
 """
 
 from dataclasses import dataclass, field
@@ -17,22 +17,22 @@ from gradwire.errors import ConfigError
 
 @dataclass
 class _Pool:
-    """The groups made for the ranks of one group of the user's, and which of them are free here."""
+    """The groups made for the ranks of one of the user's groups; `free` are unused on this rank."""
 
     made: list[dist.ProcessGroup] = field(default_factory=list)
     free: set[int] = field(default_factory=set)
 
 
-# A pool dies with the group that it is for, when the user destroys that.
+# A pool is collected together with the user's group that it belongs to.
 _pools: WeakKeyDictionary[dist.ProcessGroup, _Pool] = WeakKeyDictionary()
-_rings: WeakKeyDictionary[dist.ProcessGroup, dict[Subgroup, dist.ProcessGroup]] = (
+_subgroups: WeakKeyDictionary[dist.ProcessGroup, dict[Subgroup, dist.ProcessGroup]] = (
     WeakKeyDictionary()
 )
 
 
 def check_member(group: object) -> None:
-    """Raises ConfigError unless this is a group of torch's, with this rank in it."""
-    # What torch gives to those who are not in a group that they have made.
+    """Raises ConfigError unless this is a process group of torch that contains this rank."""
+    # torch returns NON_GROUP_MEMBER to ranks that create a group without being in it.
     if group == dist.GroupMember.NON_GROUP_MEMBER:
         raise ConfigError(
             f"process_group: rank {dist.get_rank()} is not in this group; call on its ranks only"
@@ -48,16 +48,16 @@ class GroupLease:
         self.group = group
         self._number, self._pool = number, pool
 
-    def give_back(self) -> None:
-        """Nothing is under way in it any more, and nothing has gone wrong in it."""
+    def release(self) -> None:
+        """Returns the group to its pool; no collective may be running or have failed in it."""
         self._pool.free.add(self._number)
 
 
-def borrow(group: dist.ProcessGroup, device: torch.device) -> GroupLease:
-    """The first of the groups made for these ranks that is free on all of them, or a new one.
+def lease_group(group: dist.ProcessGroup, device: torch.device) -> GroupLease:
+    """Leases the first group made for these ranks that is free on all of them, or a new one.
 
-    Called on all ranks. One of them may still hold what others have given back, such as a model
-    that is not collected yet, so they ask each other.
+    Called on all ranks. One of them may still hold a group that others have released, for example
+    through a model that is not collected yet, so the ranks compare their free groups.
     """
     pool = _pools.setdefault(group, _Pool())
     everywhere = torch.zeros(len(pool.made), dtype=torch.int32, device=device)
@@ -72,22 +72,22 @@ def borrow(group: dist.ProcessGroup, device: torch.device) -> GroupLease:
     return GroupLease(pool.made[number], number, pool)
 
 
-def subgroup_process_group(group: dist.ProcessGroup, ring: Subgroup) -> dist.ProcessGroup:
-    """The members of a group of ours that share a ring with this rank; made once, lent with it."""
-    made = _rings.setdefault(group, {})
-    if ring not in made:
+def subgroup_process_group(group: dist.ProcessGroup, subgroup: Subgroup) -> dist.ProcessGroup:
+    """Returns the part of a leased group that contains this rank; made once, leased with it."""
+    made = _subgroups.setdefault(group, {})
+    if subgroup not in made:
         world = dist.get_process_group_ranks(group)
-        [mine] = [ranks for ranks in ring.groups(group.size()) if group.rank() in ranks]
+        [mine] = [ranks for ranks in subgroup.groups(group.size()) if group.rank() in ranks]
         device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
-        made[ring] = _new_group(group, [world[rank] for rank in mine], device)
-    return made[ring]
+        made[subgroup] = _new_group(group, [world[rank] for rank in mine], device)
+    return made[subgroup]
 
 
 def _new_group(
     like: dist.ProcessGroup, ranks: list[int], device: torch.device
 ) -> dist.ProcessGroup:
-    """A group of these ranks of the world, with the timeout and backend of another."""
-    _count_alike(like, device)
+    """Creates a group of these global ranks with the timeout and backend of `like`."""
+    _equalise_group_counts(like, device)
     made: dist.ProcessGroup = dist.new_group(
         ranks,
         timeout=like._get_backend(device).options._timeout,
@@ -98,7 +98,7 @@ def _new_group(
     return made
 
 
-def _count_alike(group: dist.ProcessGroup, device: torch.device) -> None:
+def _equalise_group_counts(group: dist.ProcessGroup, device: torch.device) -> None:
     """Brings all ranks to the same number of groups.
 
     torch names a new group after the number that a rank has already, so ranks that have been in

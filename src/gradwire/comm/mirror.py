@@ -1,7 +1,7 @@
-"""One rank of a world whose other members are not there: they say what it says itself.
+"""Runs the collectives of one rank without its peers: their messages mirror its own.
 
-So one rank's way through any number of ranks can be walked in this process, with the bytes and the
-calls of a real one. What comes back is a real message, if not that of another rank.
+So the steps of one rank in a world of any size can be executed in this process, with the bytes and
+the collectives of a real one. The messages it receives are valid, but not those of other ranks.
 """
 
 from collections.abc import Collection
@@ -14,109 +14,116 @@ from gradwire.comm.base import Collective, Comm, Kind, Subgroup
 from gradwire.comm.meter import Meter
 
 
-class Said(NamedTuple):
-    """A call as the network sees it."""
+class CollectiveRecord(NamedTuple):
+    """A collective as the network sees it."""
 
     kind: Kind
     nbytes: int
-    """Of mean and broadcast the buffer, of gather one rank's message, of scatter all for others."""
+    """Bytes of a mean's or broadcast's buffer, of one rank's message in a gather, or of all
+    messages to other ranks in a scatter."""
     size: int
     """Ranks that take part."""
     inside: bool
-    """Only ranks of one node do."""
+    """True if only ranks of one node take part."""
 
 
-class Unheard(Exception):
-    """Another rank's answer has another length than this rank's, so it cannot be made up."""
+class UnknownAnswer(Exception):
+    """Another rank's message has another length than this rank's, so it cannot be mirrored."""
 
 
-class _Circle(NamedTuple):
-    """Who takes part in a call, as this rank sees it."""
+class _Group(NamedTuple):
+    """The ranks that take part in a collective, and this rank's position among them."""
 
     size: int
-    place: int
+    position: int
     inside: bool
 
 
-class Ghost(Comm):
-    """Rank `rank` of `size`; `said` are its calls in order.
+class MirrorComm(Comm):
+    """Acts as rank `rank` of `size`; `records` are its collectives in order.
 
-    `alike` are ranks that hear messages of its own form, where each hears about another shard.
-    Shards can differ in length, and then so do the answers of their ranks. That call is counted,
-    and `Unheard` is raised where it would be decoded. In all exchanges it is the last one.
+    `alike` are the ranks whose received messages have this rank's format, in exchanges in which
+    each rank receives messages about another shard. Shards can differ in length, and then so do
+    the gathered messages. Such a gather is counted, and `UnknownAnswer` is raised where its result
+    would be decoded. In all exchanges it is the last collective.
     """
 
     def __init__(self, size: int, rank: int = 0, alike: Collection[int] = ()) -> None:
         self.size, self.rank, self.alike = size, rank, alike
         self.meter = Meter()
-        self.said: list[Said] = []
-        self._torn = False
+        self.records: list[CollectiveRecord] = []
+        self._unknown = False
 
-    def answer(self, call: Collective) -> list[Tensor]:
-        circle = self._circle(call.ring)
-        if call.kind in ("gather", "scatter") and call.sizes is None and circle.size > 1:
-            self._tell_lengths(call.kind, circle)
-        if call.kind == "mean":
-            return self._mean(call.buffers[0], circle)
-        if call.kind == "gather":
-            return self._gather(call, circle)
-        if call.kind == "scatter":
-            return self._scatter(call, circle)
-        return self._broadcast(call, circle)
+    def run(self, collective: Collective) -> list[Tensor]:
+        group = self._group(collective.subgroup)
+        if (
+            collective.kind in ("gather", "all_to_all")
+            and collective.sizes is None
+            and group.size > 1
+        ):
+            self._count_sizes(collective.kind, group)
+        if collective.kind == "mean":
+            return self._mean(collective.buffers[0], group)
+        if collective.kind == "gather":
+            return self._gather(collective, group)
+        if collective.kind == "all_to_all":
+            return self._scatter(collective, group)
+        return self._broadcast(collective, group)
 
-    def _circle(self, ring: Subgroup | None) -> _Circle:
-        if ring is None:
-            return _Circle(self.size, self.rank, inside=False)
-        if ring.across:
-            return _Circle(self.size // ring.node, self.rank // ring.node, inside=False)
-        return _Circle(ring.node, self.rank % ring.node, inside=True)
+    def _group(self, subgroup: Subgroup | None) -> _Group:
+        if subgroup is None:
+            return _Group(self.size, self.rank, inside=False)
+        if subgroup.internode:
+            return _Group(self.size // subgroup.node, self.rank // subgroup.node, inside=False)
+        return _Group(subgroup.node, self.rank % subgroup.node, inside=True)
 
-    def _mean(self, buffer: Tensor, circle: _Circle) -> list[Tensor]:
-        self.meter.mean(buffer.nbytes, circle.size, inside=circle.inside)
-        self._note("mean", buffer.nbytes, circle)
+    def _mean(self, buffer: Tensor, group: _Group) -> list[Tensor]:
+        self.meter.mean(buffer.nbytes, group.size, inside=group.inside)
+        self._record("mean", buffer.nbytes, group)
         return [buffer]
 
-    def _gather(self, call: Collective, circle: _Circle) -> list[Tensor]:
-        [buffer] = call.buffers
-        longest = max(call.sizes or [buffer.numel()])
-        self.meter.gather(longest, circle.size, inside=circle.inside)
-        self._note("gather", longest, circle)
-        sizes = call.sizes or [buffer.numel()] * circle.size
-        torn, self._torn = self._torn or set(sizes) != {buffer.numel()}, False
-        if not torn:
-            return [buffer] * circle.size
-        if call.ring is None or not call.ring.across:
-            raise Unheard
-        # The ranks of a node pass on what came from other nodes before they decode it.
-        self._torn = True
+    def _gather(self, collective: Collective, group: _Group) -> list[Tensor]:
+        [buffer] = collective.buffers
+        longest = max(collective.sizes or [buffer.numel()])
+        self.meter.gather(longest, group.size, inside=group.inside)
+        self._record("gather", longest, group)
+        sizes = collective.sizes or [buffer.numel()] * group.size
+        unknown, self._unknown = self._unknown or set(sizes) != {buffer.numel()}, False
+        if not unknown:
+            return [buffer] * group.size
+        if collective.subgroup is None or not collective.subgroup.internode:
+            raise UnknownAnswer
+        # The ranks of a node gather what came from other nodes before they decode it.
+        self._unknown = True
         return [buffer.new_zeros(nbytes) for nbytes in sizes]
 
-    def _scatter(self, call: Collective, circle: _Circle) -> list[Tensor]:
-        own = call.buffers[circle.place]
-        sent = sum(buffer.numel() for buffer in call.buffers) - own.numel()
-        self.meter.scatter(sent, (circle.size - 1) * own.numel(), inside=circle.inside)
-        self._note("scatter", sent, circle)
-        if call.sizes is None or call.ring is not None:
-            return [own] * circle.size
-        # What it says about the others' shards, where that has the form of what it hears: equal
-        # messages would add up to one as sparse as each, which is not what ranks get to encode.
-        said = enumerate(call.buffers)
-        return [other if rank in self.alike else own for rank, other in said]
+    def _scatter(self, collective: Collective, group: _Group) -> list[Tensor]:
+        own = collective.buffers[group.position]
+        sent = sum(buffer.numel() for buffer in collective.buffers) - own.numel()
+        self.meter.all_to_all(sent, (group.size - 1) * own.numel(), inside=group.inside)
+        self._record("all_to_all", sent, group)
+        if collective.sizes is None or collective.subgroup is not None:
+            return [own] * group.size
+        # Its messages about the others' shards, where they have the format of those it receives:
+        # equal messages would add up to one as sparse as each, which is not what ranks encode.
+        sent_to = enumerate(collective.buffers)
+        return [other if rank in self.alike else own for rank, other in sent_to]
 
-    def _broadcast(self, call: Collective, circle: _Circle) -> list[Tensor]:
-        [buffer] = call.buffers
-        self.meter.broadcast(buffer.numel(), circle.place == call.root, inside=circle.inside)
-        self._note("broadcast", buffer.numel(), circle)
+    def _broadcast(self, collective: Collective, group: _Group) -> list[Tensor]:
+        [buffer] = collective.buffers
+        self.meter.broadcast(buffer.numel(), group.position == collective.root, inside=group.inside)
+        self._record("broadcast", buffer.numel(), group)
         return [buffer]
 
-    def _tell_lengths(self, kind: Literal["gather", "scatter"], circle: _Circle) -> None:
+    def _count_sizes(self, kind: Literal["gather", "all_to_all"], group: _Group) -> None:
+        """Counts the collective in which ranks announce the sizes of their messages."""
         word = torch.int64.itemsize
-        others = (circle.size - 1) * word
+        others = (group.size - 1) * word
         if kind == "gather":
-            self.meter.gather(word, circle.size, inside=circle.inside)
+            self.meter.gather(word, group.size, inside=group.inside)
         else:
-            self.meter.scatter(others, others, inside=circle.inside)
-        self._note(kind, word if kind == "gather" else others, circle)
+            self.meter.all_to_all(others, others, inside=group.inside)
+        self._record(kind, word if kind == "gather" else others, group)
 
-    def _note(self, kind: Kind, nbytes: int, circle: _Circle) -> None:
-        self.said.append(Said(kind, nbytes, circle.size, circle.inside))
+    def _record(self, kind: Kind, nbytes: int, group: _Group) -> None:
+        self.records.append(CollectiveRecord(kind, nbytes, group.size, group.inside))

@@ -1,4 +1,4 @@
-"""Work on a GPU that goes on beside the computation of gradients."""
+"""GPU work that runs concurrently with the computation of gradients."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,15 +9,15 @@ from torch.futures import Future
 
 
 class SideStream:
-    """A stream beside the one that computes gradients; on a CPU there is none and no need."""
+    """A CUDA stream beside the one that computes gradients; on a CPU all methods do nothing."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._cpu_threads = torch.get_num_threads()
 
-    def settle(self) -> None:
-        """Makes a new thread, which would take all cores and the first GPU, like its maker."""
+    def configure_thread(self) -> None:
+        """Gives a new thread the core count and device of its creator, not all cores and GPU 0."""
         # OpenMP keeps its number of threads by thread, and CUDA its device.
         torch.set_num_threads(self._cpu_threads)
         if self.stream is not None:
@@ -26,8 +26,8 @@ class SideStream:
     def future(self) -> "Future[Tensor]":
         return Future(devices=[] if self.stream is None else [self.device])
 
-    def mark(self) -> torch.cuda.Event | None:
-        """The point that the stream has reached on which the caller computes."""
+    def record_event(self) -> torch.cuda.Event | None:
+        """Returns an event that marks the current point of the caller's stream."""
         if self.stream is None:
             return None
         event = torch.cuda.Event()
@@ -35,17 +35,17 @@ class SideStream:
         return event
 
     @contextmanager
-    def after(self, mark: torch.cuda.Event | None) -> Iterator[None]:
-        """Work that starts on the side when the computing stream has passed the mark."""
+    def after(self, event: torch.cuda.Event | None) -> Iterator[None]:
+        """Runs the body on the side stream, which first waits for the event."""
         if self.stream is None:
             yield
             return
         with torch.cuda.stream(self.stream):
-            if mark is not None:
-                self.stream.wait_event(mark)
+            if event is not None:
+                self.stream.wait_event(event)
             yield
 
-    def join(self, mark: torch.cuda.Event | None) -> None:
-        """Has the computing stream wait for a point that the side has reached or will reach."""
-        if mark is not None:
-            torch.cuda.current_stream(self.device).wait_event(mark)
+    def wait_event(self, event: torch.cuda.Event | None) -> None:
+        """Makes the caller's stream wait for an event of the side stream."""
+        if event is not None:
+            torch.cuda.current_stream(self.device).wait_event(event)

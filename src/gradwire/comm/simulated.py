@@ -1,4 +1,4 @@
-"""Any number of ranks in lock step inside this process: no sockets, exact byte counts."""
+"""Runs any number of ranks in lockstep inside this process: no sockets, exact byte counts."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -14,61 +14,61 @@ T = TypeVar("T")
 
 
 class Simulated:
-    """Answers the calls of all ranks at once; sums run in the order of ranks."""
+    """Runs the collectives of all ranks at once; sums are formed in the order of ranks."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.meters = [Meter() for _ in range(size)]
 
-    def run(self, conversations: Sequence[CollectiveProgram[T]]) -> list[T]:
-        """Leads one conversation a rank to its end, and returns their results by rank."""
+    def run(self, programs: Sequence[CollectiveProgram[T]]) -> list[T]:
+        """Runs one program per rank to its end, and returns their results by rank."""
         results: dict[int, T] = {}
-        answers: list[list[Tensor] | None] = [None] * self.size
+        received: list[list[Tensor] | None] = [None] * self.size
         while True:
-            calls: list[Collective] = []
-            for rank, talk in enumerate(conversations):
+            collectives: list[Collective] = []
+            for rank, program in enumerate(programs):
                 try:
-                    answer = answers[rank]
-                    calls.append(next(talk) if answer is None else talk.send(answer))
+                    answer = received[rank]
+                    collectives.append(next(program) if answer is None else program.send(answer))
                 except StopIteration as end:
                     results[rank] = end.value
-            if not calls:
+            if not collectives:
                 return [results[rank] for rank in range(self.size)]
-            if results or len({(call.kind, call.ring) for call in calls}) > 1:
+            if results or len({(c.kind, c.subgroup) for c in collectives}) > 1:
                 raise PeerError("simulated ranks are out of step: they make different calls")
-            answers = list(self._answer(calls))
+            received = list(self._run(collectives))
 
-    def _answer(self, calls: list[Collective]) -> list[list[Tensor]]:
-        """Each rank's answer, given by the ranks of its ring."""
-        ring = calls[0].ring
-        answers: dict[int, list[Tensor]] = {}
-        for ranks in [list(range(self.size))] if ring is None else ring.groups(self.size):
-            inside = ring is not None and not ring.across
+    def _run(self, collectives: list[Collective]) -> list[list[Tensor]]:
+        """Returns what each rank receives, from the ranks of its subgroup."""
+        subgroup = collectives[0].subgroup
+        received: dict[int, list[Tensor]] = {}
+        for ranks in [list(range(self.size))] if subgroup is None else subgroup.groups(self.size):
+            inside = subgroup is not None and not subgroup.internode
             peers = _Peers([self.meters[rank] for rank in ranks], inside)
-            answered = peers.answer([calls[rank] for rank in ranks])
-            answers |= zip(ranks, answered, strict=True)
-        return [answers[rank] for rank in range(self.size)]
+            answers = peers.run([collectives[rank] for rank in ranks])
+            received |= zip(ranks, answers, strict=True)
+        return [received[rank] for rank in range(self.size)]
 
 
 class _Peers:
-    """Ranks that make a call together."""
+    """The ranks of one collective."""
 
     def __init__(self, meters: list[Meter], inside: bool) -> None:
         self.size = len(meters)
         self.meters = meters
         self.inside = inside
 
-    def answer(self, calls: list[Collective]) -> list[list[Tensor]]:
-        if len({_form(call) for call in calls}) > 1:
+    def run(self, collectives: list[Collective]) -> list[list[Tensor]]:
+        if len({_signature(collective) for collective in collectives}) > 1:
             raise PeerError("simulated ranks are out of step: they make different calls")
-        kind = calls[0].kind
+        kind = collectives[0].kind
         if kind == "mean":
-            return self._mean([call.buffers[0] for call in calls])
+            return self._mean([c.buffers[0] for c in collectives])
         if kind == "gather":
-            return self._gather([call.buffers[0] for call in calls], calls[0].sizes)
-        if kind == "scatter":
-            return self._scatter([call.buffers for call in calls], calls[0].sizes)
-        return self._broadcast(calls)
+            return self._gather([c.buffers[0] for c in collectives], collectives[0].sizes)
+        if kind == "all_to_all":
+            return self._scatter([c.buffers for c in collectives], collectives[0].sizes)
+        return self._broadcast(collectives)
 
     def _mean(self, buffers: list[Tensor]) -> list[list[Tensor]]:
         total = buffers[0] / self.size
@@ -87,27 +87,27 @@ class _Peers:
         return [list(buffers) for _ in buffers]
 
     def _scatter(self, buffers: list[list[Tensor]], sizes: list[int] | None) -> list[list[Tensor]]:
-        answers = [[row[rank] for row in buffers] for rank in range(self.size)]
+        received = [[row[rank] for row in buffers] for rank in range(self.size)]
         for rank, meter in enumerate(self.meters):
             if sizes is None and self.size > 1:
                 others = (self.size - 1) * torch.int64.itemsize
-                meter.scatter(others, others, inside=self.inside)
-            sent = sum(b.numel() for to, b in enumerate(buffers[rank]) if to != rank)
-            received = sum(b.numel() for by, b in enumerate(answers[rank]) if by != rank)
-            meter.scatter(sent, received, inside=self.inside)
-        return answers
+                meter.all_to_all(others, others, inside=self.inside)
+            sent_bytes = sum(b.numel() for to, b in enumerate(buffers[rank]) if to != rank)
+            received_bytes = sum(b.numel() for by, b in enumerate(received[rank]) if by != rank)
+            meter.all_to_all(sent_bytes, received_bytes, inside=self.inside)
+        return received
 
-    def _broadcast(self, calls: list[Collective]) -> list[list[Tensor]]:
-        root = calls[0].root
-        buffer = calls[root].buffers[0]
+    def _broadcast(self, collectives: list[Collective]) -> list[list[Tensor]]:
+        root = collectives[0].root
+        buffer = collectives[root].buffers[0]
         for rank, meter in enumerate(self.meters):
             meter.broadcast(buffer.numel(), rank == root, inside=self.inside)
-        return [[buffer] for _ in calls]
+        return [[buffer] for _ in collectives]
 
 
-def _form(call: Collective) -> tuple[object, ...]:
-    """What must be alike on all ranks for a call to be one and the same."""
-    buffer = call.buffers[0]
-    length = buffer.numel() if call.kind in ("mean", "broadcast") else None
-    sizes = tuple(call.sizes or ()) if call.kind == "gather" else None
-    return call.kind, call.root, buffer.dtype, length, sizes
+def _signature(collective: Collective) -> tuple[object, ...]:
+    """Returns the fields that must be equal on all ranks that take part in one collective."""
+    buffer = collective.buffers[0]
+    length = buffer.numel() if collective.kind in ("mean", "broadcast") else None
+    sizes = tuple(collective.sizes or ()) if collective.kind == "gather" else None
+    return collective.kind, collective.root, buffer.dtype, length, sizes

@@ -1,8 +1,8 @@
-"""Groups parameters into messages: in DDP's buckets, in merged buckets, or as in a saved run.
+"""Bucketing: which parameters share a message.
 
-DDP reorders its buckets after the first step. Floating-point sums depend on where an entry lies in
-a message, so a resumed run sends its first step in the buckets of the run that was saved. Where the
-fixed cost of a message dominates, small buckets are merged before they are sent.
+DDP reorders its buckets after the first step. Sums of floats depend on the position in a message,
+so a resumed run sends its first step in the buckets of the run that was saved. Where a message
+costs more than its bytes, short buckets are merged with the next.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,11 +14,11 @@ from torch.futures import Future
 from gradwire.errors import ConfigError
 
 LEAST_BYTES = 1_000_000
-"""Half of this takes 4 ms at 1 Gbit/s, and to wait for the card some more where ranks share one."""
+"""Half of this takes 4 ms at 1 Gbit/s; a wait for a shared GPU takes a few ms more."""
 
 
 class PendingBucket(NamedTuple):
-    """A bucket that DDP waits for."""
+    """A bucket whose future DDP waits for."""
 
     names: list[str]
     gradients: list[Tensor]
@@ -27,14 +27,14 @@ class PendingBucket(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """Messages to send, and the buckets that are done when all of them are."""
+    """Messages to send, and the buckets that are complete when all of them are exchanged."""
 
     messages: list[tuple[list[str], list[Tensor]]]
-    loads: list[PendingBucket]
+    buckets: list[PendingBucket]
 
 
 def read_groups(saved: object, names: Collection[str]) -> list[list[str]]:
-    """A grouping of parameters from a state, which may have come from anywhere."""
+    """Reads a grouping of parameters from a state; raises ConfigError if it is none."""
     groups: Sequence[object] = saved if isinstance(saved, list | tuple) else [saved]
     found = [list(group) for group in groups if isinstance(group, list | tuple)]
     known = all(isinstance(name, str) and name in names for group in found for name in group)
@@ -44,17 +44,17 @@ def read_groups(saved: object, names: Collection[str]) -> list[list[str]]:
 
 
 class Buckets:
-    """The grouping of the last backward pass, and where it is to be repeated."""
+    """Merges short buckets; records the grouping of the last backward pass, and can replay it."""
 
     def __init__(self, least_bytes: int = 0) -> None:
-        self._least_bytes, self._waiting_bytes = least_bytes, 0
-        self._now: list[list[str]] = []
+        self._least_bytes, self._held_bytes = least_bytes, 0
+        self._current: list[list[str]] = []
         self._last: list[list[str]] = []
         self._replay: list[list[str]] | None = None
         self._held: list[PendingBucket] = []
 
     def last(self) -> list[list[str]]:
-        """The names in each message of the last whole backward pass."""
+        """Returns the names in each message of the last complete backward pass."""
         return [list(names) for names in self._last]
 
     def replay(self, groups: Sequence[Sequence[str]]) -> None:
@@ -62,33 +62,30 @@ class Buckets:
         self._last = [list(names) for names in groups]
         self._replay = self.last() or None
 
-    def add(self, load: PendingBucket, nbytes: int, is_last: bool) -> Ready | None:
-        """What can go out now that this bucket is full, of which so many bytes are to be said.
-
-        None where more are waited for.
-        """
-        self._held.append(load)
-        self._waiting_bytes += nbytes
-        enough = self._replay is None and self._waiting_bytes >= self._least_bytes
+    def add(self, bucket: PendingBucket, nbytes: int, is_last: bool) -> Ready | None:
+        """Adds a bucket with a message of `nbytes`; returns what to send now, if anything."""
+        self._held.append(bucket)
+        self._held_bytes += nbytes
+        enough = self._replay is None and self._held_bytes >= self._least_bytes
         if not (enough or is_last):
             return None
         ready = self._merged() if self._replay is None else self._replayed(self._replay)
-        self._held, self._waiting_bytes = [], 0
-        self._now += [names for names, _ in ready.messages]
+        self._held, self._held_bytes = [], 0
+        self._current += [names for names, _ in ready.messages]
         if is_last:
-            self._last, self._now = self._now, []
+            self._last, self._current = self._current, []
         return ready
 
     def _merged(self) -> Ready:
-        loads = self._held
-        if len(loads) == 1:
-            return Ready([(loads[0].names, loads[0].gradients)], loads)
-        names = [name for load in loads for name in load.names]
-        return Ready([(names, [grad for load in loads for grad in load.gradients])], loads)
+        held = self._held
+        if len(held) == 1:
+            return Ready([(held[0].names, held[0].gradients)], held)
+        names = [name for bucket in held for name in bucket.names]
+        return Ready([(names, [grad for bucket in held for grad in bucket.gradients])], held)
 
     def _replayed(self, groups: list[list[str]]) -> Ready:
-        loads, self._replay = self._held, None
-        gradients = {n: g for one in loads for n, g in zip(one.names, one.gradients, strict=True)}
+        held, self._replay = self._held, None
+        gradients = {n: g for b in held for n, g in zip(b.names, b.gradients, strict=True)}
         if gradients.keys() != {n for group in groups for n in group}:
-            groups = [one.names for one in loads]
-        return Ready([(names, [gradients[n] for n in names]) for names in groups], loads)
+            groups = [bucket.names for bucket in held]
+        return Ready([(names, [gradients[n] for n in names]) for names in groups], held)

@@ -1,8 +1,8 @@
-"""Runs the collectives of buckets while autograd continues to compute.
+"""Communication runners: exchange buckets while autograd goes on computing.
 
-Collectives must be issued in the same order on all ranks. Where a backend blocks, one thread runs
-bucket after bucket in the order in which DDP delivers them. On NCCL the GPU stream keeps the order
-of what is enqueued, so no thread is needed.
+All ranks must issue collectives in the same order. On a backend whose collectives block, one thread
+runs bucket after bucket in the order in which DDP hands them over. On NCCL the stream keeps the
+order of what is enqueued, and nothing blocks.
 """
 
 import atexit
@@ -24,42 +24,42 @@ Task: TypeAlias = Callable[[], None]
 
 
 class CommRunner(ABC):
-    """Carries errands in order."""
+    """Runs communication tasks in order."""
 
     @abstractmethod
     def future(self) -> "Future[Tensor]":
-        """A future that an errand can complete."""
+        """Returns a future that a task can complete."""
 
     @abstractmethod
-    def send(self, errand: Task, loads: Sequence[PendingBucket]) -> None:
-        """Runs the errand, then completes the loads' futures with their buffers."""
+    def submit(self, task: Task, buckets: Sequence[PendingBucket]) -> None:
+        """Runs the task, then completes the futures of the buckets."""
 
     @abstractmethod
-    def begin(self, start: Callable[[], Task], loads: Sequence[PendingBucket]) -> None:
-        """The same for an errand that `start` returns, and of which only the end has to wait.
+    def start(self, begin: Callable[[], Task], buckets: Sequence[PendingBucket]) -> None:
+        """Calls `begin` now, and runs the task that it returns later, to wait for completion.
 
-        Nothing else is sent before `arrive`.
+        Nothing else is submitted before `flush`.
         """
 
     @abstractmethod
-    def arrive(self) -> None:
-        """Sees to the end of all that was begun."""
+    def flush(self) -> None:
+        """Completes everything that was started."""
 
     @abstractmethod
-    def settle(self, last: Task) -> None:
-        """Waits until nothing is under way but a last errand, and raises what went wrong."""
+    def end_step(self, last: Task) -> None:
+        """Waits for all tasks, runs a last one, and raises the first error of any of them."""
 
     @abstractmethod
-    def sound(self) -> bool:
-        """Whether all errands went well, so that all ranks have made the same calls."""
+    def has_failed(self) -> bool:
+        """Returns whether a task failed, so that ranks may have made different collectives."""
 
     @abstractmethod
     def close(self) -> None:
-        """Ends; nothing may be under way."""
+        """Ends the runner; no task may be under way."""
 
 
-class OnStream(CommRunner):
-    """Enqueues at once, in the calling thread."""
+class StreamRunner(CommRunner):
+    """Enqueues work on a side stream, in the calling thread."""
 
     def __init__(self, device: torch.device) -> None:
         self._side = SideStream(device)
@@ -67,93 +67,95 @@ class OnStream(CommRunner):
     def future(self) -> "Future[Tensor]":
         return self._side.future()
 
-    def send(self, errand: Task, loads: Sequence[PendingBucket]) -> None:
-        with self._side.after(self._side.mark()):
-            errand()
-            for load in loads:
-                load.future.set_result(load.buffer)
+    def submit(self, task: Task, buckets: Sequence[PendingBucket]) -> None:
+        with self._side.after(self._side.record_event()):
+            task()
+            for bucket in buckets:
+                bucket.future.set_result(bucket.buffer)
 
-    def begin(self, start: Callable[[], Task], loads: Sequence[PendingBucket]) -> None:
-        def on_the_side() -> None:
-            start()()
+    def start(self, begin: Callable[[], Task], buckets: Sequence[PendingBucket]) -> None:
+        def run() -> None:
+            task = begin()
+            task()
 
-        self.send(on_the_side, loads)
+        self.submit(run, buckets)
 
-    def arrive(self) -> None:
+    def flush(self) -> None:
         pass
 
-    def settle(self, last: Task) -> None:
-        self.send(last, [])
+    def end_step(self, last: Task) -> None:
+        self.submit(last, [])
 
-    def sound(self) -> bool:
-        return True
+    def has_failed(self) -> bool:
+        return False
 
     def close(self) -> None:
         pass
 
 
 class _Item(NamedTuple):
-    errand: Task
-    loads: Sequence[PendingBucket]
-    mark: torch.cuda.Event | None
+    task: Task
+    buckets: Sequence[PendingBucket]
+    event: torch.cuda.Event | None
 
 
-class OnThread(CommRunner):
-    """Runs errands on one thread; after a failure it runs no more.
+class ThreadRunner(CommRunner):
+    """Runs tasks on one thread, and none after a failure.
 
     A future cannot carry an exception through DDP's reducer, so it is completed all the same, and
-    `settle` raises at the end of the backward pass. With that the thread ends, and whoever goes on
-    all the same is told the same by every `settle`.
+    `end_step` raises at the end of the backward pass. Then the thread ends, and every later
+    `end_step` raises the same error.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._side = SideStream(device)
         self._failure: Exception | None = None
-        self._begun: list[_Item] = []
+        self._started: list[_Item] = []
         self._queue: Queue[list[_Item] | None] = Queue()
         self._thread = Thread(target=self._work, name="gradwire-comm", daemon=True)
         self._thread.start()
-        # A thread that comes back from C++ when Python is gone would abort the process.
-        atexit.register(self._leave)
+        # A thread that returns from C++ after Python has ended would abort the process.
+        atexit.register(self._shut_down)
 
     def future(self) -> "Future[Tensor]":
         return self._side.future()
 
-    def send(self, errand: Task, loads: Sequence[PendingBucket]) -> None:
-        self._send([_Item(errand, loads, self._side.mark())])
+    def submit(self, task: Task, buckets: Sequence[PendingBucket]) -> None:
+        self._put([_Item(task, buckets, self._side.record_event())])
 
-    def begin(self, start: Callable[[], Task], loads: Sequence[PendingBucket]) -> None:
-        self._begun.append(_Item(start() if self._failure is None else _nothing, loads, None))
+    def start(self, begin: Callable[[], Task], buckets: Sequence[PendingBucket]) -> None:
+        task = begin() if self._failure is None else _nothing
+        self._started.append(_Item(task, buckets, None))
 
-    def arrive(self) -> None:
-        # Once for all of them, since to wake a thread takes long.
-        begun, self._begun = self._begun, []
-        self._send(begun)
+    def flush(self) -> None:
+        # Once for all of them, since waking a thread is slow.
+        started, self._started = self._started, []
+        self._put(started)
 
-    def settle(self, last: Task) -> None:
-        self.arrive()
+    def end_step(self, last: Task) -> None:
+        self.flush()
         self._queue.join()
-        # The thread is idle now, and to wake it would take longer.
-        self._run([_Item(last, [], self._side.mark())])
+        # The thread is idle now; waking it would take longer than running the task here.
+        self._run([_Item(last, [], self._side.record_event())])
         if self._failure is not None:
             self.close()
             raise self._failure
 
-    def sound(self) -> bool:
-        return self._failure is None
+    def has_failed(self) -> bool:
+        return self._failure is not None
 
     def close(self) -> None:
-        atexit.unregister(self._leave)
+        atexit.unregister(self._shut_down)
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
 
-    def _leave(self) -> None:
+    def _shut_down(self) -> None:
         SHUTDOWN.set()
         self.close()
 
     def _work(self) -> None:
-        self._side.settle()
+        self._side.configure_thread()
         while (items := self._queue.get()) is not None:
             self._run(items)
             # An idle thread must not keep the last bucket alive.
@@ -161,7 +163,7 @@ class OnThread(CommRunner):
             self._queue.task_done()
         self._queue.task_done()
 
-    def _send(self, items: list[_Item]) -> None:
+    def _put(self, items: list[_Item]) -> None:
         if items and self._thread.is_alive():
             self._queue.put(items)
         else:
@@ -169,18 +171,15 @@ class OnThread(CommRunner):
 
     def _run(self, items: list[_Item]) -> None:
         for item in items:
-            self._run_one(item)
-
-    def _run_one(self, item: _Item) -> None:
-        with self._side.after(item.mark):
-            # The order of calls is lost with the first failure, so nothing may follow it.
-            if self._failure is None:
-                try:
-                    item.errand()
-                except Exception as error:
-                    self._failure = error
-            for load in item.loads:
-                load.future.set_result(load.buffer)
+            with self._side.after(item.event):
+                # The order of collectives is lost with the first failure, so none may follow it.
+                if self._failure is None:
+                    try:
+                        item.task()
+                    except Exception as error:
+                        self._failure = error
+                for bucket in item.buckets:
+                    bucket.future.set_result(bucket.buffer)
 
 
 def _nothing() -> None:

@@ -1,6 +1,7 @@
-"""DistributedDataParallel: `attach` compresses the gradients of a DDP model."""
+"""DistributedDataParallel: one line that compresses the gradients of a DDP script."""
 
 from time import perf_counter
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, finalize
 
 import torch
@@ -11,24 +12,25 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.hooks import RemovableHandle
 
-from gradwire.base import Compressor, Memory
-from gradwire.checks import check_whole
-from gradwire.comm.base import CollectiveProgram, drive
-from gradwire.comm.consistency import check_same
-from gradwire.comm.groups import borrow, check_member
-from gradwire.control.base import Controller, find_controller
-from gradwire.engine.engine import NanPolicy
+from gradwire.base import Compressor
+from gradwire.comm.base import CollectiveProgram, run_program
+from gradwire.comm.consistency import check_equal_tensors
+from gradwire.comm.groups import check_member, lease_group
 from gradwire.engine.plan import make_plan
 from gradwire.errors import ConfigError
 from gradwire.integrations.bucketing import PendingBucket, Ready
-from gradwire.integrations.comm_runner import OnStream, OnThread
+from gradwire.integrations.comm_runner import StreamRunner, ThreadRunner
 from gradwire.integrations.dense_allreduce import start_means
-from gradwire.integrations.handle import Handle, Options, Wanted, at_end_of_backward
+from gradwire.integrations.handle import Handle, at_end_of_backward
 from gradwire.integrations.parameters import check_dense
+from gradwire.integrations.settings import Options, Settings, settings_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class HookSlot:
-    """DDP's only hook slot, which cannot be emptied again; but who answers in it can change."""
+    """DDP's only communication hook, which cannot be removed; but the link behind it can change."""
 
     def __init__(self, model: DDP) -> None:
         self.device = next(model.parameters()).device
@@ -36,15 +38,16 @@ class HookSlot:
         self.link: Link | None = None
 
 
-# A hook stays for the life of its DDP, and this must not prolong it.
+# Weak keys, so that this table does not keep models alive.
 _slots: WeakKeyDictionary[DDP, HookSlot] = WeakKeyDictionary()
 
 _orphans: list[HookSlot] = []
-"""Slots whose model died attached. Who collects it may hold any lock, so it is only noted there."""
+"""Slots whose model died attached. The garbage collector may hold any lock, so it only appends."""
 
 
 # DDP compares these annotations by identity, so this file has no postponed annotations.
 def _hook(state: HookSlot, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
+    """DDP calls this once a bucket, in the same order on every rank."""
     if isinstance(bucket, tuple):
         raise ConfigError(
             "compiled autograd's python_reducer hands over single gradients instead of buckets; "
@@ -66,158 +69,146 @@ class Link(Handle):
         slot: HookSlot,
         group: dist.ProcessGroup,
         names: dict[nn.Parameter, str],
-        wanted: Wanted,
-        options: Options,
+        settings: Settings,
     ) -> None:
         self._slot = slot
         tensors: dict[str, Tensor] = {name: p for p, name in names.items()}
-        # For us alone: what we send from a thread must not mix with what others send.
-        self._loan = borrow(group, slot.device)
+        # A group of our own: collectives from our thread must not mix with others'.
+        self._lease = lease_group(group, slot.device)
         try:
-            Handle.__init__(self, self._loan.group, tensors, names, make_plan, wanted, options)
+            Handle.__init__(self, self._lease.group, tensors, names, make_plan, settings)
         except ConfigError:
-            self._loan.give_back()
+            self._lease.release()
             raise
-        self._settling = False
+        self._in_backward = False
         self._computed_s = 0.0
-        self._courier = (OnStream if self._comm.on_device else OnThread)(slot.device)
+        runner = StreamRunner if self._comm.on_device else ThreadRunner
+        self._runner = runner(slot.device)
         self._hooks: list[RemovableHandle] = []
 
     def _close(self) -> None:
         self._slot.link = None
         for hook in self._hooks:
             hook.remove()
-        self._courier.close()
-        if self._courier.sound():
-            self._loan.give_back()
+        self._runner.close()
+        if not self._runner.has_failed():
+            self._lease.release()
 
     def _is_attached(self) -> bool:
         return self._slot.link is self
 
-    def _follow(self, model: DDP, scaler: torch.amp.GradScaler) -> None:
+    def _follow_loss_scale(self, model: DDP, scaler: torch.amp.GradScaler) -> None:
         def read(*_: object) -> None:
-            # Before the forward pass the GPU has little left to do, so asking it costs little.
+            # Before the forward pass the GPU has little left to do, so a sync costs little.
             self.loss_scale_changed(scaler.get_scale())
 
         self._hooks.append(model.register_forward_pre_hook(read))
 
     def _reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
-        if self._settling and bucket.index() == 0:
-            self._settle_late()
+        """Starts the exchange of a bucket; the future completes when its buffer holds the mean."""
+        is_last = bucket.is_last()
+        if self._in_backward and bucket.index() == 0:
+            self._end_interrupted_step()
         names = [self._parameters[p] for p in bucket.parameters()]
-        future = self._courier.future()
-        straight = self._is_straight()
-        load = PendingBucket(names, bucket.gradients(), bucket.buffer(), future)
-        nbytes = load.buffer.nbytes if straight else self._lanes.message_bytes(names)
-        ready = self._buckets.add(load, nbytes, bucket.is_last())
-        if ready is not None and straight:
-            self._go_straight(ready, bucket.is_last())
+        pending = PendingBucket(names, bucket.gradients(), bucket.buffer(), self._runner.future())
+        plain = self._is_plain_mean()
+        nbytes = pending.buffer.nbytes if plain else self._engine.message_bytes(names)
+        ready = self._buckets.add(pending, nbytes, is_last)
+        if ready is not None and plain:
+            self._start_plain_means(ready, is_last)
         elif ready is not None:
-            # Taken up here, since here the lanes are at rest between two steps.
-            talks = [self._lanes.talk(*message) for message in ready.messages]
-            self._courier.send(lambda: self._carry(talks), ready.loads)
-        self._settle_after_backward(bucket.is_last())
-        return future
+            # Created in autograd's thread: `bucket_program` commits the previous step, which must
+            # not happen while the runner uses the lanes.
+            programs = [self._engine.bucket_program(*message) for message in ready.messages]
+            self._runner.submit(lambda: self._run(programs), ready.buckets)
+        self._end_step_after_backward(is_last)
+        return pending.future
 
-    def _go_straight(self, ready: Ready, is_last: bool) -> None:
-        for load in ready.loads:
-            self._lanes.pass_by(load.names, load.buffer.nbytes)
-        self._courier.begin(lambda: start_means(self._comm, ready), ready.loads)
+    def _run(self, programs: list[CollectiveProgram[None]]) -> None:
+        for program in programs:
+            run_program(program, self._comm)
+
+    def _start_plain_means(self, ready: Ready, is_last: bool) -> None:
+        for bucket in ready.buckets:
+            self._engine.count_dense_bucket(bucket.names, bucket.buffer.nbytes)
+        self._runner.start(lambda: start_means(self._comm, ready), ready.buckets)
         if is_last:
-            # Now, since with a static graph DDP waits for them before any callback of ours.
-            self._courier.arrive()
+            # Now, since with a static graph DDP waits for them before our callback runs.
+            self._runner.flush()
 
-    def _carry(self, talks: list[CollectiveProgram[None]]) -> None:
-        for talk in talks:
-            drive(talk, self._comm)
+    def _end_step_after_backward(self, is_last: bool) -> None:
+        """Makes `backward` end the step, and raise the errors of its exchanges.
 
-    def _settle_after_backward(self, is_last: bool) -> None:
-        """Sees to it that what goes wrong on the way is raised by `backward`, as what it is."""
+        The order at the end of a pass: `_backward_computed`, `_end_backward`, in which the runner
+        waits for its tasks and runs `_end_exchanges` (`Engine.end_step`), then `_end_step`
+        (`Engine.commit_step`).
+        """
         if torch._C._current_graph_task_id() == -1:
             # DDP's join calls the hook outside a backward pass.
             if is_last:
                 self._computed_s = perf_counter()
-                self._settle()
-        elif not self._settling:
-            self._settling = True
-            # By way of a first callback, since DDP's own comes in between and must not be missed.
-            at_end_of_backward(self._end_of_backward)
+                self._end_backward()
+        elif not self._in_backward:
+            self._in_backward = True
+            # Queued from a callback, so that it runs after DDP's own.
+            at_end_of_backward(self._backward_computed)
 
-    def _end_of_backward(self) -> None:
+    def _backward_computed(self) -> None:
         self._computed_s = perf_counter()
-        at_end_of_backward(self._settle)
+        at_end_of_backward(self._end_backward)
 
-    def _settle(self) -> None:
-        self._settling = False
-        self._courier.settle(self._finish)
+    def _end_backward(self) -> None:
+        self._in_backward = False
+        self._runner.end_step(self._end_exchanges)
         self._comm.meter.waited_s += perf_counter() - self._computed_s
         self._end_step()
 
-    def _settle_late(self) -> None:
-        """Ends the pass before this one, whose callbacks never came: somebody else's has raised."""
-        self._settling = False
-        self._courier.settle(self._finish)
-        self._lanes.settle(wait=False)
+    def _end_interrupted_step(self) -> None:
+        """Ends the previous pass, whose callbacks never ran because another one raised."""
+        self._in_backward = False
+        self._runner.end_step(self._end_exchanges)
+        self._engine.commit_step(wait=False)
 
-    def _finish(self) -> None:
-        self._lanes.finish()
+    def _end_exchanges(self) -> None:
+        self._engine.end_step()
         if self._is_check_due():
-            check_same(self._comm, self._lanes.tensors)
+            check_equal_tensors(self._comm, self._engine.tensors)
 
 
 def attach(
     model: DDP,
-    compressor: Compressor | str,
+    compressor: Compressor | str | Settings,
     *,
-    memory: Memory | str | None = None,
-    exchange: str = "auto",
     process_group: dist.ProcessGroup | None = None,
-    seed: int = 0,
-    nan_policy: NanPolicy = "propagate",
     scaler: torch.amp.GradScaler | None = None,
-    check_every: int = 0,
-    checksum: bool = False,
-    controller: Controller | str | None = None,
-    cuda_graphs: bool = True,
-    least_bytes: int | None = None,
+    **options: "Unpack[Options]",
 ) -> Link:
     """Compresses the gradients of a DDP model from the next backward pass on.
 
-    Called on all ranks of the model's group, which check that they agree. Memory None means the
-    residual where the method needs it; exchange "auto" means the cheapest that can carry it. A
-    `scaler` is asked for its loss scale before every forward pass, and residuals follow it. Every
-    `check_every` backward passes ranks compare their parameters, unless it is 0. With `checksum` a
-    CRC goes behind every message that is not summed up on the way. A `controller` changes settings
-    of the compressor while it trains ("autopilot", "gravac", "accordion" or "schedule", with their
-    settings). On a GPU the work of a bucket becomes CUDA graphs after some steps, where it is the
-    same at every step (`recorded.py`); `cuda_graphs=False` launches it kernel by kernel. Buckets
-    with less than `least_bytes` to say go out together with the next; None means a million where a
-    GPU's messages go through the host, which waits for the card at each of them, and 0 elsewhere.
+    Called on all ranks of the model's group, which check that they agree. The options are the
+    fields of `Settings`: memory, exchange, seed, nan_policy, check_every, checksum, controller,
+    cuda_graphs, least_bytes. Before every forward pass the loss scale is read from `scaler`, and
+    residuals follow it.
     """
     while _orphans:
-        _bury(_orphans.pop())
-    check_whole("attach", "check_every", check_every, 0)
+        _release(_orphans.pop())
+    settings = settings_of(compressor, options)
     names = _names(model)
     group = model.process_group if process_group is None else process_group
     check_member(group)
-    if least_bytes is not None:
-        check_whole("attach", "least_bytes", least_bytes, 0)
     if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
         raise ConfigError(f"attach: scaler must be a GradScaler, with get_scale(), got {scaler!r}")
-    rule = find_controller(controller)
-    wanted = Wanted(compressor, memory, exchange)
-    # Refused before the slot is taken, which cannot be undone.
-    make_plan(*wanted, names, group.size())
+    # Before the slot is taken, which cannot be undone.
+    make_plan(settings.compressor, settings.memory, settings.exchange, names, group.size())
     slot = _take_slot(model)
-    options = Options(seed, nan_policy, check_every, checksum, rule, cuda_graphs, least_bytes)
-    slot.link = Link(slot, group, names, wanted, options)
+    slot.link = Link(slot, group, names, settings)
     if scaler is not None:
-        slot.link._follow(model, scaler)
+        slot.link._follow_loss_scale(model, scaler)
     return slot.link
 
 
 def _names(model: DDP) -> dict[nn.Parameter, str]:
-    """The parameters whose gradients DDP exchanges, in order."""
+    """Returns the parameters whose gradients DDP exchanges, in order."""
     if not isinstance(model, DDP):
         raise ConfigError(f"attach: expected a DistributedDataParallel, got {type(model).__name__}")
     check_dense(model.module)
@@ -241,7 +232,7 @@ def _take_slot(model: DDP) -> HookSlot:
     return _slots[model]
 
 
-def _bury(slot: HookSlot) -> None:
-    """Ends what a model left behind that died without a detach."""
+def _release(slot: HookSlot) -> None:
+    """Releases the link of a model that died attached."""
     if slot.link is not None:
-        slot.link._leave()
+        slot.link._release()

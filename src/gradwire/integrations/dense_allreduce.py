@@ -1,7 +1,7 @@
-"""Fast path for dense gradients: the gradients themselves are the messages.
+"""The dense fast path: averages gradients without encoding, residual or non-finite flag.
 
-The all-reduce starts as soon as the gradients are ready, while others are in flight. It needs no
-collective program and, where the gradients are contiguous already, no copy.
+The all-reduce starts as soon as the gradients are ready, while others are under way, and needs no
+copy if they lie side by side already.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ from gradwire.wire.layout import join, split
 
 
 def start_mean(comm: ProcessGroupComm, gradients: Sequence[Tensor]) -> Task:
-    """Begins to replace gradients by their mean over ranks; the errand is to see it done."""
+    """Starts to replace gradients by their mean over ranks; the returned task completes it."""
     flat = join(gradients)
     if not flat.numel():
         return lambda: None
@@ -32,34 +32,33 @@ def start_mean(comm: ProcessGroupComm, gradients: Sequence[Tensor]) -> Task:
 
 
 def start_means(comm: ProcessGroupComm, ready: Ready) -> Task:
-    """The same for buckets of DDP: entries as they lie there, which is alike on all ranks."""
+    """Starts the means of DDP buckets; entries as they lie in memory, which all ranks share."""
     [(names, _), *others] = ready.messages
-    if not others and names is ready.loads[0].names:
-        return start_mean(comm, [ready.loads[0].buffer])
-    ends = [start_mean(comm, [_lying(g) for g in grads]) for _, grads in ready.messages]
-    return lambda: one_ahead(ends)
+    if not others and names is ready.buckets[0].names:
+        return start_mean(comm, [ready.buckets[0].buffer])
+    tasks = [
+        start_mean(comm, [g.as_strided((g.numel(),), (1,)) for g in grads])
+        for _, grads in ready.messages
+    ]
+    return lambda: run_one_ahead(tasks)
 
 
-def _lying(gradient: Tensor) -> Tensor:
-    return gradient.as_strided((gradient.numel(),), (1,))
+def run_one_ahead(tasks: Iterable[Task]) -> None:
+    """Runs tasks in order; makes (and so starts) the next one before it runs one."""
+    previous: Task | None = None
+    for task in tasks:
+        if previous is not None:
+            previous()
+        previous = task
+    if previous is not None:
+        previous()
 
 
-def one_ahead(errands: Iterable[Task]) -> None:
-    """Runs errands one after the other; the next one is begun before one is awaited."""
-    before: Task | None = None
-    for errand in errands:
-        if before is not None:
-            before()
-        before = errand
-    if before is not None:
-        before()
-
-
-def own_row(table: Tensor, out: Tensor, scale: float) -> CollectiveProgram[None]:
-    """Writes the mean of a rank's own row of all ranks' tables into `out`, times `scale`."""
+def reduce_scatter_mean(table: Tensor, out: Tensor, scale: float) -> CollectiveProgram[None]:
+    """Writes `scale` times the mean over ranks of this rank's row of the table into `out`."""
     rows = list(table.view(torch.uint8))  # [ranks, bytes of a row]
-    heard = yield Collective("scatter", rows, [row.numel() for row in rows])
-    total = heard[0].view(table.dtype).to(torch.float32)
-    for row in heard[1:]:
+    received = yield Collective("all_to_all", rows, [row.numel() for row in rows])
+    total = received[0].view(table.dtype).to(torch.float32)
+    for row in received[1:]:
         total.add_(row.view(table.dtype))
     torch.mul(total, scale / len(rows), out=out)

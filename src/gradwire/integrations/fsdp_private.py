@@ -1,6 +1,6 @@
 """Access to FSDP2 internals: every private name of torch that we rely on is in this file.
 
-| torch | what it offers |
+| torch | offers |
 |---|---|
 | 2.6 | no hook at all |
 | 2.7 | `set_all_reduce_hook` |
@@ -22,19 +22,19 @@ from gradwire.errors import ConfigError
 from gradwire.integrations.parameters import COMPILED
 
 Sharded: TypeAlias = Any
-"""An FSDPModule, whose import would take all who import us half as long as torch's own."""
+"""An FSDPModule, whose import would take half as long as that of torch itself."""
 
 SINCE = {"set_all_reduce_hook": "2.7", "set_custom_reduce_scatter": "2.9"}
 
 
 def check_version(setter: str, version: str = torch.__version__) -> None:
-    """Raises ConfigError where this torch has no such hook."""
+    """Raises ConfigError if this torch has no such hook."""
     if TorchVersion(version) < SINCE[setter]:
         raise ConfigError(f"FSDP2's {setter} needs torch {SINCE[setter]} or newer, got {version}")
 
 
 class ReduceScatter(Protocol):
-    """What `set_custom_reduce_scatter` takes, as FSDP2 calls it."""
+    """The argument of `set_custom_reduce_scatter`, as FSDP2 calls it."""
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor: ...
 
@@ -54,11 +54,11 @@ class Unit(NamedTuple):
     module: Sharded
     names: list[str]
     parameters: list[nn.Parameter]
-    """Shards, as the optimiser sees them."""
+    """The shards, as the optimiser sees them."""
     shapes: list[torch.Size]
-    """Of the shards, with the padding that all but the last of them may have."""
+    """Shapes of the shards, with the padding that all but the last of them may have."""
     dtype: torch.dtype
-    """In which gradients are reduced."""
+    """The type in which gradients are reduced."""
 
     @property
     def title(self) -> str:
@@ -73,16 +73,16 @@ class Unit(NamedTuple):
         return group
 
     def reduces_replicas(self) -> bool:
-        """Whether torch itself reduces over replicas, which happens before any hook."""
+        """Returns whether torch itself reduces over replicas, which happens before any hook."""
         return bool(self._group()._is_hsdp)
 
     def divide_factor(self) -> float | None:
-        """What the user divides the sum over all ranks by, instead of their number."""
+        """Returns the divisor that the user set in place of the number of ranks."""
         factor: float | None = getattr(self._group(), "gradient_divide_factor", None)
         return factor
 
-    def occupant(self, setter: str) -> str | None:
-        """Who is in a hook's place already."""
+    def current_hook(self, setter: str) -> str | None:
+        """Returns the name of the hook that is already set, if any."""
         if setter == "set_all_reduce_hook":
             hook = self._group()._all_reduce_hook
             return None if hook is None else getattr(hook, "__qualname__", repr(hook))
@@ -93,7 +93,7 @@ class Unit(NamedTuple):
         self._group()._all_reduce_hook = hook
 
     def set_reduce_scatter(self, comm: ReduceScatter) -> ReduceScatter:
-        """Takes the place of what is returned."""
+        """Sets the reduce-scatter and returns the previous one."""
         before: ReduceScatter = self._group()._reduce_scatter_comm
         self.module.set_custom_reduce_scatter(comm)
         return before
@@ -107,7 +107,7 @@ def _groups(module: Sharded) -> list[Any]:
 
 
 def units_of(model: nn.Module) -> list[Unit]:
-    """The units of a model that have something to train."""
+    """Returns the units of a model that have trainable parameters."""
     from torch.distributed.fsdp import FSDPModule
 
     paths = {module: path for path, module in model.named_modules()}
@@ -141,12 +141,12 @@ def _unit(module: Sharded, paths: dict[nn.Module, str]) -> Unit | None:
 
 
 def scale_of(op: Any, size: int) -> float:
-    """What a mean over `size` ranks must be multiplied by to be what `op` asks for."""
+    """Returns the factor from a mean over `size` ranks to the result of `op`."""
     if op == dist.ReduceOp.AVG:
         return 1.0
     if op == dist.ReduceOp.SUM:
         return float(size)
     if op == dist.ReduceOp.PREMUL_SUM:
-        # Where the factor is kept, torch tells only those who pickle.
+        # torch exposes the factor only in the pickled state.
         return float(op.__getstate__()[1]) * size
     raise ConfigError(f"a reduce-scatter by {op} is no mean; expected AVG, SUM or PREMUL_SUM")

@@ -34,19 +34,19 @@ KEYS = (
     "kernel",
     "world_size",
 )
-"""What GRACE's helpers read, in any of its flavours; those a method has no use for are ignored."""
+"""Keys that any of GRACE's helpers reads; those that a method does not use are ignored."""
 
 
 class Method(TypedDict):
-    """A method as all mounts take it: `gradwire.attach(model, **method)`."""
+    """A method as all integrations take it: `gradwire.attach(model, **method)`."""
 
     compressor: str
     memory: str
     exchange: str
 
 
-class Grace:
-    """A parameter dictionary with GRACE's defaults, and what there is to say about it."""
+class GraceParams:
+    """A parameter dictionary with GRACE's defaults, and notes on how its meaning changes."""
 
     def __init__(self, params: Mapping[str, object]) -> None:
         if not isinstance(params, Mapping):
@@ -72,11 +72,11 @@ class Grace:
         return str(value)
 
 
-def _ratio(grace: Grace, name: str, settings: str = "") -> str:
+def _ratio(grace: GraceParams, name: str, settings: str = "") -> str:
     return f"{name}:ratio={grace.number('compress_ratio', 0.3)}{settings}"
 
 
-def _qsgd(grace: Grace) -> str:
+def _qsgd(grace: GraceParams) -> str:
     levels = grace.number("quantum_num", 127)
     bits = min(8, max(2, math.ceil(math.log2(levels + 1)) + 1)) if levels >= 1 else 0
     if bits and levels != 2 ** (bits - 1) - 1:
@@ -90,7 +90,7 @@ def _qsgd(grace: Grace) -> str:
     return f"qsgd:bits={bits},bucket={grace.number('bucket_size', 128):g},norm=l2"
 
 
-def _sketch(grace: Grace) -> str:
+def _sketch(grace: GraceParams) -> str:
     quantiles = grace.number("quantiles", 64)
     bits = min(8, max(1, math.ceil(math.log2(quantiles)))) if quantiles >= 1 else 0
     if bits and quantiles != 2**bits:
@@ -98,35 +98,35 @@ def _sketch(grace: Grace) -> str:
     return f"sketchml:bits={bits}"
 
 
-def _inceptionn(grace: Grace) -> str:
+def _inceptionn(grace: GraceParams) -> str:
     wanted = grace.number("error_bound", 2e-10)
     if not wanted > 0:
         raise ConfigError(f"from_grace: error_bound must be positive, got {wanted}")
     bound = 2.0 ** math.floor(math.log10(wanted))
     grace.notes.append(
-        f"error_bound={wanted:g} becomes bound={bound:g}: GRACE took a decimal logarithm for a "
-        "binary one, so that this is where it cut"
+        f"error_bound={wanted:g} becomes bound={bound:g}: GRACE used a decimal logarithm instead "
+        "of a binary one, so this is the bound it applied"
     )
     return f"inceptionn:bound={bound}"
 
 
-def _efsign(grace: Grace) -> str:
+def _efsign(grace: GraceParams) -> str:
     if "lr" in grace.params:
         grace.notes.append(
             "efsign keeps its residual in units of the gradient, lr is not needed; when a schedule "
-            "changes the rate, tell the link with learning_rate_changed"
+            "changes the rate, call learning_rate_changed of the link"
         )
     grace.notes.append("efsign is averaged over ranks; GRACE summed it up under PyTorch")
     return "efsign"
 
 
-def _powersgd(grace: Grace) -> str:
+def _powersgd(grace: GraceParams) -> str:
     if "momentum" in grace.params or "momentum_factor" in grace.params:
         grace.notes.append("powersgd leaves momentum to the optimiser")
     return f"powersgd:rank={grace.number('compress_rank', 1):g}"
 
 
-COMPRESSORS: Mapping[str, Callable[[Grace], str]] = {
+COMPRESSORS: Mapping[str, Callable[[GraceParams], str]] = {
     "none": lambda _: "none",
     "fp16": lambda _: "fp16",
     "u8bit": lambda _: "eightbit",
@@ -149,7 +149,7 @@ COMPRESSORS: Mapping[str, Callable[[Grace], str]] = {
 }
 
 
-def _momentum(grace: Grace) -> str:
+def _momentum(grace: GraceParams) -> str:
     if grace.params.get("gradient_clipping"):
         grace.notes.append(
             "gradient_clipping has no effect in GRACE; here memory momentum:clip=NORM clips"
@@ -157,7 +157,7 @@ def _momentum(grace: Grace) -> str:
     return f"momentum:momentum={grace.number('momentum', 0.9)}"
 
 
-MEMORIES: Mapping[str, Callable[[Grace], str]] = {
+MEMORIES: Mapping[str, Callable[[GraceParams], str]] = {
     "none": lambda _: "none",
     "residual": lambda _: "residual",
     "dgc": _momentum,
@@ -171,12 +171,12 @@ COMMUNICATORS = {"allreduce": "mean", "allgather": "gather", "broadcast": "gathe
 class Translation(NamedTuple):
     method: Method
     notes: list[str]
-    """What is not as it was, and why."""
+    """Differences from GRACE, with reasons."""
 
 
 def translate(params: Mapping[str, object]) -> Translation:
-    """GRACE's parameters as ours, and what changes by that."""
-    grace = Grace(params)
+    """Converts GRACE's parameters to ours, with notes on what changes."""
+    grace = GraceParams(params)
     spec = COMPRESSORS[grace.choice("compressor", "none", COMPRESSORS)](grace)
     compressor = parse(spec)
     memory = _memory(grace, spec, compressor)
@@ -188,7 +188,7 @@ def translate(params: Mapping[str, object]) -> Translation:
     return Translation({"compressor": spec, "memory": memory, "exchange": exchange}, grace.notes)
 
 
-def _memory(grace: Grace, spec: str, compressor: Compressor) -> str:
+def _memory(grace: GraceParams, spec: str, compressor: Compressor) -> str:
     memory = MEMORIES[grace.choice("memory", "none", MEMORIES)](grace)
     if memory == "none" and spec.startswith("powersgd"):
         grace.notes.append("powersgd goes with memory residual; without, GRACE fails")
@@ -201,29 +201,31 @@ def _memory(grace: Grace, spec: str, compressor: Compressor) -> str:
     return memory
 
 
-def _exchange(grace: Grace, compressor: Compressor, memory: str) -> str:
+def _exchange(grace: GraceParams, compressor: Compressor, memory: str) -> str:
     if "communicator" not in grace.params:
         return "auto"
-    asked = grace.choice("communicator", "allreduce", COMMUNICATORS)
-    if asked == "broadcast":
-        grace.notes.append("broadcast becomes gather, which tells all ranks the same in one call")
-    exchange = COMMUNICATORS[asked]
+    requested = grace.choice("communicator", "allreduce", COMMUNICATORS)
+    if requested == "broadcast":
+        grace.notes.append(
+            "broadcast becomes gather, which sends the same to all ranks in one collective"
+        )
+    exchange = COMMUNICATORS[requested]
     if compressor.traits().is_vote and exchange == "gather":
-        # Which counts votes.
+        # 'auto' is gather with a majority vote.
         return "auto"
     try:
         check_exchange(compressor, parse_memory(memory), exchange)
     except ConfigError as error:
-        grace.notes.append(f"{asked} becomes 'auto': {error}")
+        grace.notes.append(f"{requested} becomes 'auto': {error}")
         return "auto"
     return exchange
 
 
 def from_grace(params: Mapping[str, object]) -> Method:
-    """The method that a GRACE parameter dictionary means: `gradwire.attach(model, **method)`.
+    """Converts a GRACE parameter dictionary to a method: `gradwire.attach(model, **method)`.
 
-    Unknown keys are errors. Where GRACE did something else than it said, this is what it said; each
-    such change is a line in the log.
+    Unknown keys are errors. Where GRACE's code deviates from its documentation, this follows the
+    documentation; each such change is a line in the log.
     """
     method, notes = translate(params)
     for note in notes:

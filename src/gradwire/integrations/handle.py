@@ -1,13 +1,10 @@
-"""Base class of all handles: the engine of a model, with its statistics, state and settings.
-
-Subclasses decide where gradients come from and when they are exchanged.
-"""
+"""The handle that every integration returns: statistics, switching, checkpoints, detaching."""
 
 import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import ClassVar, TypeAlias
 from zlib import crc32
 
 import torch
@@ -24,15 +21,16 @@ from gradwire.checkpoint.state import (
     ranks_in_order,
     save,
 )
-from gradwire.comm.consistency import agree
+from gradwire.comm.consistency import check_equal_settings
 from gradwire.comm.process_group import ProcessGroupComm
-from gradwire.control.base import Controller
+from gradwire.control.runtime import ControllerRuntime
 from gradwire.control.timing import WallClock
-from gradwire.engine.engine import Engine, NanPolicy
+from gradwire.engine.engine import Engine
 from gradwire.engine.ownership import check_free, claim, release
 from gradwire.engine.plan import Plan
 from gradwire.errors import ConfigError
 from gradwire.integrations.bucketing import LEAST_BYTES, Buckets, read_groups
+from gradwire.integrations.settings import Settings
 from gradwire.spec import format_spec
 from gradwire.version import VERSION
 
@@ -41,37 +39,16 @@ log = logging.getLogger("gradwire")
 Planner: TypeAlias = Callable[
     [Compressor | str, Memory | str | None, str, Iterable[Tensor], int], Plan
 ]
-"""Fills in what was left open of a method, and refuses what cannot work."""
-
-
-class Options(NamedTuple):
-    """What all mounts can be asked for beside the method."""
-
-    seed: int = 0
-    nan_policy: NanPolicy = "propagate"
-    check_every: int = 0
-    checksum: bool = False
-    controller: Controller | None = None
-    cuda_graphs: bool = True
-    least_bytes: int | None = None
-    """Buckets wait for each other until so many are to be said."""
-
-
-class Wanted(NamedTuple):
-    """A method as the user asked for it."""
-
-    compressor: Compressor | str
-    memory: Memory | str | None = None
-    exchange: str = "auto"
+"""Makes a plan: chooses what was left open of a method, and refuses what cannot work."""
 
 
 class Handle(ABC):
-    """Gradients that go through Gradwire, until `detach`."""
+    """A model whose gradients go through Gradwire, until `detach`."""
 
     has_slot: ClassVar[bool] = False
-    """Whether the model itself has one place for it, so that a second one would be seen there."""
+    """True if the model has one hook slot, so that a second handle would be noticed there."""
     overlaps: ClassVar[bool] = False
-    """Whether training goes on meanwhile; then the meter is told how long it had to wait."""
+    """True if training goes on during the exchange; then the meter counts the time it waits."""
 
     def __init__(
         self,
@@ -79,46 +56,60 @@ class Handle(ABC):
         tensors: Mapping[str, Tensor],
         parameters: Mapping[nn.Parameter, str],
         planner: Planner,
-        wanted: Wanted,
-        options: Options,
+        settings: Settings,
     ) -> None:
         check_free(parameters.items(), type(self) if self.has_slot else None)
         self._parameters = dict(parameters)
         self._device = next(iter(tensors.values())).device
-        self._comm = ProcessGroupComm(group, checksum=options.checksum)
+        self._comm = ProcessGroupComm(group, checksum=settings.checksum)
         self._planner = planner
-        size, seed, policy = self._comm.size, options.seed, options.nan_policy
-        plan = planner(*wanted, tensors.values(), size)
-        self._lanes = Engine(
-            plan, tensors, self._comm.rank, size, seed, policy, options.cuda_graphs
+        plan = planner(
+            settings.compressor,
+            settings.memory,
+            settings.exchange,
+            tensors.values(),
+            self._comm.size,
         )
-        least_bytes = options.least_bytes
+        self._engine = Engine(
+            plan,
+            tensors,
+            self._comm.rank,
+            self._comm.size,
+            settings.seed,
+            settings.nan_policy,
+            settings.cuda_graphs,
+        )
+        least_bytes = settings.least_bytes
         if least_bytes is None:
             least_bytes = 0 if self._comm.is_direct(self._device) else LEAST_BYTES
-        guards = {
-            "nan_policy": policy,
-            "check_every": options.check_every,
-            "checksum": options.checksum,
-            "least_bytes": least_bytes,
-            "controller": "none" if options.controller is None else format_spec(options.controller),
-        }
-        # Without checksums, on which they have yet to agree.
-        bare = ProcessGroupComm(group, self._comm.meter)
-        agree(bare, self._device, {**_settings(plan, tensors, seed), **guards})
-        if options.controller is not None:
+        controller = settings.make_controller()
+        # Without checksums, which are part of what ranks have yet to agree on.
+        check_equal_settings(
+            ProcessGroupComm(group, self._comm.meter),
+            self._device,
+            {
+                **_identity(plan, tensors, settings.seed),
+                "nan_policy": settings.nan_policy,
+                "check_every": settings.check_every,
+                "checksum": settings.checksum,
+                "least_bytes": least_bytes,
+                "controller": "none" if controller is None else format_spec(controller),
+            },
+        )
+        if controller is not None:
             clock = WallClock(
                 self._comm.meter, overlaps=self.overlaps, on_device=self._comm.on_device
             )
-            self._lanes.steer(options.controller, clock)
-        self._comm.prepare(plan.node())
+            self._engine.observer = ControllerRuntime(controller, self._engine, clock)
+        self._comm.prepare(plan.exchange.node)
         self._buckets = Buckets(least_bytes)
-        self._check_every, self._passes = options.check_every, 0
+        self._check_every, self._passes = settings.check_every, 0
         claim(self._parameters, self)
         log.info("attached: %s, kernels: %s", plan.describe(), self.stats()["backend"])
 
     @abstractmethod
     def _close(self) -> None:
-        """Leaves the place where gradients come from."""
+        """Removes the hooks through which gradients come."""
 
     @abstractmethod
     def _is_attached(self) -> bool: ...
@@ -129,8 +120,8 @@ class Handle(ABC):
             raise ConfigError(f"this {name} is detached; attach the model again")
 
     def stats(self) -> dict[str, object]:
-        """What was sent, what it cost and what it lost, on this rank, since attach."""
-        return self._lanes.stats(self._comm.meter)
+        """Returns bytes, times and errors of this rank since attach."""
+        return self._engine.stats(self._comm.meter)
 
     def switch(
         self,
@@ -139,82 +130,83 @@ class Handle(ABC):
         memory: Memory | str | None = None,
         exchange: str = "auto",
     ) -> None:
-        """Changes the method between two steps, on all ranks alike.
+        """Changes the method between two steps; called on all ranks.
 
-        Residuals are kept where the new memory is of the same kind; what is dropped is logged.
+        Residuals are kept if the new memory is of the same kind; dropped ones are logged.
         """
         self._check_attached()
-        tensors = self._lanes.tensors
+        tensors = self._engine.tensors
         plan = self._planner(compressor, memory, exchange, tensors.values(), self._comm.size)
-        agree(self._comm, self._device, plan.describe())
-        self._comm.prepare(plan.node())
-        self._lanes.switch(plan)
+        check_equal_settings(self._comm, self._device, plan.describe())
+        self._comm.prepare(plan.exchange.node)
+        self._engine.switch(plan)
 
     def learning_rate_changed(self, before: float, after: float) -> None:
-        """Keeps what residuals will do to the parameters the same under another learning rate.
+        """Rescales residuals, so that their effect on the parameters stays the same.
 
-        A residual waits in units of the gradient: what a rate of `before` would have made of it,
-        `after` makes of `before / after` times as much.
+        A residual waits in units of the gradient: at the rate `after` it takes `before / after`
+        times as much of it to move the parameters as far as at the rate `before`.
         """
-        self._lanes.rate_changed(before, after)
+        self._engine.learning_rate_changed(before, after)
 
     def epoch_ended(self, learning_rate: float | None = None) -> None:
-        """Tells the controller, on all ranks alike, with the learning rate of the next epoch.
+        """Informs the controller, with the learning rate of the next epoch; called on all ranks.
 
-        Residuals stay as they are: for those there is `learning_rate_changed`.
+        Residuals stay as they are; `learning_rate_changed` rescales them.
         """
         self._check_attached()
-        self._lanes.epoch_ended(learning_rate)
+        self._engine.epoch_ended(learning_rate)
 
     def loss_scale_changed(self, scale: float) -> None:
-        """Brings what residuals hold to the loss scale of the next backward pass."""
-        self._lanes.follow_loss_scale(scale)
+        """Converts residuals to the loss scale of the next backward pass."""
+        self._engine.loss_scale_changed(scale)
 
     def state_dict(self) -> dict[str, object]:
-        """This rank's residuals and warm starts, as plain tensors and numbers under its own name.
+        """Returns this rank's residuals and warm starts, as tensors and numbers.
 
-        So ranks do not overwrite each other where their states meet, as in a distributed
+        The top-level key names the rank, so that ranks do not overwrite each other in a distributed
         checkpoint.
         """
-        return {self._key(): {**save(self._lanes), "buckets": self._buckets.last()}}
+        return {self._key(): {**save(self._engine), "buckets": self._buckets.last()}}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Goes on exactly where this rank was saved; called on all ranks, each with its own.
+        """Continues exactly where this rank was saved; called on all ranks, each with its own.
 
-        Where one of them is refused, all are, and everything stays as it was.
+        If a rank refuses its state, all ranks do, and nothing changes.
         """
         self._check_attached()
 
-        def take_up() -> list[list[str]]:
+        def load_own() -> list[list[str]]:
             own = own_part(state, self._key())
-            buckets = read_groups(own.get("buckets"), self._lanes.tensors.keys())
-            load(self._lanes, own)
+            buckets = read_groups(own.get("buckets"), self._engine.tensors.keys())
+            load(self._engine, own)
             return buckets
 
-        self._buckets.replay(self._load_alike(take_up))
+        self._buckets.replay(self._load_on_all_ranks(load_own))
 
     def load_resized(self, states: Sequence[Mapping[str, object]], *, residuals: Residuals) -> None:
-        """Goes on where a run of another number of ranks was saved: their states, in order."""
+        """Continues a run of another number of ranks, from the states of all its ranks in order."""
         self._check_attached()
 
-        def take_up() -> list[list[str]]:
-            load_resized(self._lanes, ranks_in_order(states), residuals)
+        def load_own() -> list[list[str]]:
+            load_resized(self._engine, ranks_in_order(states), residuals)
             return []
 
-        self._load_alike(take_up)
+        self._load_on_all_ranks(load_own)
 
-    def _load_alike(self, load_own: Callable[[], list[list[str]]]) -> list[list[str]]:
-        """Loads on all ranks or on none: steps and buckets that differ would mix up gradients."""
-        with all_or_nothing(self._lanes):
+    def _load_on_all_ranks(self, load_own: Callable[[], list[list[str]]]) -> list[list[str]]:
+        """Loads on all ranks or none: different steps or buckets would mix up gradients."""
+        with all_or_nothing(self._engine):
             refused, found = None, list[list[str]]()
             try:
                 found = load_own()
             except ConfigError as error:
                 refused = error
-            # Not by name, of which a complaint would have all.
-            told = {"steps": self._lanes.steps(), "buckets": crc32(json.dumps(found).encode())}
+            # A checksum of the buckets: an error text with all names would be too long.
+            loaded = {"steps": self._engine.steps(), "buckets": crc32(json.dumps(found).encode())}
+            outcome = {"refused": str(refused)} if refused else loaded
             try:
-                agree(self._comm, self._device, {"refused": str(refused)} if refused else told)
+                check_equal_settings(self._comm, self._device, outcome)
             except ConfigError as error:
                 raise refused or error from None
             if refused:
@@ -225,42 +217,44 @@ class Handle(ABC):
         return f"rank{self._comm.rank}"
 
     def detach(self) -> None:
-        """Back to dense gradients; what residuals hold is dropped, with a line in the log."""
+        """Returns to dense gradients; residuals are dropped, with a line in the log."""
         self._check_attached()
         norm = self.stats()["residual_norm"]
         if norm:
             log.info("detach: residuals of norm %.3g are dropped", norm)
-        self._leave()
+        self._release()
 
-    def _leave(self) -> None:
+    def _release(self) -> None:
         self._close()
+        self._engine.close()
         release(self._parameters, self)
 
-    def _is_straight(self) -> bool:
-        """Whether a plain mean of the gradients is all there is to do."""
-        plain = self._lanes.is_straight() and self._lanes.plan.exchange == "mean"
+    def _is_plain_mean(self) -> bool:
+        """Returns whether the gradients can be averaged as they lie in memory."""
+        plain = self._engine.is_plain_mean() and self._engine.plan.exchange.name == "mean"
         return plain and self._comm.is_direct(self._device)
 
     def _is_check_due(self) -> bool:
-        """Whether ranks compare their parameters after this pass, which is counted."""
+        """Counts a backward pass; returns whether ranks compare their parameters after it."""
         self._passes += 1
         return self._check_every > 0 and self._passes % self._check_every == 0
 
     def _end_step(self) -> None:
-        """Raises what the policy for gradients that are not finite says must be raised."""
-        complaint = self._lanes.settle(wait=False)
-        if complaint is not None:
-            raise complaint
+        """Commits the step, and raises NonFiniteError if the policy asks for it."""
+        error = self._engine.commit_step(wait=False)
+        if error is not None:
+            raise error
 
 
-def _settings(plan: Plan, tensors: Mapping[str, Tensor], seed: int) -> dict[str, object]:
-    """What must be equal on all ranks."""
-    forms = {
+def _identity(plan: Plan, tensors: Mapping[str, Tensor], seed: int) -> dict[str, object]:
+    """Returns what must be equal on all ranks."""
+    shapes = {
         f"parameter {i}": f"{n} {tuple(t.shape)} {t.dtype}"
         for i, (n, t) in enumerate(tensors.items())
     }
-    return {**plan.describe(), "seed": seed, "version": VERSION, **forms}
+    return {**plan.describe(), "seed": seed, "version": VERSION, **shapes}
 
 
-def at_end_of_backward(callback: Callable[[], None]) -> None:
-    torch.autograd.Variable._execution_engine.queue_callback(callback)
+at_end_of_backward: Callable[[Callable[[], None]], None]
+at_end_of_backward = torch.autograd.Variable._execution_engine.queue_callback
+"""Calls a function when the current backward pass ends."""

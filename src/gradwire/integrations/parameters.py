@@ -11,11 +11,11 @@ from gradwire.comm.groups import check_member
 from gradwire.errors import ConfigError
 
 COMPILED = "_orig_mod."
-"""What torch.compile puts into the names of a model's parameters."""
+"""The prefix that torch.compile puts into the names of a model's parameters."""
 
 
 def names_of(model: nn.Module | Iterable[tuple[str, nn.Parameter]]) -> dict[nn.Parameter, str]:
-    """The names of the parameters that are trained, in order; the same for a compiled model."""
+    """Returns the names of trained parameters, in order; without the prefix of torch.compile."""
     if isinstance(model, DDP):
         raise ConfigError("DDP averages gradients itself; use gradwire.attach")
     if isinstance(model, nn.Module):
@@ -48,9 +48,9 @@ def _check(names: dict[nn.Parameter, str]) -> None:
         raise ConfigError("there is no parameter to train")
     if len(set(names.values())) < len(names):
         twice = sorted({n for n in names.values() if list(names.values()).count(n) > 1})
-        raise ConfigError(f"parameters must have names of their own, got several {twice}")
+        raise ConfigError(f"parameters must have unique names, got several {twice}")
     for parameter, name in names.items():
-        # By name, since the class itself would make all who import us wait for its import.
+        # By name, since importing the class would slow down the import of gradwire.
         if type(parameter).__name__ == "DTensor":
             raise ConfigError(f"{name} is sharded; use gradwire.attach_fsdp for FSDP2")
     devices = sorted({str(parameter.device) for parameter in names})
@@ -59,14 +59,14 @@ def _check(names: dict[nn.Parameter, str]) -> None:
 
 
 def check_dense(model: nn.Module) -> None:
-    """Raises ConfigError where a module makes sparse gradients."""
+    """Raises ConfigError if a module produces sparse gradients."""
     for path, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise ConfigError(f"attach: {path or 'the model'} has sparse=True; use dense gradients")
 
 
 def group_of(given: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup:
-    """The ranks that take part: all, those of a group, or those of a mesh of one dimension."""
+    """Returns the group of all ranks, a given group, or that of a mesh of one dimension."""
     if not dist.is_initialized():
         raise ConfigError("there is no process group; call torch.distributed.init_process_group")
     if isinstance(given, DeviceMesh):

@@ -12,15 +12,15 @@ from gradwire.engine.plan import Plan, make_plan
 from gradwire.errors import ConfigError
 from gradwire.exchange.sharded import bounds, own_shard
 from gradwire.memory.none import NoMemory
-from gradwire.spec import compressor_of, format_spec, name_of
+from gradwire.spec import ExchangeConfig, compressor_of, format_spec, name_of
 from gradwire.types import EFInput, EncodeContext, Rounds, State
 
 
 @dataclass(frozen=True)
-class Scattered:
+class ReduceScatterAggregator:
     """The first half of exchange `sharded`: all-to-all of encoded shards, decode and sum.
 
-    The mean that it returns is right in this rank's shard, and nowhere else.
+    The mean that it returns is valid only in this rank's shard.
     """
 
     codec: OneRound
@@ -45,22 +45,22 @@ class Scattered:
         return ef.grad
 
 
-def aggregator(exchange: str, compressor: Compressor) -> Aggregator:
-    """Who talks: a method in rounds of its own tells every rank all, so that is in it too."""
+def make_aggregator(exchange: ExchangeConfig, compressor: Compressor) -> Aggregator:
+    """Returns the compressor itself if it has its own rounds, which yield the whole mean."""
     if isinstance(compressor, MultiRound):
         return compressor
     assert isinstance(compressor, OneRound)
-    return Scattered(compressor)
+    return ReduceScatterAggregator(compressor)
 
 
-def scatter_plan(
+def reduce_scatter_plan(
     compressor: Compressor | str,
     memory: Memory | str | None,
     exchange: str,
     tensors: Iterable[Tensor],
     size: int,
 ) -> Plan:
-    """The plan of a reduce-scatter; it is its own exchange."""
+    """Makes the plan of a reduce-scatter, which takes the place of the exchange."""
     if exchange != "auto":
         raise ConfigError(
             f"exchange: a reduce-scatter is one, leave it at 'auto', got {exchange!r}"
@@ -70,11 +70,11 @@ def scatter_plan(
         raise ConfigError(
             f"{format_spec(compressor)} does not go with a reduce-scatter: votes are no mean"
         )
-    way = "sharded" if isinstance(compressor, OneRound) else "auto"
-    plan = make_plan(compressor, memory, way, tensors, size)
+    like = "sharded" if isinstance(compressor, OneRound) else "auto"
+    plan = make_plan(compressor, memory, like, tensors, size)
     if not (plan.memory.is_debt or isinstance(plan.memory, NoMemory)):
         raise ConfigError(
             f"memory {name_of(plan.memory)!r} does not go with a reduce-scatter: it needs all of "
-            "the mean, of which a rank hears its shard (use residual, lowbit or none)"
+            "the mean, of which a rank receives its shard only (use residual, lowbit or none)"
         )
-    return replace(plan, wrap=aggregator)
+    return replace(plan, wrap=make_aggregator)

@@ -1,9 +1,9 @@
-"""Reducer: averages the gradients of a training loop without DDP when `reduce` is called."""
+"""Reducer: averages the gradients of training loops without DDP, when asked."""
 
 from collections.abc import Iterable
 from functools import partial
 from itertools import groupby
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import ref
 
 import torch
@@ -12,18 +12,19 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.hooks import RemovableHandle
 
-from gradwire.base import Compressor, Memory
-from gradwire.checks import check_whole
-from gradwire.comm.base import Collective, drive
-from gradwire.comm.consistency import check_same
-from gradwire.control.base import Controller, find_controller
-from gradwire.engine.engine import NanPolicy
+from gradwire.base import Compressor
+from gradwire.comm.base import Collective, run_program
+from gradwire.comm.consistency import check_equal_tensors
 from gradwire.engine.plan import BUCKET_BYTES, make_plan
 from gradwire.errors import ConfigError
 from gradwire.integrations.comm_runner import Task
-from gradwire.integrations.dense_allreduce import one_ahead, start_mean
-from gradwire.integrations.handle import Handle, Options, Wanted
+from gradwire.integrations.dense_allreduce import run_one_ahead, start_mean
+from gradwire.integrations.handle import Handle
 from gradwire.integrations.parameters import group_of, names_of
+from gradwire.integrations.settings import Options, Settings, settings_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Model: TypeAlias = nn.Module | Iterable[tuple[str, nn.Parameter]]
 """A module, compiled or not, or parameters with their names."""
@@ -33,34 +34,27 @@ class Reducer(Handle):
     """Averages a model's gradients over all ranks whenever `reduce` is called, until `detach`.
 
     Called on all ranks of the group, which check that they agree, and before the first step that
-    their parameters are the same: nobody broadcasts them. With `find_unused_parameters` ranks tell
-    each other which gradients they have, a byte a parameter: one that is missing everywhere stays
-    None, one that is missing somewhere counts as zero there. Without it a missing one is an error.
+    their parameters are equal: nothing broadcasts them. With `find_unused_parameters` ranks
+    exchange which gradients they have, a byte per parameter: one that is missing on all ranks stays
+    None, one that is missing on some counts as zero there. Without it a missing gradient is an
+    error. The options are the fields of `Settings`.
     """
 
     def __init__(
         self,
         model: Model,
-        compressor: Compressor | str,
+        compressor: Compressor | str | Settings,
         *,
-        memory: Memory | str | None = None,
-        exchange: str = "auto",
         process_group: dist.ProcessGroup | DeviceMesh | None = None,
-        seed: int = 0,
-        nan_policy: NanPolicy = "propagate",
-        check_every: int = 0,
-        checksum: bool = False,
-        controller: Controller | str | None = None,
         find_unused_parameters: bool = True,
+        **options: "Unpack[Options]",
     ) -> None:
-        check_whole("reducer", "check_every", check_every, 0)
+        settings = settings_of(compressor, options)
+        settings.refuse("reducer", "least_bytes")
         names = names_of(model)
         tensors: dict[str, Tensor] = {name: p for p, name in names.items()}
-        wanted = Wanted(compressor, memory, exchange)
-        rule = find_controller(controller)
-        options = Options(seed, nan_policy, check_every, checksum, rule)
-        Handle.__init__(self, group_of(process_group), tensors, names, make_plan, wanted, options)
-        # Whom a reducer belongs to must not live longer for it.
+        Handle.__init__(self, group_of(process_group), tensors, names, make_plan, settings)
+        # The model's owner must not live longer for its reducer.
         self._model = ref(model) if isinstance(model, nn.Module) else None
         self._find_unused = find_unused_parameters
         self._attached = True
@@ -80,55 +74,55 @@ class Reducer(Handle):
         if self._model is not None and (model := self._model()) is not None:
             self._check_known(model.parameters())
         if self._passes == 0:
-            check_same(self._comm, self._lanes.tensors)
-        one_ahead(self._errand(message) for message in messages(self._present()))
-        self._lanes.finish()
+            check_equal_tensors(self._comm, self._engine.tensors)
+        run_one_ahead(self._start(message) for message in messages(self._present()))
+        self._engine.end_step()
         if self._is_check_due():
-            check_same(self._comm, self._lanes.tensors)
+            check_equal_tensors(self._comm, self._engine.tensors)
         self._end_step()
 
     def _check_known(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Raises ConfigError for what is trained since: every rank would keep its own gradient."""
-        late = sum(p.requires_grad and p not in self._parameters for p in parameters)
-        if late:
+        """Raises ConfigError for parameters unfrozen since: every rank would keep its gradient."""
+        new = sum(p.requires_grad and p not in self._parameters for p in parameters)
+        if new:
             raise ConfigError(
-                f"reduce: {late} parameters are trained that were not at the start; detach, and "
+                f"reduce: {new} parameters are trained that were not at the start; detach, and "
                 "make the reducer anew"
             )
 
-    def _errand(self, message: list[nn.Parameter]) -> Task:
+    def _start(self, message: list[nn.Parameter]) -> Task:
         names, gradients = [self._parameters[p] for p in message], [_gradient(p) for p in message]
-        if not self._is_straight():
-            return partial(drive, self._lanes.talk(names, gradients), self._comm)
-        self._lanes.pass_by(names, sum(g.nbytes for g in gradients))
+        if not self._is_plain_mean():
+            return partial(run_program, self._engine.bucket_program(names, gradients), self._comm)
+        self._engine.count_dense_bucket(names, sum(g.nbytes for g in gradients))
         return start_mean(self._comm, gradients)
 
     def _present(self) -> list[nn.Parameter]:
-        """The parameters with a gradient on any rank; it is zero where there was none."""
+        """Returns the parameters with a gradient on any rank; creates zeros where it is missing."""
         missing = [name for p, name in self._parameters.items() if p.grad is None]
         if not self._find_unused and missing:
             raise ConfigError(
                 f"reduce: no gradient for {missing}; freeze them on all ranks, or set "
                 "find_unused_parameters=True"
             )
-        wanted = self._told() if self._find_unused else [True] * len(self._parameters)
+        wanted = self._on_any_rank() if self._find_unused else [True] * len(self._parameters)
         present = [p for p, some in zip(self._parameters, wanted, strict=True) if some]
         for parameter in present:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         return present
 
-    def _told(self) -> list[bool]:
-        """Whether any rank has a gradient, by parameter."""
+    def _on_any_rank(self) -> list[bool]:
+        """Returns whether any rank has a gradient, by parameter."""
         own = torch.tensor([p.grad is not None for p in self._parameters], device=self._device)
-        told = self._comm.answer(
+        flags = self._comm.run(
             Collective("gather", [own.view(torch.uint8)], [own.numel()] * self._comm.size)
         )
-        some: list[bool] = torch.stack(told).any(0).tolist()
+        some: list[bool] = torch.stack(flags).any(0).tolist()
         return some
 
     def reduce_before(self, optimizer: torch.optim.Optimizer) -> None:
-        """Reduces before each step of the optimiser, until `detach`."""
+        """Calls `reduce` before each step of the optimiser, until `detach`."""
 
         def before(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             # The optimiser itself comes first among the arguments in some versions of torch.
@@ -144,7 +138,7 @@ class Reducer(Handle):
 
 
 def messages(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Parameters that share a message: of one type, in order, about 25 MB."""
+    """Groups parameters that share a message: of one dtype, in order, about 25 MB."""
     found: list[list[nn.Parameter]] = []
     for _, alike in groupby(parameters, key=lambda p: p.dtype):
         room = -1

@@ -7,7 +7,14 @@ from gradwire.base import Compressor
 from gradwire.comm.consistency import digests
 from gradwire.errors import ConfigError, MissingExtra
 from gradwire.integrations.ddp import Link
-from gradwire.integrations.trainers import FOLDER, ask, check_version, load_files, save_files
+from gradwire.integrations.settings import Settings
+from gradwire.integrations.trainers import (
+    FOLDER,
+    attach_request,
+    check_version,
+    load_rank_file,
+    save_rank_file,
+)
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -18,18 +25,19 @@ except ModuleNotFoundError as error:
 
 
 class GradwireCallback(TrainerCallback):
-    """Compresses what a Trainer trains: `trainer.add_callback(GradwireCallback(trainer, "efsign"))`.
+    """Compresses a Trainer's gradients.
 
-    It needs the trainer since no event tells of the wrapped model. Options are those of
-    `gradwire.attach`. `link` is what that returned. Every checkpoint gets a file a rank, from which
-    a resumed run goes on: those of `resume_from`, if it is not the folder in `output_dir` that has
-    the resumed step. With `missing_ok` a checkpoint without such files is a new start.
+    Use `trainer.add_callback(GradwireCallback(trainer, "efsign"))`; it needs the trainer since no
+    event passes the wrapped model. Options are those of
+    `gradwire.attach`, whose result is `link`. Every checkpoint gets one file per rank. A resumed
+    run loads those of the folder in `output_dir` that has the resumed step, or of `resume_from`.
+    With `missing_ok` a checkpoint without such files is a new start.
     """
 
     def __init__(
         self,
         trainer: Trainer,
-        compressor: Compressor | str,
+        compressor: Compressor | str | Settings,
         *,
         resume_from: Path | str | None = None,
         missing_ok: bool = False,
@@ -39,45 +47,45 @@ class GradwireCallback(TrainerCallback):
         if not isinstance(trainer, Trainer):
             raise ConfigError(f"GradwireCallback: expected a Trainer, got {type(trainer).__name__}")
         self._trainer = trainer
-        self._asked = ask("GradwireCallback", compressor, options)
+        self._request = attach_request("GradwireCallback", compressor, options)
         self._resume_from = resume_from
         self._missing_ok = missing_ok
         self.link: Link | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.is_hyper_param_search:
-            raise ConfigError("GradwireCallback: it does not go with a hyperparameter search")
-        self._leave()
+            raise ConfigError("GradwireCallback: a hyperparameter search is not supported")
+        self._release()
         trainer = self._trainer
-        self.link = self._asked.attach(trainer.model_wrapped, trainer.accelerator.scaler)
+        self.link = self._request.attach(trainer.model_wrapped, trainer.accelerator.scaler)
         if state.global_step > 0:
             folder = Path(self._resume_from or _checkpoint(args, state)) / FOLDER
-            # The trainer does not say where it resumed from, so that the folder may be another's.
-            load_files(self.link, folder, _mark(self.link), missing_ok=self._missing_ok)
+            # The trainer does not reveal where it resumed from, so the folder may be another run's.
+            load_rank_file(self.link, folder, _fingerprint(self.link), missing_ok=self._missing_ok)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        # A fraction of an epoch is behind us where a run was resumed in the midst of one.
+        # The epoch is fractional if a run was resumed in the middle of one.
         if self.link is not None and state.epoch and float(state.epoch).is_integer():
             self.link.epoch_ended(given["optimizer"].param_groups[0]["lr"])
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.link is not None and not args.save_only_model:
-            save_files(self.link, _checkpoint(args, state) / FOLDER, _mark(self.link))
+            save_rank_file(self.link, _checkpoint(args, state) / FOLDER, _fingerprint(self.link))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._leave()
+        self._release()
 
-    def _leave(self) -> None:
+    def _release(self) -> None:
         if self.link is not None and self.link._is_attached():
-            self.link._leave()
+            self.link._release()
 
 
 def _checkpoint(args: Any, state: Any) -> Path:
-    """The folder in which the trainer saves at this step."""
+    """Returns the folder in which the trainer saves at this step."""
     return Path(args.output_dir) / f"checkpoint-{state.global_step}"
 
 
-def _mark(link: Link) -> list[int]:
-    """By which a checkpoint is known again: what its parameters are."""
-    found: list[int] = digests(link._lanes.tensors).tolist()
+def _fingerprint(link: Link) -> list[int]:
+    """Returns digests of the parameters, which identify a checkpoint."""
+    found: list[int] = digests(link._engine.tensors).tolist()
     return found

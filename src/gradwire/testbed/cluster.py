@@ -9,30 +9,30 @@ from typing import ClassVar, Protocol
 
 from gradwire.errors import ConfigError
 from gradwire.testbed.hosts import Host, Testbed
-from gradwire.testbed.launch import Seat, launch
+from gradwire.testbed.launch import WorkerPlacement, launch
 from gradwire.testbed.processes import OnLine
 from gradwire.testbed.shaping import Shape
 
 
 class Cluster(Protocol):
-    """N places to run a worker."""
+    """Runs one worker process per rank."""
 
     @property
     def workers(self) -> int: ...
 
     @property
     def shaped(self) -> bool:
-        """Whether the links have a rate of their own."""
+        """True if the rate of the links is limited."""
         ...
 
     @property
     def note(self) -> str | None:
-        """What a reader of the results must know, if anything."""
+        """A caveat for readers of the results, if any."""
         ...
 
     @property
     def interface(self) -> str | None:
-        """By what name every worker finds the interface that is its alone, if it has one."""
+        """The name of the network interface that each worker has to itself, if it has one."""
         ...
 
     def launch(
@@ -43,18 +43,18 @@ class Cluster(Protocol):
         on_error_line: OnLine | None = None,
         extra_env: Mapping[str, str] = {},
     ) -> int:
-        """Runs `command` once per rank to the end: 0, or the first exit code that was not.
+        """Runs `command` once per rank; returns 0, or the first exit code that was not 0.
 
-        Lines of stdout and stderr go to the callbacks, or with "[rank] " before them to our own.
+        Lines of stdout and stderr are passed to the callbacks, or printed with a "[rank] " prefix.
         """
         ...
 
 
 @dataclass(frozen=True)
 class TestbedCluster:
-    """One worker on each host of an open testbed."""
+    """Runs one worker on each host of an open testbed."""
 
-    __test__: ClassVar = False  # or pytest takes the name for a test
+    __test__: ClassVar = False  # pytest would take the class for a test
 
     testbed: Testbed
     note: str | None = None
@@ -79,11 +79,13 @@ class TestbedCluster:
         on_error_line: OnLine | None = None,
         extra_env: Mapping[str, str] = {},
     ) -> int:
-        seats = [
-            Seat(host.address, host.interface, host.namespace, rank, local_rank=0, local_workers=1)
+        placements = [
+            WorkerPlacement(
+                host.address, host.interface, host.namespace, rank, local_rank=0, local_workers=1
+            )
             for rank, host in enumerate(self._hosts())
         ]
-        return launch(seats, command, on_line, on_error_line, extra_env)
+        return launch(placements, command, on_line, on_error_line, extra_env)
 
     def _hosts(self) -> tuple[Host, ...]:
         if not self.testbed.hosts:
@@ -93,7 +95,7 @@ class TestbedCluster:
 
 @dataclass(frozen=True)
 class LoopbackCluster:
-    """All workers side by side on this machine's loopback, as fast as it goes."""
+    """Runs all workers on this machine's loopback interface, without a rate limit."""
 
     workers: int
     note: str | None = "links are not shaped: plain loopback"
@@ -112,16 +114,16 @@ class LoopbackCluster:
         on_error_line: OnLine | None = None,
         extra_env: Mapping[str, str] = {},
     ) -> int:
-        seats = [
-            Seat("127.0.0.1", "lo", None, 0, local_rank=rank, local_workers=self.workers)
+        placements = [
+            WorkerPlacement("127.0.0.1", "lo", None, 0, local_rank=rank, local_workers=self.workers)
             for rank in range(self.workers)
         ]
-        return launch(seats, command, on_line, on_error_line, extra_env)
+        return launch(placements, command, on_line, on_error_line, extra_env)
 
 
 @contextmanager
 def open_cluster(workers: int, rate: str | None) -> Iterator[Cluster]:
-    """Emulated hosts with links of `rate`; or else loopback, and `note` says why."""
+    """Opens emulated hosts with links of `rate`, or else loopback, with the reason in `note`."""
     Shape.parse(rate)
     reason = Testbed.reason_unavailable()
     if reason is not None:
@@ -132,7 +134,7 @@ def open_cluster(workers: int, rate: str | None) -> Iterator[Cluster]:
 
 
 def run_on_testbed(command: Sequence[str], workers: int, rate: str | None) -> int:
-    """Runs `command` on emulated hosts, whose exit code comes back; raises where there are none."""
+    """Runs `command` on emulated hosts and returns its exit code; raises if there are none."""
     if not command:
         raise ConfigError("net: expected a command after the options, such as: -- python train.py")
     testbed = Testbed(workers, rate)

@@ -1,4 +1,4 @@
-"""Bytes that a network interface of this host has sent, as the operating system counts them."""
+"""Reads the operating system's counter of bytes that a network interface has sent."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ _TRANSMITTED = 8  # the column after the name
 
 
 def sent_bytes(interface: str) -> int:
-    """Bytes since the interface was made, headers included; Linux only."""
+    """Returns the bytes sent since the interface was created, headers included; Linux only."""
     lines = _TABLE.read_text().splitlines() if _TABLE.exists() else []
     for line in lines:
         name, _, numbers = line.partition(":")

@@ -1,4 +1,4 @@
-"""N emulated hosts on one machine: network namespaces joined by a switch, with shaped links."""
+"""Emulates hosts on one machine: network namespaces joined by a switch, with shaped links."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gradwire.testbed.shaping import Shape, shape_link
 if TYPE_CHECKING:
     from pyroute2 import IPRoute
 
-# RFC 2544 keeps 198.18.0.0/15 for benchmarks of networks: no real host answers there.
+# RFC 2544 reserves 198.18.0.0/15 for network benchmarks: no real host uses it.
 _NETWORK = "198.18.0"
 _PREFIX_BITS = 24
 _MAX_WORKERS = 254
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Host:
-    """One emulated machine: where it is and how the others reach it."""
+    """One emulated machine: its namespace, and the address by which others reach it."""
 
     name: str
     namespace: Namespace
@@ -42,11 +42,11 @@ class Host:
 class Testbed:
     """`workers` hosts on one switch; each link carries `rate` up and `rate` down, or is unshaped.
 
-    A context manager. Nothing appears in the machine's own network: the switch lives in a namespace
-    too, and the kernel removes all of it when this process lets go or dies.
+    A context manager. Nothing appears in the machine's own network: the switch is in a namespace
+    too, and the kernel removes everything when the context or this process ends.
     """
 
-    __test__: ClassVar = False  # or pytest takes the name for a test
+    __test__: ClassVar = False  # pytest would take the class for a test
 
     def __init__(self, workers: int, rate: str | None) -> None:
         if not 1 <= workers <= _MAX_WORKERS:
@@ -55,11 +55,11 @@ class Testbed:
         self.workers = workers
         self.rate = rate
         self.hosts: tuple[Host, ...] = ()
-        self._held = ExitStack()
+        self._resources = ExitStack()
 
     @staticmethod
     def reason_unavailable() -> str | None:
-        """Why no testbed can be had here, or None; finds out by making a small one (20 ms)."""
+        """Returns why no testbed can be created here, or None; tries a small one (20 ms)."""
         if sys.platform != "linux":
             return f"network namespaces need Linux, this is {sys.platform}"
         try:
@@ -75,17 +75,17 @@ class Testbed:
     def __enter__(self) -> Testbed:
         if find_spec("pyroute2") is None:
             raise MissingExtra("the testbed", "pyroute2", "bench")
-        with ExitStack() as held:
-            self._switch = _hold(held)
+        with ExitStack() as resources:
+            self._switch = _create_namespace(resources)
             self.hosts = tuple(
-                Host(f"host{i}", _hold(held), f"{_NETWORK}.{i + 1}", _INTERFACE)
+                Host(f"host{i}", _create_namespace(resources), f"{_NETWORK}.{i + 1}", _INTERFACE)
                 for i in range(self.workers)
             )
-            _inside(self._switch, self._build_switch)
+            _run_in(self._switch, self._build_switch)
             for host in self.hosts:
-                _inside(host.namespace, partial(_build_host, host=host))
+                _run_in(host.namespace, partial(_build_host, host=host))
             self._apply(Shape.parse(self.rate))
-            self._held = held.pop_all()
+            self._resources = resources.pop_all()
         return self
 
     def __exit__(
@@ -95,37 +95,37 @@ class Testbed:
         trace: TracebackType | None,
     ) -> None:
         self.hosts = ()
-        self._held.close()
+        self._resources.close()
 
     def set_rate(self, rate: str | None) -> None:
-        """Changes both directions of every link while they are in use."""
+        """Changes the rate of both directions of every link, also while they are in use."""
         shape = Shape.parse(rate)
         if self.hosts:
             self._apply(shape)
         self.rate = rate
 
     def cut(self, host: int) -> None:
-        """Takes the link of `host` away at the switch; what is on its way is lost."""
+        """Disconnects `host` at the switch; packets in transit are lost."""
         self._set_port(host, "down")
 
-    def mend(self, host: int) -> None:
-        """Gives the link of `host` back, shaped as before."""
+    def restore(self, host: int) -> None:
+        """Reconnects `host`, with its link shaped as before."""
         self._set_port(host, "up")
 
     def _set_port(self, host: int, state: str) -> None:
         port = _port(self.hosts[host])
-        _inside(
+        _run_in(
             self._switch,
             lambda netlink: netlink.link("set", index=_index(netlink, port), state=state),
         )
 
     def _apply(self, shape: Shape | None) -> None:
         for host in self.hosts:
-            _inside(
+            _run_in(
                 host.namespace,
                 lambda netlink: shape_link(netlink, _index(netlink, _INTERFACE), shape),
             )
-        _inside(self._switch, lambda netlink: self._shape_ports(netlink, shape))
+        _run_in(self._switch, lambda netlink: self._shape_ports(netlink, shape))
 
     def _shape_ports(self, netlink: IPRoute, shape: Shape | None) -> None:
         for host in self.hosts:
@@ -136,7 +136,7 @@ class Testbed:
         switch = _index(netlink, "switch")
         _up(netlink, switch)
         for host in self.hosts:
-            # The far end is born inside the host.
+            # The peer interface is created directly inside the host's namespace.
             far_end = {"ifname": _INTERFACE, "net_ns_fd": host.namespace.fd}
             netlink.link("add", ifname=_port(host), kind="veth", peer=far_end)
             port = _index(netlink, _port(host))
@@ -151,20 +151,20 @@ def _build_host(netlink: IPRoute, host: Host) -> None:
     netlink.addr("add", index=index, address=host.address, prefixlen=_PREFIX_BITS)
 
 
-def _hold(held: ExitStack) -> Namespace:
+def _create_namespace(resources: ExitStack) -> Namespace:
     namespace = Namespace.create()
-    held.callback(namespace.close)
+    resources.callback(namespace.close)
     return namespace
 
 
-def _inside(namespace: Namespace, work: Callable[[IPRoute], T]) -> T:
+def _run_in(namespace: Namespace, work: Callable[[IPRoute], T]) -> T:
     from pyroute2 import IPRoute
 
-    def talk() -> T:
+    def run() -> T:
         with IPRoute() as netlink:
             return work(netlink)
 
-    return namespace.run(talk)
+    return namespace.run(run)
 
 
 def _port(host: Host) -> str:
@@ -177,7 +177,7 @@ def _index(netlink: IPRoute, interface: str) -> int:
 
 
 def _up(netlink: IPRoute, index: int) -> None:
-    # Without IPv6 addresses an idle interface is silent, and the counters are the workers' alone.
+    # Without IPv6 addresses an idle interface sends nothing, so counters count the workers only.
     mode = {"attrs": [["IFLA_INET6_ADDR_GEN_MODE", _IPV6_NO_ADDRESSES]]}
     netlink.link("set", index=index, IFLA_AF_SPEC={"attrs": [["AF_INET6", mode]]})
     netlink.link("set", index=index, state="up")

@@ -14,8 +14,8 @@ from gradwire.testbed.processes import OnLine, Process, run_together, spawn
 
 
 @dataclass(frozen=True)
-class Seat:
-    """Where one worker runs; `group` counts machines, the local numbers count within one."""
+class WorkerPlacement:
+    """The host of one worker; `group` numbers machines, local numbers count within one."""
 
     address: str
     interface: str
@@ -36,49 +36,53 @@ class Seat:
 
 
 def launch(
-    seats: Sequence[Seat],
+    placements: Sequence[WorkerPlacement],
     command: Sequence[str],
     on_line: OnLine | None,
     on_error_line: OnLine | None,
     extra_env: Mapping[str, str],
 ) -> int:
-    """Runs `command` in every seat, the first of which is where the ranks meet."""
+    """Runs `command` at every placement; the first one's host runs the rendezvous store."""
     if not command:
         raise ConfigError("command: expected a program to run, got nothing")
-    meeting = {
-        "MASTER_ADDR": seats[0].address,
-        "MASTER_PORT": str(seats[0].free_port()),
-        "WORLD_SIZE": str(len(seats)),
+    rendezvous = {
+        "MASTER_ADDR": placements[0].address,
+        "MASTER_PORT": str(placements[0].free_port()),
+        "WORLD_SIZE": str(len(placements)),
     }
     starts = [
-        _starter(seat, command, _environment(seat, rank, {**meeting, **extra_env}))
-        for rank, seat in enumerate(seats)
+        _starter(placement, command, _environment(placement, rank, {**rendezvous, **extra_env}))
+        for rank, placement in enumerate(placements)
     ]
     return run_together(starts, on_line or _print_line, on_error_line or _print_error_line)
 
 
-def _starter(seat: Seat, command: Sequence[str], env: dict[str, str]) -> Callable[[], Process]:
+def _starter(
+    placement: WorkerPlacement, command: Sequence[str], env: dict[str, str]
+) -> Callable[[], Process]:
     def start() -> Process:
         try:
-            return seat.start(command, env)
+            return placement.start(command, env)
         except (FileNotFoundError, PermissionError) as error:
             raise ConfigError(f"command: cannot run {command[0]!r}: {error.strerror}") from error
 
     return start
 
 
-def _environment(seat: Seat, rank: int, settings: Mapping[str, str]) -> dict[str, str]:
-    """The caller's environment, with torchrun's variables over it and our defaults under it."""
+def _environment(
+    placement: WorkerPlacement, rank: int, settings: Mapping[str, str]
+) -> dict[str, str]:
+    """Returns the caller's environment, overridden by torchrun's variables, over our defaults."""
     defaults = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    place = {
+    variables = {
         "RANK": str(rank),
-        "LOCAL_RANK": str(seat.local_rank),
-        "LOCAL_WORLD_SIZE": str(seat.local_workers),
-        "GROUP_RANK": str(seat.group),
-        "GLOO_SOCKET_IFNAME": seat.interface,
-        "NCCL_SOCKET_IFNAME": seat.interface,
+        "LOCAL_RANK": str(placement.local_rank),
+        "LOCAL_WORLD_SIZE": str(placement.local_workers),
+        "GROUP_RANK": str(placement.group),
+        "GLOO_SOCKET_IFNAME": placement.interface,
+        "NCCL_SOCKET_IFNAME": placement.interface,
     }
-    return {**defaults, **os.environ, **place, **settings}
+    return {**defaults, **os.environ, **variables, **settings}
 
 
 def _free_port(address: str) -> int:

@@ -1,8 +1,8 @@
-"""Anonymous network namespaces: the kernel removes one with its last holder, however we exit.
+"""Anonymous network namespaces, which the kernel removes with their last user.
 
-A named namespace (`ip netns`) is a mount that outlives its creator. These are held by a file
+A named namespace (`ip netns`) is a mount that outlives its creator. These are kept alive by a file
 descriptor of this process and by the workers inside, so even SIGKILL leaves nothing behind, and
-any number of testbeds cannot collide.
+testbeds cannot collide.
 """
 
 import ctypes
@@ -25,23 +25,23 @@ class Namespace:
 
     @staticmethod
     def create() -> "Namespace":
-        """A new, empty namespace; raises PermissionError without CAP_SYS_ADMIN."""
+        """Creates an empty namespace; raises PermissionError without CAP_SYS_ADMIN."""
         return Namespace(_in_thread(_unshare))
 
     @property
     def path(self) -> str:
-        """Where other programs find it while this process lives, such as `nsenter --net=PATH`."""
+        """The path for other programs while this process lives, such as `nsenter --net=PATH`."""
         return f"/proc/{os.getpid()}/fd/{self.fd}"
 
     def run(self, work: Callable[[], T]) -> T:
-        """What `work` returns when it runs inside; a process or socket that it makes stays inside.
+        """Runs `work` inside and returns its result; processes and sockets it creates stay inside.
 
-        Only a thread of its own enters, so that the caller stays where it is, whatever happens.
+        Only a separate thread enters, so the caller's thread never changes its namespace.
         """
         return _in_thread(lambda: self._enter_and(work))
 
     def enter(self) -> None:
-        """Moves the calling thread inside for good, as a process that was just forked wants."""
+        """Moves the calling thread inside permanently, for use in a newly forked process."""
         # Python has os.setns only from 3.12 on.
         libc = ctypes.CDLL(None, use_errno=True)
         _check(libc.setns(self.fd, _CLONE_NEWNET), "setns")

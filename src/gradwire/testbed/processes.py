@@ -1,4 +1,4 @@
-"""Worker processes that start and end together, with their output as a stream of lines."""
+"""Runs worker processes that start and end together, and streams their output by line."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import IO, NamedTuple, TypeAlias
 
-from gradwire.testbed.watchdog import Keeper
+from gradwire.testbed.watchdog import Watchdog
 
 Process: TypeAlias = "subprocess.Popen[str]"
 OnLine: TypeAlias = Callable[[int, str], None]
 
 GRACE_S = 5.0
-# For lines still in the pipes once every worker is gone; a stray grandchild may hold a pipe open.
+# For lines still in the pipes once every worker has ended; a grandchild may hold a pipe open.
 _DRAIN_S = 1.0
 _STREAMS_PER_WORKER = 2
 
@@ -48,30 +48,30 @@ _Event: TypeAlias = _Line | _StreamClosed | _Exited | _Interrupted
 def run_together(
     starts: Sequence[Callable[[], Process]], on_line: OnLine, on_error_line: OnLine
 ) -> int:
-    """Runs one process per start to the end: 0, or the first exit code that was not.
+    """Runs one process per start to its end; returns 0, or the first exit code that was not 0.
 
     The first failure ends the others: SIGTERM to their process groups, SIGKILL after `GRACE_S`.
     SIGINT and SIGTERM to this process do the same and then raise KeyboardInterrupt, and after a
-    SIGKILL a keeper ends them. The callbacks run in the calling thread, one line of stdout or
+    SIGKILL a watchdog ends them. The callbacks run in the calling thread, one line of stdout or
     stderr at a time.
     """
     events: SimpleQueue[_Event] = SimpleQueue()
-    crew = _Crew(events)
+    workers = _Workers(events)
     with _interrupts_as_events(events):
         try:
             for start in starts:
-                crew.add(start(), on_line, on_error_line)
-            crew.watch()
+                workers.add(start(), on_line, on_error_line)
+            workers.watch()
         finally:
-            crew.kill()
-            crew.dismiss()
-    if crew.interrupted:
+            workers.kill()
+            workers.close()
+    if workers.interrupted:
         raise KeyboardInterrupt
-    return crew.code
+    return workers.code
 
 
 def spawn(command: Sequence[str], env: dict[str, str]) -> Process:
-    """`command` in a session of its own, so that a signal reaches whatever it starts."""
+    """Starts `command` in its own session, so that a signal reaches its children too."""
     return subprocess.Popen(
         command,
         env=env,
@@ -84,7 +84,7 @@ def spawn(command: Sequence[str], env: dict[str, str]) -> Process:
     )
 
 
-class _Crew:
+class _Workers:
     """The processes of one launch. Threads only report events; this thread decides and signals."""
 
     def __init__(self, events: SimpleQueue[_Event]) -> None:
@@ -95,12 +95,12 @@ class _Crew:
         self._running: set[int] = set()
         self._open_streams = 0
         self._deadline_s: float | None = None
-        self._keeper = Keeper()
+        self._watchdog = Watchdog()
 
     def add(self, process: Process, on_line: OnLine, on_error_line: OnLine) -> None:
         rank = len(self._processes)
         self._processes.append(process)
-        self._keeper.watch(process.pid)
+        self._watchdog.watch(process.pid)
         self._running.add(rank)
         self._open_streams += _STREAMS_PER_WORKER
         assert process.stdout is not None
@@ -120,14 +120,14 @@ class _Crew:
         for rank in tuple(self._running):
             self._reap(rank)
 
-    def dismiss(self) -> None:
-        self._keeper.close()
+    def close(self) -> None:
+        self._watchdog.close()
 
     def _report(self, work: Callable[..., None], *details: object) -> None:
         threading.Thread(target=work, args=(self._events, *details), daemon=True).start()
 
     def _next_event(self) -> _Event | None:
-        """The next event; None when the deadline passes first."""
+        """Returns the next event; None when the deadline passes first."""
         wait_s = None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic())
         try:
             return self._events.get(timeout=wait_s)
@@ -143,7 +143,7 @@ class _Crew:
             case _Exited(rank) if rank in self._running:
                 self._note_exit(self._reap(rank))
             case _Interrupted():
-                # The second Ctrl-C does not wait.
+                # A second Ctrl-C kills without a grace period.
                 self._end_all(0.0 if self.interrupted else GRACE_S)
                 self.interrupted = True
             case None:
@@ -162,11 +162,11 @@ class _Crew:
         self._deadline_s = time.monotonic() + grace_s
 
     def _reap(self, rank: int) -> int:
-        """Ends what is left of a worker and its children; its exit code, as a shell gives it."""
+        """Kills the rest of a worker's process group; returns its exit code as a shell would."""
         process = self._processes[rank]
-        # Before the wait: until then the kernel gives its number to no one else.
+        # Before the wait, until which the kernel does not reuse the process id.
         _signal_group(process.pid, signal.SIGKILL)
-        self._keeper.forget(process.pid)
+        self._watchdog.forget(process.pid)
         code = process.wait()
         self._running.discard(rank)
         if not self._running:
@@ -194,7 +194,7 @@ def _await_exit(events: SimpleQueue[_Event], rank: int, pid: int) -> None:
 
 @contextmanager
 def _interrupts_as_events(events: SimpleQueue[_Event]) -> Iterator[None]:
-    """Turns SIGINT and SIGTERM into events, so that no exception can fall between two workers.
+    """Turns SIGINT and SIGTERM into events, so that none raises while workers are being started.
 
     Only the main thread can, and only it receives them. A signal that the caller ignores stays so.
     """

@@ -1,4 +1,4 @@
-"""Traffic shaping by the kernel's token bucket filter (tbf): its parameters for a given rate."""
+"""Traffic shaping by the kernel's token bucket filter (tbf)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pyroute2 import IPRoute
 
 _ROOT = 0xFFFFFFFF  # the parent of an interface's outermost qdisc
-_HANDLE = 0x10000  # 1:0, the name we give it
+_HANDLE = 0x10000  # 1:0, the handle of our qdisc
 _FRAME_BYTES = 1514
 _GSO_MAX_BYTES = 65536
 # tbf counts bytes per second in 32 bits.
@@ -21,12 +21,12 @@ _MAX_RATE_BITS = 8 * (2**32 - 1)
 
 @dataclass(frozen=True)
 class Shape:
-    """One direction of a link.
+    """The tbf parameters of one direction of a link.
 
     The bucket holds 1 ms of the rate. A larger one would let a compressed message of that size
-    pass for free after every pause, and flatter compression. The kernel's segmentation offload
-    hands over packets of up to 64 kB; they are capped at half a bucket, since tokens that arrive
-    at a full bucket are lost.
+    pass for free after every pause, which would favour compression. The kernel's segmentation
+    offload produces packets of up to 64 kB; they are capped at half a bucket, since tokens that
+    arrive at a full bucket are lost.
     """
 
     rate_bits: int
@@ -40,7 +40,7 @@ class Shape:
 
     @staticmethod
     def parse(rate: str | None) -> Shape | None:
-        """The shape of `rate`; None leaves the link as fast as the machine."""
+        """Returns the shape of `rate`; None leaves the link as fast as the machine."""
         return None if rate is None else Shape(parse_rate(rate))
 
     @property
@@ -53,12 +53,12 @@ class Shape:
 
     @property
     def queue_bytes(self) -> int:
-        """Room for 100 ms and for the windows of several senders, so that TCP loses nothing."""
+        """Holds 100 ms and the windows of several senders, so that TCP loses nothing."""
         return max(self.rate_bits // 8 // 10, 4 * 2**20)
 
 
 def shape_link(netlink: IPRoute, index: int, shape: Shape | None) -> None:
-    """Shapes what interface `index` sends from now on; works on a link in use."""
+    """Limits the rate at which interface `index` sends; works on a link in use."""
     if shape is None:
         _unshape(netlink, index)
         return

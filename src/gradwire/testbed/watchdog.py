@@ -1,4 +1,4 @@
-"""A small process that kills workers after their launcher was killed.
+"""A small process that kills workers whose launcher was killed.
 
 The kernel's own mechanism, a signal at the death of the parent, is bound to the thread that started
 a worker, and the threads that enter a namespace to start one are short-lived.
@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 
-class Keeper:
-    """Kills the process groups it was told to watch as soon as this process is gone."""
+class Watchdog:
+    """Kills the process groups that it watches as soon as this process has ended."""
 
     def __init__(self) -> None:
-        # This file alone, without the package: it starts in milliseconds.
+        # Runs this file without importing the package, so it starts in milliseconds.
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__],
             stdin=subprocess.PIPE,
@@ -27,27 +27,27 @@ class Keeper:
         )
 
     def watch(self, pid: int) -> None:
-        self._tell(f"+{pid}")
+        self._write(f"+{pid}")
 
     def forget(self, pid: int) -> None:
-        """To be called before a process is waited for: then its number may be given out again."""
-        self._tell(f"-{pid}")
+        """Must be called before a process is waited for, since its id may be reused after that."""
+        self._write(f"-{pid}")
 
     def close(self) -> None:
-        """Ends; what is still watched is killed."""
+        """Ends the watchdog; process groups that are still watched are killed."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
         self._process.wait()
 
-    def _tell(self, line: str) -> None:
-        # Whoever kills the keeper is left without one, but with workers that go on.
+    def _write(self, line: str) -> None:
+        # If the watchdog itself was killed, the workers go on without one.
         with suppress(BrokenPipeError):
             print(line, file=self._process.stdin, flush=True)
 
 
-def _keep(lines: Iterable[str]) -> None:
-    """Reads until the launcher closes the pipe, which the kernel does for one that is killed."""
+def _watch(lines: Iterable[str]) -> None:
+    """Reads until the launcher closes the pipe, which the kernel also does for a killed one."""
     watched: set[int] = set()
     for line in lines:
         pid = int(line[1:])
@@ -61,4 +61,4 @@ def _keep(lines: Iterable[str]) -> None:
 
 
 if __name__ == "__main__":
-    _keep(sys.stdin)
+    _watch(sys.stdin)

@@ -10,50 +10,50 @@ from torch import Tensor
 F = TypeVar("F", bound=Callable[..., Any])
 
 Work: TypeAlias = Callable[[list[Tensor], float], list[Tensor]]
-"""Gradients and their loss scale to means, in new memory; done in every step."""
+"""Maps gradients and their loss scale to means, in new memory; called in every step."""
 
 
 class Framework(ABC):
-    """Variables, gradients and scales are of its own types, and so what is typed as Any."""
+    """A framework with its own types of variables, gradients and scales, here typed as Any."""
 
     @abstractmethod
     def check(self) -> None:
-        """Raises ConfigError where a gradient cannot leave for other ranks."""
+        """Raises ConfigError if gradients cannot be exchanged in the current context."""
 
     @abstractmethod
-    def plainly(self, function: F) -> F:
-        """The function as Python runs it, also where the framework would translate its callers."""
+    def without_autograph(self, function: F) -> F:
+        """Returns the function marked such that AutoGraph does not convert it."""
 
     @abstractmethod
     def device(self, variable: Any) -> torch.device:
-        """Where its gradients are when messages are made of them."""
+        """Returns the device on which the variable's gradients are encoded."""
 
     @abstractmethod
     def dense(self, gradient: Any) -> Any:
-        """The gradient with all its entries, also where it was given by some rows."""
+        """Returns the gradient as a dense tensor, even if it holds some rows only."""
 
     @abstractmethod
     def zeros_like(self, variable: Any) -> Any: ...
 
     @abstractmethod
     def values(self, variables: Sequence[Any]) -> list[Tensor]:
-        """What variables are now, in their own memory."""
+        """Returns the current values of the variables, without a copy."""
 
     @abstractmethod
-    def through(self, work: Work, gradients: Sequence[Any], scale: Any) -> list[Any]:
-        """What work makes of gradients: now, or whenever the graph runs that this is part of.
+    def apply_work(self, work: Work, gradients: Sequence[Any], scale: Any) -> list[Any]:
+        """Returns `work(gradients, scale)`, computed now or whenever the surrounding graph runs.
 
-        Work gets them in their own memory, which it must not write to.
+        The gradients are passed without a copy, so `work` must not write to them.
         """
 
 
 class Torch(Framework):
-    """Keras on torch."""
+    """Keras on the torch backend."""
 
     def check(self) -> None:
         pass
 
-    def plainly(self, function: F) -> F:
+    def without_autograph(self, function: F) -> F:
         return function
 
     def device(self, variable: Any) -> torch.device:
@@ -69,5 +69,5 @@ class Torch(Framework):
     def values(self, variables: Sequence[Any]) -> list[Tensor]:
         return [variable.value.detach() for variable in variables]
 
-    def through(self, work: Work, gradients: Sequence[Any], scale: Any) -> list[Any]:
+    def apply_work(self, work: Work, gradients: Sequence[Any], scale: Any) -> list[Any]:
         return work([gradient.detach() for gradient in gradients], float(scale))

@@ -1,46 +1,47 @@
 """DistributedOptimizer for Keras and DistributedGradientTape for TensorFlow."""
 
 from collections.abc import Sequence
-from inspect import signature
 from typing import Any
 
 import keras
 
 from gradwire.base import Compressor
-from gradwire.control.base import find_controller
 from gradwire.errors import ConfigError
 from gradwire.integrations.keras.reducer import Reducer
 from gradwire.integrations.keras.variables import framework_of, tensorflow
 from gradwire.integrations.parameters import group_of
+from gradwire.integrations.settings import Settings, settings_of
 from gradwire.spec import compressor_of
 
 
-def DistributedOptimizer(optimizer: Any, compressor: Compressor | str, **options: Any) -> Any:
-    """The same optimiser, which from now on averages gradients over all ranks before it steps.
+def DistributedOptimizer(
+    optimizer: Any, compressor: Compressor | str | Settings, **options: Any
+) -> Any:
+    """Makes the optimiser average gradients over all ranks before it steps, and returns it.
 
-    Options are those of `Reducer`, which is made when the optimiser learns of its variables: in the
+    Options are those of `Reducer`, which is made when the optimiser gets its variables: in the
     first step, or by `optimizer.build(variables)`. From then on it is `optimizer.gradwire`.
     """
     _check_optimizer(optimizer)
-    _check_asked(compressor, options)
+    _check_arguments(compressor, options)
     build, apply = optimizer.build, optimizer.apply
 
-    def leave() -> None:
-        # What stands in the instance hides what its class has.
+    def restore_methods() -> None:
+        # Deleting instance attributes makes those of the class visible again.
         del optimizer.build, optimizer.apply, optimizer.gradwire
 
     def reducer_of(variables: Sequence[Any]) -> Reducer:
         if "gradwire" not in vars(optimizer):
             optimizer.gradwire = Reducer(variables, compressor, **options)
-            optimizer.gradwire.when_detached = leave
+            optimizer.gradwire.when_detached = restore_methods
         reducer: Reducer = optimizer.gradwire
         return reducer
 
-    def mounted_build(variables: Sequence[Any]) -> None:
+    def reducing_build(variables: Sequence[Any]) -> None:
         reducer_of(list(variables))
         build(variables)
 
-    def mounted_apply(grads: Sequence[Any], trainable_variables: Any = None) -> None:
+    def reducing_apply(grads: Sequence[Any], trainable_variables: Any = None) -> None:
         variables = list(
             optimizer._trainable_variables if trainable_variables is None else trainable_variables
         )
@@ -49,22 +50,27 @@ def DistributedOptimizer(optimizer: Any, compressor: Compressor | str, **options
 
     if optimizer.built:
         reducer_of(optimizer._trainable_variables)
-    optimizer.build, optimizer.apply = mounted_build, framework_of([]).plainly(mounted_apply)
+    optimizer.build, optimizer.apply = (
+        reducing_build,
+        framework_of([]).without_autograph(reducing_apply),
+    )
     return optimizer
 
 
 class DistributedGradientTape:
-    """A tape whose `gradient` gives means over all ranks; all else is the tape's own.
+    """A tape whose `gradient` returns means over all ranks; all else is the tape's own.
 
-    Tapes come and go, so with a spec all those for the same variables share a reducer, which the
-    first of them makes: `tape.reducer`. It can also be made before, and be given instead of a spec.
+    A tape lasts one step, so all tapes of the same variables share a reducer, `tape.reducer`, which
+    the first of them makes. A reducer can also be passed instead of a spec.
     """
 
-    def __init__(self, tape: Any, compressor: Compressor | str | Reducer, **options: Any) -> None:
+    def __init__(
+        self, tape: Any, compressor: Compressor | str | Settings | Reducer, **options: Any
+    ) -> None:
         if isinstance(compressor, Reducer) and options:
             raise ConfigError(f"tape: {sorted(options)} are settings of the reducer that was given")
         if not isinstance(compressor, Reducer):
-            _check_asked(compressor, options)
+            _check_arguments(compressor, options)
         self._tape, self._wanted, self._options = tape, compressor, options
         self._framework = tensorflow()
 
@@ -79,9 +85,9 @@ class DistributedGradientTape:
         return getattr(self._tape, name)
 
     def gradient(self, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        """What the tape's own gives, averaged; sources are variables, the same in every step."""
+        """Returns the tape's gradients, averaged; sources are the same variables in every step."""
         gradients = self._tape.gradient(target, sources, *args, **kwargs)
-        return self._framework.plainly(self._means)(gradients, sources)
+        return self._framework.without_autograph(self._means)(gradients, sources)
 
     def _means(self, gradients: Any, sources: Any) -> Any:
         variables = keras.tree.flatten(sources)
@@ -92,22 +98,22 @@ class DistributedGradientTape:
     def _reducer_of(self, variables: list[Any]) -> Reducer:
         if isinstance(self._wanted, Reducer):
             return self._wanted
-        asked = (self._wanted, self._options)
-        # A tape lives for a step: it is the first variable that keeps what all of them share.
+        requested = (self._wanted, self._options)
+        # A tape lasts one step, so the shared reducer is stored in the first variable.
         known: tuple[object, Reducer] | None = vars(variables[0]).get("gradwire")
         if known is None or not known[1].is_for(variables):
-            known = asked, Reducer(variables, self._wanted, **self._options)
+            known = requested, Reducer(variables, self._wanted, **self._options)
             variables[0].gradwire = known
-        if known[0] != asked:
+        if known[0] != requested:
             raise ConfigError(
-                f"tape: the reducer of these variables was made with {known[0]}, got {asked}; use "
-                "the reducer's switch"
+                f"tape: the reducer of these variables was made with {known[0]}, got {requested}; "
+                "use the reducer's switch"
             )
         return known[1]
 
 
 def _loss_scale(optimizer: Any) -> Any:
-    """By what the loss was multiplied, and so the gradients."""
+    """Returns the factor by which the loss, and so the gradients, were multiplied."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return optimizer.dynamic_scale if optimizer.built else optimizer.initial_scale
     return optimizer.loss_scale_factor or 1.0
@@ -127,9 +133,8 @@ def _check_optimizer(optimizer: Any) -> None:
         )
 
 
-def _check_asked(compressor: Compressor | str, options: dict[str, Any]) -> None:
-    """Raises now what would be raised only when variables are known."""
-    signature(Reducer).bind([], compressor, **options)
-    compressor_of(compressor)
-    find_controller(options.get("controller"))
+def _check_arguments(compressor: Compressor | str | Settings, options: dict[str, Any]) -> None:
+    """Raises errors in the arguments now instead of when the variables are known."""
+    own = {name: value for name, value in options.items() if name != "process_group"}
+    compressor_of(settings_of(compressor, own).compressor)
     group_of(options.get("process_group"))

@@ -1,68 +1,62 @@
 """Reducer: averages gradients of Keras and TensorFlow over a torch process group."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from gradwire.base import Compressor, Memory
-from gradwire.checks import check_whole
-from gradwire.comm.base import Collective, drive
-from gradwire.comm.consistency import check_same
-from gradwire.control.base import Controller, find_controller
-from gradwire.engine.engine import NanPolicy
+from gradwire.base import Compressor
+from gradwire.comm.base import Collective, run_program
+from gradwire.comm.consistency import check_equal_tensors
 from gradwire.engine.ownership import check_free, claim, release
 from gradwire.engine.plan import make_plan
 from gradwire.errors import ConfigError
-from gradwire.integrations.handle import Handle, Options, Wanted
-from gradwire.integrations.keras.variables import framework_of, name_of, names_of, stand_in
+from gradwire.integrations.handle import Handle
+from gradwire.integrations.keras.variables import framework_of, name_of, names_of, placeholder
 from gradwire.integrations.parameters import group_of
 from gradwire.integrations.reducer import messages
+from gradwire.integrations.settings import Options, Settings, settings_of
 
-UNTOLD = 0.0
-"""In place of a loss scale, where nobody tells it with the gradients."""
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+UNKNOWN_SCALE = 0.0
+"""Stands for a loss scale that is not passed with the gradients."""
 
 
 class Reducer(Handle):
     """Averages the gradients of variables over all ranks, until `detach`.
 
-    Made on all ranks of the group, which check that they agree, and in the first `reduce` that
-    their variables are the same: nobody broadcasts them. There they also tell each other, once,
-    which gradients they have: one that is missing on all ranks stays None, and one that is missing
-    on some counts as zero there, then and later.
+    Made on all ranks of the group, which check that their settings agree, and in the first `reduce`
+    that their variables are equal: nothing broadcasts them. There they also exchange, once, which
+    gradients they have: one that is missing on all ranks stays None, and one that is missing on
+    some counts as zero there, then and later.
     """
 
     def __init__(
         self,
         variables: Sequence[Any],
-        compressor: Compressor | str,
+        compressor: Compressor | str | Settings,
         *,
-        memory: Memory | str | None = None,
-        exchange: str = "auto",
         process_group: dist.ProcessGroup | DeviceMesh | None = None,
-        seed: int = 0,
-        nan_policy: NanPolicy = "propagate",
-        check_every: int = 0,
-        checksum: bool = False,
-        controller: Controller | str | None = None,
+        **options: "Unpack[Options]",
     ) -> None:
-        check_whole("reducer", "check_every", check_every, 0)
+        settings = settings_of(compressor, options)
+        settings.refuse("reducer", "least_bytes")
         self._framework = framework = framework_of(variables)
         framework.check()
         names = names_of(variables)
         check_free(zip(variables, names, strict=True))
-        stand_ins = {
-            stand_in(v, framework.device(v)): name for v, name in zip(variables, names, strict=True)
+        placeholders = {
+            placeholder(v, framework.device(v)): name
+            for v, name in zip(variables, names, strict=True)
         }
-        tensors: dict[str, Tensor] = {name: p for p, name in stand_ins.items()}
-        wanted = Wanted(compressor, memory, exchange)
-        rule = find_controller(controller)
-        options = Options(seed, nan_policy, check_every, checksum, rule)
+        tensors: dict[str, Tensor] = {name: p for p, name in placeholders.items()}
         group = group_of(process_group)
-        Handle.__init__(self, group, tensors, stand_ins, make_plan, wanted, options)
+        Handle.__init__(self, group, tensors, placeholders, make_plan, settings)
         self._variables = list(variables)
         self._wanted: list[bool] | None = None
         self._attached = True
@@ -78,55 +72,59 @@ class Reducer(Handle):
         return self._attached
 
     def is_for(self, variables: Sequence[Any]) -> bool:
-        """Whether it was made for just these variables."""
-        # Variables compare by what they hold.
+        """Returns whether it was made for exactly these variables."""
+        # Variables compare by value.
         return [id(v) for v in self._variables] == [id(v) for v in variables]
 
     def reduce(
-        self, gradients: Sequence[Any], variables: Any = None, scale: Any = UNTOLD
+        self, gradients: Sequence[Any], variables: Any = None, scale: Any = UNKNOWN_SCALE
     ) -> list[Any]:
-        """The means over ranks of these gradients; None stays None where no rank has one.
+        """Returns the means over ranks of these gradients; None stays None if no rank has one.
 
-        They are those of the variables given, or else of all variables in order. `scale` is their
-        loss scale, if that is not left to `loss_scale_changed`. Inside a graph this puts the
-        exchange there.
+        They are those of the given variables, or else of all variables in order. `scale` is their
+        loss scale, if that is not left to `loss_scale_changed`. Inside a graph this adds the
+        exchange to it.
         """
-        return self._framework.plainly(self._reduce)(gradients, variables, scale)
+        return self._framework.without_autograph(self._reduce)(gradients, variables, scale)
 
     def _reduce(self, gradients: Sequence[Any], variables: Any, scale: Any) -> list[Any]:
         self._check_attached()
         self._framework.check()
-        asked = self._places(gradients, variables)
-        own = [gradients[asked[i]] if i in asked else None for i in range(len(self._variables))]
+        requested = self._gradient_indices(gradients, variables)
+        own = [
+            gradients[requested[i]] if i in requested else None for i in range(len(self._variables))
+        ]
         if self._wanted is None:
-            self._wanted = self._told(own)
-            self._check_same()
+            self._wanted = self._gather_wanted(own)
+            self._check_equal_variables()
         self._check_expected(own)
         some = [i for i, wanted in enumerate(self._wanted) if wanted]
-        means = self._framework.through(self._exchange, [self._filled(own, i) for i in some], scale)
+        means = self._framework.apply_work(
+            self._exchange, [self._dense_or_zeros(own, i) for i in some], scale
+        )
         found = dict(zip(some, means, strict=True))
-        return [found.get(i) for i in asked]
+        return [found.get(i) for i in requested]
 
-    def _places(self, gradients: Sequence[Any], variables: Any) -> dict[int, int]:
-        """Which gradient is whose: from places among all variables to those among the given."""
+    def _gradient_indices(self, gradients: Sequence[Any], variables: Any) -> dict[int, int]:
+        """Maps indices among all variables to indices among the given ones and their gradients."""
         variables = self._variables if variables is None else list(variables)
         if len(gradients) != len(variables):
             raise ConfigError(f"reduce: {len(gradients)} gradients of {len(variables)} variables")
-        places = {id(variable): place for place, variable in enumerate(self._variables)}
-        strangers = [name_of(v) for v in variables if id(v) not in places]
-        if strangers:
+        indices = {id(variable): index for index, variable in enumerate(self._variables)}
+        unknown = [name_of(v) for v in variables if id(v) not in indices]
+        if unknown:
             raise ConfigError(
-                f"reduce: {strangers} came after this reducer was made; detach it and mount anew"
+                f"reduce: {unknown} came after this reducer was made; detach it and make a new one"
             )
-        return {places[id(variable)]: i for i, variable in enumerate(variables)}
+        return {indices[id(variable)]: i for i, variable in enumerate(variables)}
 
-    def _told(self, gradients: Sequence[Any]) -> list[bool]:
-        """Whether any rank has a gradient, by variable."""
+    def _gather_wanted(self, gradients: Sequence[Any]) -> list[bool]:
+        """Returns for every variable whether any rank has its gradient."""
         own = torch.tensor([g is not None for g in gradients], device=self._device)
-        told = self._comm.answer(
+        gathered = self._comm.run(
             Collective("gather", [own.view(torch.uint8)], [own.numel()] * self._comm.size)
         )
-        some: list[bool] = torch.stack(told).any(0).tolist()
+        some: list[bool] = torch.stack(gathered).any(0).tolist()
         return some
 
     def _check_expected(self, gradients: Sequence[Any]) -> None:
@@ -136,41 +134,44 @@ class Reducer(Handle):
         if late:
             raise ConfigError(
                 f"reduce: {late} had no gradient on any rank in the first step; other ranks do not "
-                "expect one now. Detach and mount anew, on all ranks"
+                "expect one now. Detach and make a new reducer, on all ranks"
             )
 
-    def _filled(self, gradients: Sequence[Any], place: int) -> Any:
-        gradient = gradients[place]
+    def _dense_or_zeros(self, gradients: Sequence[Any], index: int) -> Any:
+        gradient = gradients[index]
         if gradient is None:
-            return self._framework.zeros_like(self._variables[place])
+            return self._framework.zeros_like(self._variables[index])
         return self._framework.dense(gradient)
 
     def _exchange(self, gradients: list[Tensor], scale: float) -> list[Tensor]:
-        """One step: gradients, which stay as they are, to their means."""
+        """Runs one step; returns the means and leaves the gradients unchanged."""
         self._check_attached()
         assert self._wanted is not None
-        if scale != UNTOLD:
-            self._lanes.follow_loss_scale(scale)
+        if scale != UNKNOWN_SCALE:
+            self._engine.loss_scale_changed(scale)
         some = [p for p, wanted in zip(self._parameters, self._wanted, strict=True) if wanted]
         given = dict(zip(some, gradients, strict=True))
         means: dict[nn.Parameter, Tensor] = {}
         for message in messages(some):
-            landed = _landed([given[p] for p in message])
-            drive(self._lanes.talk([self._parameters[p] for p in message], landed), self._comm)
-            means |= zip(message, landed, strict=True)
-        self._lanes.finish()
+            copies = _contiguous_copies([given[p] for p in message])
+            run_program(
+                self._engine.bucket_program([self._parameters[p] for p in message], copies),
+                self._comm,
+            )
+            means |= zip(message, copies, strict=True)
+        self._engine.end_step()
         if self._is_check_due():
-            self._check_same()
+            self._check_equal_variables()
         self._end_step()
         return [means[p].to(given[p].dtype) for p in some]
 
-    def _check_same(self) -> None:
+    def _check_equal_variables(self) -> None:
         values = self._framework.values(self._variables)
-        check_same(self._comm, dict(zip(self._parameters.values(), values, strict=True)))
+        check_equal_tensors(self._comm, dict(zip(self._parameters.values(), values, strict=True)))
 
 
-def _landed(gradients: Sequence[Tensor]) -> list[Tensor]:
-    """Copies side by side, since a step is made in place, and what is lent must stay as it is."""
+def _contiguous_copies(gradients: Sequence[Tensor]) -> list[Tensor]:
+    """Copies gradients into one buffer, since a step works in place and must not change them."""
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
     pieces = flat.split([gradient.numel() for gradient in gradients])
     return [piece.view(g.shape) for piece, g in zip(pieces, gradients, strict=True)]

@@ -12,11 +12,11 @@ from gradwire.errors import ConfigError
 from gradwire.integrations.keras.backend import F, Framework, Work
 
 ALIGNED_BYTES = 64
-"""Where TensorFlow's tensors must begin: it ends the process at others."""
+"""Alignment of TensorFlow's tensors; it aborts the process on others."""
 
 
 class TensorFlow(Framework):
-    """Gradients stay where they are computed; messages are made of them on the host."""
+    """Keras on TensorFlow, or TensorFlow alone; gradients are encoded on the host."""
 
     def check(self) -> None:
         if tf.distribute.has_strategy():
@@ -32,7 +32,7 @@ class TensorFlow(Framework):
                 "model.compile or tf.function"
             )
 
-    def plainly(self, function: F) -> F:
+    def without_autograph(self, function: F) -> F:
         plain: F = tf.autograph.experimental.do_not_convert(function)
         return plain
 
@@ -47,30 +47,32 @@ class TensorFlow(Framework):
 
     def values(self, variables: Sequence[Any]) -> list[Tensor]:
         with tf.init_scope(), tf.device("cpu"):
-            return [_lent(tf.convert_to_tensor(variable)) for variable in variables]
+            return [_to_torch(tf.convert_to_tensor(variable)) for variable in variables]
 
-    def through(self, work: Work, gradients: Sequence[Any], scale: Any) -> list[Any]:
-        def crossing(scale: Any, *given: Any) -> list[Any]:
-            means = work([_lent(gradient) for gradient in given], float(scale))
-            return [_given(mean) for mean in means]
+    def apply_work(self, work: Work, gradients: Sequence[Any], scale: Any) -> list[Any]:
+        def run_work(scale: Any, *given: Any) -> list[Any]:
+            means = work([_to_torch(gradient) for gradient in given], float(scale))
+            return [_from_torch(mean) for mean in means]
 
         with tf.device("cpu"):
             if tf.executing_eagerly():
-                return crossing(scale, *[tf.identity(gradient) for gradient in gradients])
+                return run_work(scale, *[tf.identity(gradient) for gradient in gradients])
             types = [gradient.dtype for gradient in gradients]
-            means: list[Any] = tf.py_function(self.plainly(crossing), [scale, *gradients], types)
+            means: list[Any] = tf.py_function(
+                self.without_autograph(run_work), [scale, *gradients], types
+            )
         for mean, gradient in zip(means, gradients, strict=True):
             mean.set_shape(gradient.shape)
         return means
 
 
-def _lent(tensor: Any) -> Tensor:
-    """The same memory for torch, to be read only: TensorFlow may share it with anyone."""
+def _to_torch(tensor: Any) -> Tensor:
+    """Returns a torch view of the tensor, to be read only: TensorFlow may share its memory."""
     return torch.utils.dlpack.from_dlpack(tf.experimental.dlpack.to_dlpack(tensor))
 
 
-def _given(tensor: Tensor) -> Any:
-    """The same memory for TensorFlow, which may do with it as it likes."""
+def _from_torch(tensor: Tensor) -> Any:
+    """Hands the tensor's memory over to TensorFlow; copies it if it is not aligned."""
     if tensor.data_ptr() % ALIGNED_BYTES:
         tensor = tensor.clone()
     return tf.experimental.dlpack.from_dlpack(tensor.__dlpack__())

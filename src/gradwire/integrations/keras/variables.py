@@ -13,7 +13,7 @@ from gradwire.integrations.keras.backend import Framework, Torch
 
 
 def framework_of(variables: Sequence[Any]) -> Framework:
-    """Whose variables these are; of none, whose Keras makes."""
+    """Returns the framework of the variables; without any, that of Keras's backend."""
     backend = keras.backend.backend()
     if backend not in ("tensorflow", "torch"):
         raise ConfigError(
@@ -39,7 +39,7 @@ def name_of(variable: Any) -> str:
 
 
 def names_of(variables: Sequence[Any]) -> list[str]:
-    """A name of its own for each: variables that share one are numbered in their order."""
+    """Returns unique names: variables that share one are numbered in their order."""
     if not variables:
         raise ConfigError("there is no variable to train")
     names: list[str] = []
@@ -51,8 +51,8 @@ def names_of(variables: Sequence[Any]) -> list[str]:
     return names
 
 
-def stand_in(variable: Any, device: torch.device) -> nn.Parameter:
-    """A parameter of the variable's form, which takes no memory."""
+def placeholder(variable: Any, device: torch.device) -> nn.Parameter:
+    """Returns a parameter of the variable's shape and dtype, which takes no memory."""
     dtype = getattr(torch, keras.backend.standardize_dtype(variable.dtype))
     form = torch.zeros((), dtype=dtype, device=device).expand(tuple(variable.shape))
     return nn.Parameter(form, requires_grad=False)

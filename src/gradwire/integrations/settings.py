@@ -1,0 +1,86 @@
+"""The settings that all integrations share: a method, and how its gradients are exchanged."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import TypedDict
+
+from gradwire.base import Compressor, Memory
+from gradwire.checks import check_whole
+from gradwire.control.base import Controller, find_controller
+from gradwire.engine.engine import NanPolicy
+from gradwire.errors import ConfigError
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments that `attach` and the other integrations accept; see `Settings`."""
+
+    memory: Memory | str | None
+    exchange: str
+    seed: int
+    nan_policy: NanPolicy
+    check_every: int
+    checksum: bool
+    controller: Controller | str | None
+    cuda_graphs: bool
+    least_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A compression method and the options of its exchange, for any integration.
+
+    `gradwire.attach(model, Settings("topk:ratio=0.01", checksum=True))` is the same as
+    `gradwire.attach(model, "topk:ratio=0.01", checksum=True)`.
+    """
+
+    compressor: Compressor | str
+    """A spec string, or an instance."""
+    memory: Memory | str | None = None
+    """None means the residual if the method needs error feedback, else none."""
+    exchange: str = "auto"
+    """"auto" means the cheapest that can transfer the method's messages."""
+    seed: int = 0
+    nan_policy: NanPolicy = "propagate"
+    check_every: int = 0
+    """Ranks compare their parameters every so many backward passes; 0 means never."""
+    checksum: bool = False
+    """Appends a CRC to every message that is not summed in transit."""
+    controller: Controller | str | None = None
+    """Changes settings of the compressor during training, such as "autopilot" or "gravac"."""
+    cuda_graphs: bool = True
+    """On a GPU, captures a bucket's work as CUDA graphs where it is the same at every step."""
+    least_bytes: int | None = None
+    """Buckets whose messages are shorter are sent with the next. None means a million where a GPU's
+    messages are staged through the host, which waits for the GPU each time, else 0."""
+
+    def __post_init__(self) -> None:
+        check_whole("settings", "check_every", self.check_every, 0)
+        if self.least_bytes is not None:
+            check_whole("settings", "least_bytes", self.least_bytes, 0)
+        find_controller(self.controller)
+
+    def make_controller(self) -> Controller | None:
+        return find_controller(self.controller)
+
+    def refuse(self, integration: str, *names: str) -> None:
+        """Raises ConfigError if one of these settings, which the integration lacks, is set."""
+        defaults = {f.name: f.default for f in fields(self)}
+        for name in names:
+            if getattr(self, name) != defaults[name]:
+                raise ConfigError(f"{integration}: {name} is not supported here, leave it out")
+
+
+def settings_of(compressor: Compressor | str | Settings, options: Mapping[str, object]) -> Settings:
+    """Returns settings given as such, or as a compressor and keyword arguments."""
+    if isinstance(compressor, Settings):
+        if options:
+            raise ConfigError(f"settings: put {sorted(options)} into the Settings, not beside them")
+        return compressor
+    known = [f.name for f in fields(Settings)][1:]
+    for name in options:
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(known)}"
+            raise ConfigError(f"settings: no option named {name!r}{hint}")
+    return Settings(compressor, **options)  # type: ignore[arg-type]
