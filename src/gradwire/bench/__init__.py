@@ -1,1 +1,1 @@
-"""Benchmarks: they train and time workloads, keep the results as records and report them."""
+"""Benchmarks: train and time workloads, keep the results as records and report them."""

@@ -1,4 +1,4 @@
-"""The interface of a case: a way of averaging gradients, mounted on a model and its optimiser.
+"""The interface of a case: a method of averaging gradients, mounted on a model and its optimiser.
 
 A compressor is a hook of the model. A local method wraps the optimiser. A controller uses both.
 """
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 @dataclass(frozen=True)
 class Change:
-    """Which setting a controller chose from which step on, and why."""
+    """A setting that a controller chose, the step from which it holds, and the reason."""
 
     step: int
     setting: str
@@ -23,48 +23,48 @@ class Change:
 
 
 class Traffic(NamedTuple):
-    """What one worker has sent since it mounted the case; seconds are None where nobody counts."""
+    """Bytes and seconds of one worker since it mounted the case; None if not measured."""
 
     sent_bytes: float
     encode_s: float | None = None
     wire_s: float | None = None
     decode_s: float | None = None
     backend: str | None = None
-    """The kernels that did it."""
+    """The kernels in use."""
     timeline: tuple[Change, ...] = ()
-    """What a controller has decided so far."""
+    """The decisions of a controller so far."""
 
 
 @dataclass(frozen=True)
 class Mounted(ABC):
-    """A case at work; `optimizer` takes the steps: the one that was given, or one around it."""
+    """A mounted case; `optimizer` takes the steps: the original one, or a wrapper of it."""
 
     optimizer: Optimizer
     period: int = field(default=1, kw_only=True)
-    """Steps after which what a step does repeats; a mean counts over whole periods."""
-    rest: int = field(default=0, kw_only=True)
-    """After so many steps of a period nothing is under way."""
+    """Steps after which the pattern of communication repeats; means are over whole periods."""
+    idle_offset: int = field(default=0, kw_only=True)
+    """Number of steps into a period after which no message is in flight."""
     averaged: Callable[[], AbstractContextManager[None]] = field(default=nullcontext, kw_only=True)
-    """While it is entered, on all workers, their models are the one that all of them train."""
+    """Context manager in which the models of all workers hold the average; entered on all."""
 
     @abstractmethod
     def traffic(self, steps: int) -> Traffic:
-        """What the `steps` taken so far have cost."""
+        """Returns the traffic of the `steps` taken so far."""
 
     @abstractmethod
     def epoch_ended(self, learning_rate: float) -> None:
-        """Hears of the end of an epoch, and of the learning rate of the next."""
+        """Notifies the method that an epoch ended, with the learning rate of the next."""
 
     @abstractmethod
     def close(self) -> None: ...
 
 
 class Case(ABC):
-    """A way for the gradients of a DDP model to become their mean, or its workers to agree."""
+    """A method that averages the gradients or the parameters of a DDP model over workers."""
 
     one_bucket: ClassVar[bool] = False
     learns: ClassVar[bool] = True
-    """Whether all workers train one model, so that it is worth a look."""
+    """True if all workers train one common model, so that it can be evaluated."""
 
     @abstractmethod
     def mount(self, ddp: DDP, optimizer: Optimizer, seed: int) -> Mounted: ...

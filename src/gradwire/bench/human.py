@@ -3,16 +3,16 @@
 import math
 import re
 
-NOTHING = "–"  # noqa: RUF001  an en dash is what tables use for an empty cell
+NO_VALUE = "–"  # noqa: RUF001  an en dash is what tables use for an empty cell
 
 _BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _RATE = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<prefix>[kmgt]?)bit")
 
 
 def digits(value: float | None) -> str:
-    """Three significant digits, never in exponent form for the sizes we meet."""
+    """Formats three significant digits, without an exponent at the sizes that occur here."""
     if value is None or not math.isfinite(value):
-        return NOTHING
+        return NO_VALUE
     if value == 0:
         return "0"
     magnitude = math.floor(math.log10(abs(float(f"{value:.2e}"))))
@@ -20,14 +20,14 @@ def digits(value: float | None) -> str:
 
 
 def goal(value: float) -> str:
-    """A number that somebody chose, such as a target: as short as they wrote it."""
+    """Formats a number that a user chose, such as a target, as short as possible."""
     return f"{value:.4g}"
 
 
 def byte_size(value: float | None) -> str:
-    """Decimal units, as networks count: 35 MB is 35 million bytes."""
+    """Formats bytes in decimal units, as networks do: 35 MB is 35 million bytes."""
     if value is None or not math.isfinite(value):
-        return NOTHING
+        return NO_VALUE
     for size, unit in _BYTE_UNITS:
         # 999.6 kB would round to "1,000 kB".
         if value >= 0.9995 * size:
@@ -37,7 +37,7 @@ def byte_size(value: float | None) -> str:
 
 def duration_s(value: float | None) -> str:
     if value is None or not math.isfinite(value):
-        return NOTHING
+        return NO_VALUE
     if value < 0.9995:
         return f"{digits(value * 1e3)} ms"
     if value < 119.5:
@@ -48,16 +48,16 @@ def duration_s(value: float | None) -> str:
 
 
 def duration_ms(value: float | None) -> str:
-    return NOTHING if value is None else duration_s(value / 1e3)
+    return NO_VALUE if value is None else duration_s(value / 1e3)
 
 
 def times(value: float | None) -> str:
-    """A factor: 2.9×."""
-    return NOTHING if value is None or not math.isfinite(value) else f"{digits(value)}×"  # noqa: RUF001
+    """Formats a factor: 2.9×."""
+    return NO_VALUE if value is None or not math.isfinite(value) else f"{digits(value)}×"  # noqa: RUF001
 
 
 def rate(value: str) -> str:
-    """100mbit as 100 Mbit/s; what is not written that way stays as it is."""
+    """Formats 100mbit as 100 Mbit/s; returns text of another form unchanged."""
     match = _RATE.fullmatch(value.strip().lower())
     if match is None:
         return value

@@ -17,7 +17,7 @@ from gradwire.errors import ConfigError
 
 
 def machine_facts() -> dict[str, str]:
-    """Processor, usable cores and versions, as short strings for people."""
+    """Returns processor, usable cores and versions, as short readable strings."""
     return {
         "cpu": _cpu_name(),
         "cores": str(_usable_cores()),
@@ -33,9 +33,9 @@ def machine_facts() -> dict[str, str]:
 
 @cache
 def commit() -> str:
-    """The commit of this checkout, with a word if it was changed since; else "unknown"."""
+    """Returns the commit of this checkout, marked if dirty; "unknown" outside a checkout."""
     package = Path(gradwire.__file__).parent
-    # A package installed into some project's folder is not described by that project's commit.
+    # A package that is installed inside another project's checkout must not report its commit.
     if not (package.parents[1] / ".git").exists():
         return "unknown"
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
@@ -47,7 +47,7 @@ def commit() -> str:
 
 
 def _cpu_name() -> str:
-    """The model name that Linux reports; elsewhere what the platform calls itself."""
+    """Returns the model name from /proc/cpuinfo, or else the name that `platform` reports."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -55,7 +55,7 @@ def _cpu_name() -> str:
 
 
 def _usable_cores() -> int:
-    """Cores this process may run on, which in a container are fewer than the machine has."""
+    """Returns the cores this process may use, which may be fewer than the machine has."""
     if platform.system() == "Linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -69,20 +69,20 @@ def _version(package: str) -> str:
 
 
 def check_device(name: str) -> None:
-    """Raises before anything is started on a device that is not there."""
+    """Raises ConfigError if the device is unknown or not available."""
     if name not in ("cpu", "cuda"):
         raise ConfigError(f"bench: device must be cpu or cuda, got {name!r}")
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("bench: device 'cuda' asked for, but torch sees no GPU here")
+        raise ConfigError("bench: device 'cuda' was requested, but torch finds no GPU")
 
 
 def device_name(name: str) -> str:
-    """What records call it: the card's own name, or cpu."""
+    """Returns the device name for records: the GPU's model name, or cpu."""
     return torch.cuda.get_device_name() if name == "cuda" else name
 
 
 def device_facts(name: str) -> dict[str, str]:
-    """What a time measured on the device depends on, beside what `machine_facts` says."""
+    """Returns the facts of the device that a measured time depends on."""
     if name == "cpu":
         return {}
     backends = torch.backends
@@ -98,14 +98,14 @@ def device_facts(name: str) -> dict[str, str]:
     }
 
 
-def hurry() -> None:
-    """Lets a GPU multiply float32 in TF32, and cuDNN choose its algorithms by trying them."""
+def enable_tf32() -> None:
+    """Enables TF32 for float32 products on GPUs, and cuDNN's autotuning of algorithms."""
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
 
 
 def wait_for(device: torch.device) -> None:
-    """Returns when the device has done all that it was told; a CPU has always."""
+    """Waits until the device has finished all queued work; a CPU has none."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -18,7 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-bench = typer.Typer(no_args_is_help=True, help="Measures what methods cost.")
+bench = typer.Typer(no_args_is_help=True, help="Measures the cost of methods.")
 
 # Help lists commands in this order.
 app.command()(report.methods)
@@ -49,14 +49,16 @@ def _print_version(wanted: bool) -> None:
 def gradwire(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Prints it."),
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Prints the version."
+        ),
     ] = False,
 ) -> None:
     """Communication-efficient distributed training: compress, measure, compare."""
 
 
 def run() -> None:
-    """Runs the command line; an error that is the user's to mend is one line, not a traceback."""
+    """Runs the command line; a user error prints one line, not a traceback."""
     try:
         app()
     except GradwireError as error:

@@ -17,7 +17,7 @@ from gradwire.cli.common import (
     Workers,
     WorkloadText,
     command_line,
-    leave,
+    exit_with,
     named_rate,
     open_console,
     parse_factors,
@@ -38,11 +38,11 @@ def kernels(
     plot: Annotated[Path | None, typer.Option(help="Writes the charts to this SVG file.")] = None,
     levels: Annotated[
         str | None,
-        typer.Option(help="Instead: choosing at two factors (10,1000), in levels and twice."),
+        typer.Option(help="Measures selection at two factors (10,1000) instead."),
     ] = None,
     commit: Commit = None,
 ) -> None:
-    """Measures encoding, decoding and a step with error feedback, beside the floor of a copy."""
+    """Measures encoding, decoding and a step with error feedback, relative to a memory copy."""
     from gradwire.bench.cases.parse import split_cases
     from gradwire.bench.microbench.kernels import KernelBench, usual_specs
     from gradwire.bench.microbench.two_level import SPECS, LevelsBench
@@ -67,9 +67,9 @@ def kernels(
 
 
 def workloads(
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Prints one JSON object per line.")] = False,
 ) -> None:
-    """Prints what can be trained: the model, its parameters, its data and its metric."""
+    """Prints the workloads: model, parameters, data and metric of each."""
     from gradwire.bench.report import workload_table
 
     rows = workload_table.rows()
@@ -86,7 +86,7 @@ def fuzz(
     case: Specs = None,
     json: Json = None,
 ) -> None:
-    """Sends hostile and broken messages to every decoder; fails unless each is read or refused."""
+    """Sends hostile messages to every decoder; fails unless each is decoded or refused."""
     from gradwire.bench.cases.parse import split_cases
     from gradwire.bench.fuzz.run import Fuzz
 
@@ -103,7 +103,7 @@ def step(
         int, typer.Option(help="Untimed steps before each block; of local methods, syncs.")
     ] = 3,
     batch: Annotated[
-        int | None, typer.Option(help="Examples per worker; else the workload's own number.")
+        int | None, typer.Option(help="Examples per worker; default: that of the workload.")
     ] = None,
     workload: WorkloadText = "mlp",
     data: Data = None,
@@ -130,7 +130,7 @@ def step(
         device,
         commit,
     )
-    leave(measure.run(open_console()))
+    exit_with(measure.run(open_console()))
 
 
 def train(
@@ -141,16 +141,20 @@ def train(
     rate: Rate = "1gbit",
     case: Cases = None,
     steps: Annotated[int | None, typer.Option(help="Steps of each run.")] = None,
-    epochs: Annotated[float | None, typer.Option(help="Instead: passes over the data.")] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="Passes over the data, instead of --steps.")
+    ] = None,
     seeds: Annotated[str, typer.Option(help="Numbers, separated by commas.")] = "0",
     warmup: Annotated[int, typer.Option(help="Steps before each run, with another model.")] = 3,
     evaluate_every: Annotated[
-        int | None, typer.Option(help="Steps between two evaluations; else there are 20.")
+        int | None, typer.Option(help="Steps between two evaluations; default: 20 in all.")
     ] = None,
     target: Annotated[
-        str | None, typer.Option(help="What a run should reach: accuracy=0.9, loss=2.5 or so.")
+        str | None, typer.Option(help="Target of a run, such as accuracy=0.9 or loss=2.5.")
     ] = None,
-    again: Annotated[bool, typer.Option(help="Repeats runs that the file has already.")] = False,
+    again: Annotated[
+        bool, typer.Option(help="Repeats runs that the file contains already.")
+    ] = False,
     json: Json = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A report page.")] = None,
     tensorboard: Annotated[
@@ -158,7 +162,7 @@ def train(
     ] = None,
     commit: Commit = None,
 ) -> None:
-    """Trains a workload with every case and seed; goes on where an earlier call was interrupted."""
+    """Trains a workload with every case and seed; resumes an interrupted call."""
     from gradwire.bench.cases.parse import split_cases
     from gradwire.bench.runs.train import CASES, TrainBench
 
@@ -182,7 +186,7 @@ def train(
         command=command_line(),
         commit=commit,
     )
-    leave(measure.run(open_console()))
+    exit_with(measure.run(open_console()))
 
 
 def guards(
@@ -191,11 +195,11 @@ def guards(
     case: Specs = None,
     rounds: Annotated[int, typer.Option(help="Rounds with and without each guard.")] = 20,
     steps: Annotated[int, typer.Option(help="Timed steps of each case in each round.")] = 5,
-    warmup: Annotated[int, typer.Option(help="Untimed steps before those.")] = 2,
+    warmup: Annotated[int, typer.Option(help="Untimed steps before them.")] = 2,
     workload: WorkloadText = "mlp",
     json: Json = None,
 ) -> None:
-    """Measures what guards cost: steps with and without each of them, in turns, and their ratio."""
+    """Measures the cost of guards: alternates steps with and without each, and takes the ratio."""
     from gradwire.bench.cases.parse import split_cases
     from gradwire.bench.runs.guards import CASES, GuardBench
 

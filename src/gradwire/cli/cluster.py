@@ -11,7 +11,7 @@ from gradwire.cli.common import (
     Rate,
     Workers,
     command_line,
-    leave,
+    exit_with,
     named_rate,
     open_console,
 )
@@ -19,18 +19,19 @@ from gradwire.cli.common import (
 
 def net(
     command: Annotated[
-        list[str] | None, typer.Argument(help="What every worker runs.", show_default=False)
+        list[str] | None,
+        typer.Argument(help="The command that every worker runs.", show_default=False),
     ] = None,
     workers: Workers = 4,
     rate: Annotated[
         str | None,
-        typer.Option(help="Rate of every link, up and down, such as 100mbit; else unshaped."),
+        typer.Option(help="Rate of every link, up and down, such as 100mbit; default: unshaped."),
     ] = None,
 ) -> None:
     """Runs a command on emulated hosts with links of a given rate (Linux, root).
 
     Every worker has torchrun's environment (RANK, WORLD_SIZE, MASTER_ADDR ...) and a host of its
-    own. The first exit code that is not 0 is passed on, and ends the other workers.
+    own. The first exit code other than 0 ends the other workers and is returned.
     """
     from gradwire.testbed.cluster import run_on_testbed
 
@@ -48,11 +49,11 @@ def demo(
     output: Annotated[Path, typer.Option(help="The report page.")] = Path("gradwire-report.html"),
     json: Json = None,
 ) -> None:
-    """Races dense and compressed training on emulated hosts with slow links (a few minutes).
+    """Compares dense and compressed training on emulated hosts with slow links (a few minutes).
 
-    Without root, or where there are no network namespaces, the links are not shaped.
+    Without root, or without network namespaces, the links are not shaped.
     """
     from gradwire.bench.runs.demo import Demo
 
-    race = Demo(workers, named_rate(rate), steps, output, json, command_line())
-    leave(race.run(open_console()))
+    bench = Demo(workers, named_rate(rate), steps, output, json, command_line())
+    exit_with(bench.run(open_console()))

@@ -12,12 +12,15 @@ import typer
 from gradwire.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from gradwire.bench.predictions.simulate import Links
+    from gradwire.bench.runs.cluster_run import Ending
 
 Workers = Annotated[int, typer.Option(help="Emulated hosts, one worker on each.")]
 Rate = Annotated[str, typer.Option(help="Rate of every link, such as 100mbit; none: unshaped.")]
 Json = Annotated[
-    Path | None, typer.Option("--json", help="Adds the records to this file, as JSON lines.")
+    Path | None, typer.Option("--json", help="Appends the records to this file, as JSON lines.")
 ]
 Latency = Annotated[str, typer.Option(help="Latency of a hop, such as 0.1ms.")]
 Cases = Annotated[
@@ -31,23 +34,23 @@ Specs = Annotated[
 WorkloadText = Annotated[
     str, typer.Option("--workload", help="NAME[:key=value,...] of `gradwire bench workloads`.")
 ]
-Data = Annotated[Path | None, typer.Option(help="The folder of its data set.")]
+Data = Annotated[Path | None, typer.Option(help="Folder of the data set.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda; workers may share one GPU.")]
 Commit = Annotated[
-    str | None, typer.Option(help="The commit for the records, where there is no checkout.")
+    str | None, typer.Option(help="Commit for the records, if there is no checkout.")
 ]
 
-_MOST = 10**15
-"""Of anything that is counted; past 2^53 a float would no longer tell two numbers apart."""
+_MAX_COUNT = 10**15
+"""Upper bound of all counts; past 2^53 a float could not represent every whole number."""
 
 
 def parse_sizes(option: str, text: str) -> tuple[int, ...]:
-    """Whole numbers from 1, which may be written as 1e6."""
+    """Parses whole numbers from 1, which may be written as 1e6."""
     try:
         numbers = [float(word) for word in text.split(",")]
     except ValueError:
         raise _not_sizes(option, text) from None
-    if not all(number.is_integer() and 1 <= number <= _MOST for number in numbers):
+    if not all(number.is_integer() and 1 <= number <= _MAX_COUNT for number in numbers):
         raise _not_sizes(option, text)
     return tuple(int(number) for number in numbers)
 
@@ -59,7 +62,7 @@ def _not_sizes(option: str, text: str) -> ConfigError:
 
 
 def parse_factors(text: str) -> tuple[float, float]:
-    """Two numbers."""
+    """Parses two numbers."""
     try:
         low, high = (float(word) for word in text.split(","))
     except ValueError:
@@ -83,14 +86,9 @@ def parse_links(rate: str, latency: str, inside: str | None) -> Links:
 
 
 def named_rate(text: str) -> str | None:
-    """The rate of links that are to be shaped, and None where `none` was asked for."""
+    """Returns the rate of shaped links, or None for the text `none`."""
     return None if text == "none" else text
 
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from gradwire.bench.runs.cluster_run import Ending
 
 INTERRUPTED = 130
 _CODES: dict[Ending, int] = {"done": 0, "failed": 1, "interrupted": INTERRUPTED}
@@ -98,7 +96,7 @@ _FILE_COLUMNS = 120
 
 
 def open_console() -> Console:
-    """The terminal as it is; a file or a pipe gets lines that are long enough for the tables."""
+    """Opens the terminal; a file or a pipe gets lines long enough for the tables."""
     from rich.console import Console
 
     console = Console()
@@ -106,10 +104,10 @@ def open_console() -> Console:
 
 
 def command_line() -> str:
-    """How we were called, for the records."""
+    """Returns the command line, for the records."""
     return shlex.join(["gradwire", *sys.argv[1:]])
 
 
-def leave(ending: Ending) -> None:
-    """Ends the process, with the exit code by which a script sees how its work ended."""
+def exit_with(ending: Ending) -> None:
+    """Ends the process with the exit code of the result."""
     raise typer.Exit(_CODES[ending])

@@ -10,12 +10,12 @@ from gradwire.cli.common import open_console
 
 
 def methods(
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Prints one JSON object per line.")] = False,
     markdown: Annotated[
         Path | None, typer.Option(help="Writes the table between the marks of this file.")
     ] = None,
 ) -> None:
-    """Prints the catalogue: bits an element, default memory and exchange, and the paper."""
+    """Prints the catalogue: bits per element, default memory and exchange, and the paper."""
     from gradwire import catalogue
 
     if markdown is not None:
@@ -39,9 +39,8 @@ def report(
         Path | None, typer.Option(help="Also draws every plot there, as PNG and SVG.")
     ] = None,
 ) -> None:
-    """Writes one self-contained page about any number of runs."""
-    from gradwire.bench.records.files import files_in
-    from gradwire.bench.records.schema import read_every
+    """Writes one self-contained page for any number of runs."""
+    from gradwire.bench.records.files import files_in, read_every
     from gradwire.bench.report.write import write_report
 
     records = read_every(files_in(runs))

@@ -12,7 +12,7 @@ from gradwire.cli.common import (
     Json,
     Latency,
     command_line,
-    leave,
+    exit_with,
     open_console,
     parse_links,
     parse_seeds,
@@ -28,9 +28,9 @@ def simulate(
     latency: Latency = "0.1ms",
     inside: Annotated[str | None, typer.Option(help="Rate of links inside nodes.")] = None,
     case: Cases = None,
-    steps: Annotated[int | None, typer.Option(help="Trains for so many steps.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Trains for this number of steps.")] = None,
     evaluate_every: Annotated[int, typer.Option(help="Steps between two evaluations.")] = 50,
-    seed: Annotated[int, typer.Option(help="Of the model and the batches.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the model and the batches.")] = 0,
     data: Data = None,
     device: Device = "cpu",
     json: Json = None,
@@ -67,8 +67,11 @@ def advise(
     shape: Annotated[
         str | None, typer.Option("--input", help="Shape of a batch for a model, such as 32x784.")
     ] = None,
-    workload: Annotated[str | None, typer.Option(help="One of the bench's own instead.")] = None,
-    workers: Annotated[int, typer.Option(help="Workers, each on a machine of its own.")] = 8,
+    workload: Annotated[
+        str | None,
+        typer.Option(help="A workload of `gradwire bench workloads`, instead of --model."),
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Number of workers, one per machine.")] = 8,
     rate: Annotated[str | None, typer.Option(help="Rate of every link, such as 1gbit.")] = None,
     latency: Latency = "0.1ms",
     case: Cases = None,
@@ -76,7 +79,7 @@ def advise(
     device: Device = "cpu",
     json: Json = None,
 ) -> None:
-    """Says whether compression pays for a model on a network, and which method."""
+    """Predicts whether compression pays for a model on a network, and recommends a method."""
     from gradwire.bench.cases.parse import split_cases
     from gradwire.bench.machine import check_device
     from gradwire.bench.predictions.advise import advise_on, measure_named, write_advice
@@ -97,38 +100,38 @@ def advise(
     if json is not None:
         check_writable(json)
     if model is not None:
-        subject = measure_named(model, shape, device)
+        measured = measure_named(model, shape, device)
     else:
-        subject = measure_workload(parse_workload(workload or "", data, device))
-    found = advise_on(subject, cases, workers, links)
-    print(found)
+        measured = measure_workload(parse_workload(workload or "", data, device))
+    advice = advise_on(measured, cases, workers, links)
+    print(advice)
     if json is not None:
-        write_advice(json, subject, workers, links, found, command_line())
+        write_advice(json, measured, workers, links, advice, command_line())
 
 
 def study(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Which; without, all are listed.")
+        list[str] | None, typer.Argument(help="Names of studies; without any, all are listed.")
     ] = None,
     json: Json = None,
-    minutes: Annotated[float, typer.Option(help="No run goes on for longer than this.")] = 60,
-    jobs: Annotated[int, typer.Option(help="Runs at a time, in a process each.")] = 1,
-    seeds: Annotated[str | None, typer.Option(help="Instead of the study's own.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Instead of the study's own.")] = None,
-    workload: Annotated[str | None, typer.Option(help="Instead of the study's own.")] = None,
+    minutes: Annotated[float, typer.Option(help="Time limit of all runs.")] = 60,
+    jobs: Annotated[int, typer.Option(help="Runs at a time, each in its own process.")] = 1,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, instead of the study's.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps, instead of the study's.")] = None,
+    workload: Annotated[str | None, typer.Option(help="Workload, instead of the study's.")] = None,
     case: Annotated[
-        list[str] | None, typer.Option(help="Instead of the study's own; repeat for more.")
+        list[str] | None, typer.Option(help="Case, instead of the study's; repeat for more.")
     ] = None,
     data: Data = None,
     device: Device = "cpu",
     commit: Commit = None,
 ) -> None:
-    """Runs convergence studies of simulated workers; goes on where an earlier call stopped."""
+    """Runs convergence studies of simulated workers; resumes an earlier call."""
     from gradwire.bench.studies.definitions import STUDIES, find_study
 
     if not names:
         for key, one in STUDIES.items():
-            print(f"{key}: {one.shows} ({len(one.cases)} cases, {one.steps:,} steps)")
+            print(f"{key}: {one.summary} ({len(one.cases)} cases, {one.steps:,} steps)")
         return
     if json is None:
         raise ConfigError("study: give a file for the records with --json")
@@ -136,6 +139,6 @@ def study(
     from gradwire.bench.studies.run import Setting
 
     numbers = None if seeds is None else parse_seeds(seeds)
-    chosen = tuple(find_study(name).changed(workload, steps, numbers, case) for name in names)
+    chosen = tuple(find_study(name).with_changes(workload, steps, numbers, case) for name in names)
     setting = Setting(data, device, command_line(), commit)
-    leave(StudyBench(chosen, setting, json, minutes, jobs).run(open_console()))
+    exit_with(StudyBench(chosen, setting, json, minutes, jobs).run(open_console()))

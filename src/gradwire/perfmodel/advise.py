@@ -16,14 +16,14 @@ from gradwire.comm.groups import check_member
 from gradwire.comm.process_group import ProcessGroupComm
 from gradwire.engine.plan import Plan, make_plan
 from gradwire.errors import ConfigError
-from gradwire.perfmodel.accuracy_risk import LEVELS, Risk, judge, lost
+from gradwire.perfmodel.accuracy_risk import LEVELS, Risk, assess_risk, measure_error
 from gradwire.perfmodel.compute import Compute, measure
-from gradwire.perfmodel.overlap import Forecast
-from gradwire.perfmodel.predict import Prediction, forecast
-from gradwire.perfmodel.probe import cores_each, mean_of_ranks, probe, workers_here
+from gradwire.perfmodel.overlap import StepTimes
+from gradwire.perfmodel.predict import Prediction, predict_plan
+from gradwire.perfmodel.probe import cores_per_thread, local_workers, mean_over_ranks, probe
 
 FP32, BITS16 = "none", "fp16"
-"""Plain DDP, and DDP in 16 bits: what a method has to beat."""
+"""Plain DDP, and DDP in 16 bits: the baselines that a method has to beat."""
 
 SPECS = (
     FP32,
@@ -37,14 +37,14 @@ SPECS = (
     "powersgd:rank=4",
 )
 WORTH = 1.05
-"""What is less of a gain than this is not worth a change."""
-_AS_FAST = 1.03
-"""Within this of the fastest the lower risk decides: predictions are no better than that."""
+"""The smallest speedup that is worth a change."""
+_EQUAL_WITHIN = 1.03
+"""Within this factor of the fastest the lower risk decides: predictions are no more accurate."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One method with what it would cost."""
+    """One method with its predicted cost and its risk."""
 
     spec: str
     exchange: str
@@ -53,7 +53,7 @@ class Option:
 
     @property
     def step_s(self) -> float:
-        return self.prediction.forecast.step_s
+        return self.prediction.times.step_s
 
     @property
     def risky(self) -> bool:
@@ -73,23 +73,23 @@ class Advice:
 
     @property
     def dense(self) -> Option:
-        """The faster of the two that do not compress."""
+        """The faster of the two baselines."""
         return min(self.option(FP32), self.option(BITS16), key=lambda option: option.step_s)
 
     @property
     def choice(self) -> Option:
-        """The fastest without a high risk; of those as good as that the one with the lowest risk.
+        """The fastest option without a high risk; among nearly equal ones that of the lowest risk.
 
-        A fast step towards the wrong place is no gain, so no speed makes up for a high risk.
+        A fast step in a wrong direction is no gain, so no speed makes up for a high risk.
         """
         safe = [o for o in self.options if not o.risky]
-        near = [o for o in safe if o.step_s <= _AS_FAST * safe[0].step_s]
-        best = min(near, key=lambda o: (LEVELS.index(o.risk.level), o.step_s))
+        close = [o for o in safe if o.step_s <= _EQUAL_WITHIN * safe[0].step_s]
+        best = min(close, key=lambda o: (LEVELS.index(o.risk.level), o.step_s))
         return best if self.dense.step_s > WORTH * best.step_s else self.dense
 
     @property
-    def temptation(self) -> Option | None:
-        """The fastest with a high risk, where a reader of the table would want it."""
+    def risky_alternative(self) -> Option | None:
+        """The fastest option with a high risk, if it is worth a change from the choice."""
         risky = next((o for o in self.options if o.risky), None)
         gains = risky is not None and self.choice.step_s > WORTH * risky.step_s
         return risky if gains else None
@@ -98,40 +98,42 @@ class Advice:
     def compresses(self) -> bool:
         return self.choice.spec not in (FP32, BITS16)
 
-    def verdict(self) -> str:
-        said = self._choice_words() if self.compresses else self._dense_words()
-        if (risky := self.temptation) is None:
-            return said
+    def recommendation(self) -> str:
+        recommended = self._compress_text() if self.compresses else self._dense_text()
+        if (risky := self.risky_alternative) is None:
+            return recommended
         return (
-            f"{said} {risky.spec} would be {self.choice.step_s / risky.step_s:.2f} times as fast "
-            f"as that, but its risk to accuracy is {risky.risk.words()}: only a training run can "
-            "tell whether it will do."
+            f"{recommended} {risky.spec} would be {self.choice.step_s / risky.step_s:.2f} times as "
+            f"fast as that, but its risk to accuracy is {risky.risk.describe()}: only a training "
+            "run can show whether it is acceptable."
         )
 
-    def _choice_words(self) -> str:
+    def _compress_text(self) -> str:
         over16, over32 = (self.option(s).step_s / self.choice.step_s for s in (BITS16, FP32))
         return (
             f"Use {self.choice.spec}: {over16:.2f} times as fast as DDP in 16 bits, "
             f"{over32:.2f} times as fast as in fp32. "
-            f"Risk to accuracy: {self.choice.risk.words()}."
+            f"Risk to accuracy: {self.choice.risk.describe()}."
         )
 
-    def _dense_words(self) -> str:
-        who = (
-            "no method" if self.temptation is None else "no method without a high risk to accuracy"
+    def _dense_text(self) -> str:
+        which = (
+            "no method"
+            if self.risky_alternative is None
+            else "no method without a high risk to accuracy"
         )
         in_16_bits = self.choice.spec == BITS16
         where, rounds_like = ("16 bits", "in 16 bits") if in_16_bits else ("fp32", "as it is")
-        gain = f"{who} gains more than {WORTH - 1:.0%} over DDP in {where}"
+        gain = f"{which} gains more than {WORTH - 1:.0%} over DDP in {where}"
         return f"Do not compress here: {gain}. Use DDP {rounds_like}."
 
     def __str__(self) -> str:
-        rows = [_HEAD, *(self._row(option) for option in self.options)]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
-        lines = ["  ".join(_fill(row, widths)).rstrip() for row in rows]
+        rows = [_HEADER, *(self._row(option) for option in self.options)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADER))]
+        lines = ["  ".join(_pad_row(row, widths)).rstrip() for row in rows]
         if risky := sum(option.risky for option in self.options):
-            lines[-risky:-risky] = ["", _NOT_ADVISED]
-        return "\n".join([self.setting, "", *lines, "", self.verdict()])
+            lines[-risky:-risky] = ["", _RISKY_HEADING]
+        return "\n".join([self.setting, "", *lines, "", self.recommendation()])
 
     def _row(self, option: Option) -> tuple[str, ...]:
         fp32_s, bits16_s = self.option(FP32).step_s, self.option(BITS16).step_s
@@ -143,22 +145,22 @@ class Advice:
             f"{bits16_s / option.step_s:.2f}",
             f"{option.prediction.sent_bytes / 1e6:.3g} MB",
             f"{option.risk.relative_error:.2f}",
-            option.risk.words(),
+            option.risk.describe(),
         )
 
 
-_HEAD = ("method", "exchange", "step", "x fp32", "x fp16", "sent", "error", "risk to accuracy")
-_NOT_ADVISED = "Not advised, since the risk to accuracy is high:"
-_WORDS = (0, 1, len(_HEAD) - 1)
+_HEADER = ("method", "exchange", "step", "x fp32", "x fp16", "sent", "error", "risk to accuracy")
+_RISKY_HEADING = "Not advised, since the risk to accuracy is high:"
+_TEXT_COLUMNS = (0, 1, len(_HEADER) - 1)
 
 
-def _fill(row: Sequence[str], widths: Sequence[int]) -> list[str]:
-    """Words to the left, numbers to the right."""
+def _pad_row(row: Sequence[str], widths: Sequence[int]) -> list[str]:
+    """Aligns text to the left and numbers to the right."""
     pairs = enumerate(zip(row, widths, strict=True))
-    return [text.ljust(n) if i in _WORDS else text.rjust(n) for i, (text, n) in pairs]
+    return [text.ljust(n) if i in _TEXT_COLUMNS else text.rjust(n) for i, (text, n) in pairs]
 
 
-def weigh(
+def predict_options(
     plans: Mapping[str, Plan],
     compute: Compute,
     tensors: Mapping[str, Tensor],
@@ -166,19 +168,19 @@ def weigh(
     network: Network,
     cores: float,
 ) -> list[Option]:
-    """What each plan would cost, in the order given."""
+    """Predicts cost and risk of each plan, in the order given."""
     return [
         Option(
             spec,
-            plan.exchange,
-            forecast(plan, compute, tensors, size, network, cores),
-            judge(plan, lost(plan, tensors, compute.steps), size),
+            str(plan.exchange),
+            predict_plan(plan, compute, tensors, size, network, cores),
+            assess_risk(plan, measure_error(plan, tensors, compute.steps), size),
         )
         for spec, plan in plans.items()
     ]
 
 
-def advice(setting: str, options: Sequence[Option]) -> Advice:
+def rank_options(setting: str, options: Sequence[Option]) -> Advice:
     ranked = sorted(options, key=lambda option: (option.risky, option.step_s))
     return Advice(setting, tuple(ranked))
 
@@ -191,11 +193,11 @@ def advise(
     specs: Sequence[str] | str = SPECS,
     process_group: dist.ProcessGroup | None = None,
 ) -> Advice:
-    """A ranked table of methods for this model on the links between its ranks; `print` it.
+    """Returns a ranked table of methods for this model on the links between its ranks; `print` it.
 
-    Called on all ranks, between two steps: it probes their links, and measures a copy of the model
+    Call it on all ranks, between two steps: it probes their links, and measures a copy of the model
     with `loss(copy)` and the methods on its gradients. `optimiser(copy)` makes the optimiser whose
-    step counts; without one it is plain SGD. All ranks return the same.
+    step is timed; the default is plain SGD. All ranks return the same.
     """
     if not isinstance(model, DDP):
         raise ConfigError(f"advise: expected a DistributedDataParallel, got {type(model).__name__}")
@@ -208,23 +210,23 @@ def advise(
     copy = deepcopy(model.module)
     tensors: dict[str, Tensor] = {n: p for n, p in copy.named_parameters() if p.requires_grad}
     device = next(iter(tensors.values())).device
-    # Refused before anything is measured, which takes a while.
+    # Built first, so that a wrong spec is refused before the measurements, which take a while.
     plans = {
         spec: make_plan(spec, None, "auto", tensors.values(), comm.size)
-        for spec in dict.fromkeys((FP32, BITS16, *_listed(specs)))
+        for spec in dict.fromkeys((FP32, BITS16, *_as_list(specs)))
     }
     network = probe(comm, device)
-    cores = cores_each(workers_here(comm, device), device)
-    made = SGD(copy.parameters(), lr=0.0) if optimiser is None else optimiser(copy)
-    compute = measure(copy, lambda net, step: loss(net), lambda: _update(made))
-    options = weigh(plans, compute, tensors, comm.size, network, cores)
-    agreed = [_agreed(comm, device, option, plans[option.spec]) for option in options]
+    cores = cores_per_thread(local_workers(comm, device), device)
+    built = SGD(copy.parameters(), lr=0.0) if optimiser is None else optimiser(copy)
+    compute = measure(copy, lambda net, step: loss(net), lambda: _update(built))
+    options = predict_options(plans, compute, tensors, comm.size, network, cores)
+    averaged = [_mean_option(comm, device, option, plans[option.spec]) for option in options]
     count = sum(tensor.numel() for tensor in tensors.values())
-    links = network.link.words()
-    return advice(
+    links = network.link.describe()
+    return rank_options(
         f"{count / 1e6:.3g} M parameters on {device.type}, {comm.size} workers, links as probed: "
         f"{links} a hop",
-        agreed,
+        averaged,
     )
 
 
@@ -233,8 +235,8 @@ def _check_callable(key: str, value: object) -> None:
         raise ConfigError(f"advise: {key} must be a function of the model, got {value!r}")
 
 
-def _listed(specs: Sequence[str] | str) -> Sequence[str]:
-    """Several specs; one alone is one of them, and not its letters."""
+def _as_list(specs: Sequence[str] | str) -> Sequence[str]:
+    """Returns a list of specs; a single string is one spec."""
     several = [specs] if isinstance(specs, str) else specs
     if not isinstance(several, Sequence) or not all(isinstance(spec, str) for spec in several):
         raise ConfigError(f"advise: specs must be spec strings, got {specs!r}")
@@ -245,9 +247,9 @@ def _update(optimiser: Optimizer) -> None:
     optimiser.step()
 
 
-def _agreed(comm: Comm, device: torch.device, option: Option, plan: Plan) -> Option:
-    """The mean of what all ranks have measured."""
-    own = [*option.prediction.forecast, option.risk.relative_error]
-    *times_s, error = mean_of_ranks(comm, device, own)
-    prediction = replace(option.prediction, forecast=Forecast(*times_s))
-    return replace(option, prediction=prediction, risk=judge(plan, error, comm.size))
+def _mean_option(comm: Comm, device: torch.device, option: Option, plan: Plan) -> Option:
+    """Returns the option with times and error averaged over all ranks."""
+    own = [*option.prediction.times, option.risk.relative_error]
+    *times_s, error = mean_over_ranks(comm, device, own)
+    prediction = replace(option.prediction, times=StepTimes(*times_s))
+    return replace(option, prediction=prediction, risk=assess_risk(plan, error, comm.size))

@@ -18,25 +18,25 @@ from gradwire.errors import ConfigError
 from gradwire.perfmodel.timers import Clock, clock_of
 
 Loss: TypeAlias = Callable[[nn.Module, int], Tensor]
-"""The loss of a model in step number so and so."""
+"""Computes the loss of a model at a step number."""
 
 Update: TypeAlias = Callable[[], None]
-"""What an optimiser does with the gradients that are there."""
+"""Applies the gradients, as an optimiser's step does."""
 
-# The first has other buckets, the second finds new ones; then it is as it will be.
+# DDP has other buckets in the first step and rebuilds them in the second; later steps are alike.
 _WARM_UP = 2
-_ENOUGH_S = 10.0
-"""After this long one step that was measured is enough: nobody waits a minute for two more."""
+_TIME_LIMIT_S = 10.0
+"""Measuring stops after this time, with one measured step at least."""
 
 
 class Bucket(NamedTuple):
-    """Gradients that lie side by side in one buffer, as DDP hands them over."""
+    """Gradients in one contiguous buffer, as DDP passes them to its hook."""
 
     names: list[str]
     gradients: list[Tensor]
 
     def copy(self) -> "Bucket":
-        """The same in a buffer of its own."""
+        """Returns a copy with its own buffer."""
         flat = torch.cat([gradient.reshape(-1) for gradient in self.gradients])
         pieces = flat.split([gradient.numel() for gradient in self.gradients])
         pairs = zip(pieces, self.gradients, strict=True)
@@ -48,25 +48,25 @@ class Bucket(NamedTuple):
 
 @dataclass(frozen=True)
 class Compute:
-    """A step without its exchange, and the gradients of some steps for others to try on."""
+    """Times of a step without its exchange, and the gradients of some steps."""
 
     forward_s: float
     ready_s: tuple[float, ...]
-    """When each bucket is full, from the start of the step."""
-    rest_s: float
-    """From the last bucket to the end: gradients are handed over, the optimiser steps."""
+    """Time at which each bucket is full, from the start of the step."""
+    tail_s: float
+    """Time from the last bucket to the end: DDP returns the gradients, the optimiser steps."""
     steps: tuple[tuple[Bucket, ...], ...]
     """The buckets of several steps."""
     samples_s: tuple[tuple[float, ...], ...] = ()
-    """When each bucket was full and how long the rest took, of every step that was measured."""
+    """Times `ready_s` and `tail_s` of every measured step."""
 
     @property
     def compute_s(self) -> float:
-        return (self.ready_s[-1] if self.ready_s else 0.0) + self.rest_s
+        return (self.ready_s[-1] if self.ready_s else 0.0) + self.tail_s
 
 
-class _Watched:
-    """A DDP model in a world of one, whose hook only takes notes."""
+class _ObservedModel:
+    """A DDP model with a single rank, whose hook records the buckets and their times."""
 
     def __init__(self, model: nn.Module, group: dist.ProcessGroup, clock: Clock) -> None:
         self.clock = clock
@@ -74,11 +74,11 @@ class _Watched:
         self.buckets: list[Bucket] = []
         self.names = {p: n for n, p in model.named_parameters()}
         self.ddp = DDP(model, process_group=group)
-        self.ddp.register_comm_hook(self, _note)
+        self.ddp.register_comm_hook(self, _record_bucket)
 
 
 # DDP compares these annotations by identity, so this file has no postponed annotations.
-def _note(state: _Watched, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
+def _record_bucket(state: _ObservedModel, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
     state.marks.append(state.clock.mark())
     names = [state.names[p] for p in bucket.parameters()]
     state.buckets.append(Bucket(names, bucket.gradients()))
@@ -89,42 +89,44 @@ def _note(state: _Watched, bucket: dist.GradBucket) -> Future[Tensor]:  # type: 
 
 
 def measure(model: nn.Module, loss: Loss, update: Update, steps: int = 3) -> Compute:
-    """Takes some steps with a model, which it changes, and returns the medians.
+    """Takes some steps with a model, which they change, and returns the median times.
 
-    Fewer where they take long, but one at least.
+    Takes fewer steps if they are slow, but at least one.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
         raise ConfigError("the model has no parameters to train")
     rows: list[list[float]] = []
-    kept: list[tuple[Bucket, ...]] = []
-    with alone() as group:
+    last_steps: list[tuple[Bucket, ...]] = []
+    with single_rank_group() as group:
         clock = clock_of(trained[0].device)
-        watched = _Watched(model, group, clock)
+        observed = _ObservedModel(model, group, clock)
         start_s = monotonic()
         for step in range(_WARM_UP + steps):
-            marks, buckets = _step(watched, loss, update, step)
+            marks, buckets = _step(observed, loss, update, step)
             if step >= _WARM_UP:
                 rows.append([clock.seconds(marks[0], mark) for mark in marks[1:]])
-                kept.append(buckets)
-            if kept and monotonic() - start_s > _ENOUGH_S:
+                last_steps.append(buckets)
+            if last_steps and monotonic() - start_s > _TIME_LIMIT_S:
                 break
-        del watched
+        del observed
     forward_s, *ready_s, end_s = (median(column) for column in zip(*rows, strict=True))
     samples_s = tuple((*full, end - full[-1]) for _, *full, end in rows)
-    # Gradients of every step would fill the memory; three show how residuals grow.
-    return Compute(forward_s, tuple(ready_s), end_s - ready_s[-1], tuple(kept[-3:]), samples_s)
+    # Gradients of all steps would fill the memory; three suffice for residuals to grow.
+    return Compute(
+        forward_s, tuple(ready_s), end_s - ready_s[-1], tuple(last_steps[-3:]), samples_s
+    )
 
 
 def _step(
-    watched: _Watched, loss: Loss, update: Update, step: int
+    observed: _ObservedModel, loss: Loss, update: Update, step: int
 ) -> tuple[list[int], tuple[Bucket, ...]]:
-    """Marks: start, end of the forward pass, each bucket, end; and the buckets, copied."""
-    watched.marks, watched.buckets = [], []
-    clock = watched.clock
+    """Returns marks (start, end of the forward pass, each bucket, end) and copied buckets."""
+    observed.marks, observed.buckets = [], []
+    clock = observed.clock
     start = clock.mark()
-    watched.ddp.zero_grad()
-    value = loss(watched.ddp, step)
+    observed.ddp.zero_grad()
+    value = loss(observed.ddp, step)
     if not isinstance(value, Tensor):
         raise ConfigError(f"the loss must be a tensor of one number, got {value!r}")
     if value.numel() != 1:
@@ -134,14 +136,14 @@ def _step(
     update()
     end = clock.mark()
     if step == 0:
-        _check_gradients(watched.ddp.module, value)
-    # Here and not in the hook, where it would take time that is not the model's.
-    buckets = tuple(bucket.copy() for bucket in watched.buckets)
-    return [start, forward, *watched.marks, end], buckets
+        _check_gradients(observed.ddp.module, value)
+    # Copied here, since in the hook it would count as the model's time.
+    buckets = tuple(bucket.copy() for bucket in observed.buckets)
+    return [start, forward, *observed.marks, end], buckets
 
 
 def _check_gradients(model: nn.Module, value: Tensor) -> None:
-    """Raises where steps are not those of a training that goes on."""
+    """Raises ConfigError if the loss is not finite or a parameter receives no gradient."""
     if not value.isfinite():
         raise ConfigError(f"the loss must be finite, got {value.item()}")
     params = model.named_parameters()
@@ -153,8 +155,8 @@ def _check_gradients(model: nn.Module, value: Tensor) -> None:
 
 
 @contextmanager
-def alone() -> Iterator[dist.ProcessGroup]:
-    """A group with no other member, whether or not there are other groups."""
+def single_rank_group() -> Iterator[dist.ProcessGroup]:
+    """Yields a group of this rank alone, whether or not other groups exist."""
     if dist.is_initialized():
         rank = dist.get_rank()
         yield dist.new_group([rank], backend="gloo", use_local_synchronization=True)

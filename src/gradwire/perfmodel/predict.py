@@ -9,20 +9,20 @@ from torch import Tensor
 from gradwire.comm.cost_model import Network
 from gradwire.engine.plan import Plan
 from gradwire.perfmodel.compute import Compute
-from gradwire.perfmodel.exchange_cost import Rehearsed, Talk, rehearse
-from gradwire.perfmodel.overlap import Forecast, StepWork, Task, predict
+from gradwire.perfmodel.exchange_cost import BucketCost, ExchangeCost, measure_exchange
+from gradwire.perfmodel.overlap import StepTimes, StepWork, Task, predict_step
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a step takes, and what one worker sends in it."""
+    """Predicted times of a step, and the bytes and collectives of one worker in it."""
 
-    forecast: Forecast
+    times: StepTimes
     sent_bytes: float
     calls: float
 
 
-def forecast(
+def predict_plan(
     plan: Plan,
     compute: Compute,
     tensors: Mapping[str, Tensor],
@@ -30,42 +30,46 @@ def forecast(
     network: Network,
     cores: float = inf,
 ) -> Prediction:
-    """Rehearses the exchange and puts it beside the computation."""
-    return predicted(compute, rehearse(plan, tensors, compute.steps, size), network, cores)
-
-
-def predicted(
-    compute: Compute, rehearsed: Rehearsed, network: Network, cores: float = inf
-) -> Prediction:
-    """The same for an exchange that was rehearsed already, maybe for another network."""
-    return Prediction(
-        predict(step_work(compute, rehearsed), network, cores),
-        rehearsed.sent_bytes,
-        rehearsed.calls,
+    """Measures the exchange of a plan and predicts the step that overlaps it with `compute`."""
+    return predict_measured(
+        compute, measure_exchange(plan, tensors, compute.steps, size), network, cores
     )
 
 
-def step_work(compute: Compute, rehearsed: Rehearsed) -> StepWork:
-    """The usual step."""
-    return _step_work((*compute.ready_s, compute.rest_s), rehearsed.talks)
+def predict_measured(
+    compute: Compute, cost: ExchangeCost, network: Network, cores: float = inf
+) -> Prediction:
+    """Predicts the step from a measured exchange, which is the same on every network."""
+    return Prediction(
+        predict_step(step_work(compute, cost), network, cores),
+        cost.sent_bytes,
+        cost.calls,
+    )
+
+
+def step_work(compute: Compute, cost: ExchangeCost) -> StepWork:
+    """Returns the work of the median step."""
+    return _step_work((*compute.ready_s, compute.tail_s), cost.buckets)
 
 
 SAMPLES = 12
-"""Three steps that were computed beside four that were rehearsed, in every combination."""
+"""Three measured computations with four measured exchanges, in every combination."""
 
 
-def step_samples(compute: Compute, rehearsed: Rehearsed) -> list[StepWork]:
-    """So many steps as they were measured, some of which may be alike; of usual ones if none was.
+def step_samples(compute: Compute, cost: ExchangeCost) -> list[StepWork]:
+    """Returns `SAMPLES` measured steps, repeated as needed; median steps if none was kept.
 
-    All ranks have as many, with the same calls, however many each had the time to measure.
+    All ranks return equally many, with the same collectives, however many each has measured.
     """
-    computed = compute.samples_s or ((*compute.ready_s, compute.rest_s),)
-    talks = rehearsed.samples or (rehearsed.talks,)
-    return [_step_work(computed[n % len(computed)], talks[n % len(talks)]) for n in range(SAMPLES)]
+    computed = compute.samples_s or ((*compute.ready_s, compute.tail_s),)
+    buckets = cost.samples or (cost.buckets,)
+    return [
+        _step_work(computed[n % len(computed)], buckets[n % len(buckets)]) for n in range(SAMPLES)
+    ]
 
 
-def _step_work(computed_s: Sequence[float], talks: Sequence[Talk]) -> StepWork:
-    *ready_s, rest_s = computed_s
-    pairs = zip(ready_s, talks, strict=True)
-    errands = (Task(full_s, talk.works_s, talk.calls) for full_s, talk in pairs)
-    return StepWork(tuple(errands), rest_s)
+def _step_work(computed_s: Sequence[float], buckets: Sequence[BucketCost]) -> StepWork:
+    *ready_s, tail_s = computed_s
+    pairs = zip(ready_s, buckets, strict=True)
+    tasks = (Task(full_s, bucket.codec_s, bucket.calls) for full_s, bucket in pairs)
+    return StepWork(tuple(tasks), tail_s)

@@ -22,52 +22,52 @@ from gradwire.base import (
 )
 from gradwire.engine.plan import Plan
 from gradwire.perfmodel.timers import Clock
-from gradwire.spec import find_layers, read_settings
+from gradwire.spec import ExchangeConfig
 from gradwire.types import EFInput, EncodeContext, Layout, Parts
 
 T = TypeVar("T")
 
 SAMPLES = 8
-"""So many of each kind are done and timed."""
+"""Shards of each kind that are encoded and timed."""
 
 
 class SamplingClock(Clock):
-    """A clock on which work that was spared takes the time of work that was done."""
+    """A clock that counts skipped work with the median time of equal work that was done."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._done: dict[Hashable, list[tuple[int, int]]] = {}
-        self._made: dict[Hashable, object] = {}
-        self._spared: Counter[Hashable] = Counter()
+        self._spans: dict[Hashable, list[tuple[int, int]]] = {}
+        self._results: dict[Hashable, object] = {}
+        self._skipped: Counter[Hashable] = Counter()
         self._marks: list[tuple[int, Counter[Hashable]]] = []
 
     def mark(self) -> int:
-        self._marks.append((self._clock.mark(), self._spared.copy()))
+        self._marks.append((self._clock.mark(), self._skipped.copy()))
         return len(self._marks) - 1
 
     def seconds(self, start: int, stop: int) -> float:
         (begin, before), (end, after) = self._marks[start], self._marks[stop]
-        spared_s = sum(count * self._each_s(kind) for kind, count in (after - before).items())
-        return self._clock.seconds(begin, end) + spared_s
+        skipped_s = sum(count * self._median_s(kind) for kind, count in (after - before).items())
+        return self._clock.seconds(begin, end) + skipped_s
 
-    def once(self, kind: Hashable, work: Callable[[], T]) -> T:
-        """What the work makes, or where enough of its kind is done, what the last one made."""
-        done = self._done.setdefault(kind, [])
-        if len(done) >= SAMPLES:
-            self._spared[kind] += 1
-            return cast(T, self._made[kind])
+    def run_or_reuse(self, kind: Hashable, work: Callable[[], T]) -> T:
+        """Runs the work, or returns the last result if enough work of its kind has been done."""
+        spans = self._spans.setdefault(kind, [])
+        if len(spans) >= SAMPLES:
+            self._skipped[kind] += 1
+            return cast(T, self._results[kind])
         start = self._clock.mark()
-        made = work()
-        done.append((start, self._clock.mark()))
-        self._made[kind] = made
-        return made
+        result = work()
+        spans.append((start, self._clock.mark()))
+        self._results[kind] = result
+        return result
 
-    def _each_s(self, kind: Hashable) -> float:
-        return median(self._clock.seconds(*span) for span in self._done[kind])
+    def _median_s(self, kind: Hashable) -> float:
+        return median(self._clock.seconds(*span) for span in self._spans[kind])
 
 
-class _Sampled(FusedOneRound):
-    """A method that encodes and decodes only some of the shards of each length."""
+class _SampledCodec(FusedOneRound):
+    """Encodes and decodes only some of the shards of each length."""
 
     def __init__(self, codec: OneRound, clock: SamplingClock) -> None:
         self._codec, self._clock = codec, clock
@@ -77,36 +77,34 @@ class _Sampled(FusedOneRound):
 
     def layout(self, numel: int) -> Layout:
         kind = "layout", id(self._codec), numel
-        return self._clock.once(kind, lambda: self._codec.layout(numel))
+        return self._clock.run_or_reuse(kind, lambda: self._codec.layout(numel))
 
     def compress(self, x: Tensor, ctx: EncodeContext) -> Parts:
         kind = "compress", id(self._codec), x.numel()
-        return self._clock.once(kind, lambda: self._codec.compress(x, ctx))
+        return self._clock.run_or_reuse(kind, lambda: self._codec.compress(x, ctx))
 
     def encode_fused(self, ef: EFInput, ctx: EncodeContext) -> Parts:
         kind = "take", id(self._codec), ef.grad.numel()
-        return self._clock.once(kind, lambda: encode_with_feedback(self._codec, ef, ctx))
+        return self._clock.run_or_reuse(kind, lambda: encode_with_feedback(self._codec, ef, ctx))
 
     def decode_add(
         self, out: Tensor, messages: Sequence[Parts], weight: float, ctx: EncodeContext
     ) -> None:
         kind = "add_to", id(self._codec), out.numel(), len(messages)
-        self._clock.once(kind, lambda: self._codec.decode_add(out, messages, weight, ctx))
+        self._clock.run_or_reuse(kind, lambda: self._codec.decode_add(out, messages, weight, ctx))
 
 
-def sampled(plan: Plan, clock: SamplingClock) -> Plan:
-    """The same plan, whose shards are sampled where it has any.
+def sample_shards(plan: Plan, clock: SamplingClock) -> Plan:
+    """Returns the plan with sampled shards, or as it is if its exchange has none.
 
-    Messages whose length depends on what they say are all made, so that no byte is made up.
+    Messages whose length depends on their values are all encoded, so that byte counts stay exact.
     """
-    layers = find_layers(plan.exchange)
-    between = plan.exchange if layers is None else layers.between
-    if read_settings(between)[0] != "sharded":
+    if plan.exchange.across_nodes.name != "sharded":
         return plan
 
-    def wrap(exchange: str, compressor: Compressor) -> Aggregator:
+    def wrap(exchange: ExchangeConfig, compressor: Compressor) -> Aggregator:
         if isinstance(compressor, OneRound) and not compressor.traits().variable_length:
-            compressor = _Sampled(compressor, clock)
+            compressor = _SampledCodec(compressor, clock)
         return plan.wrap(exchange, compressor)
 
     return replace(plan, wrap=wrap)

@@ -7,19 +7,19 @@ import torch
 
 
 class Clock(ABC):
-    """Takes marks; the seconds between two of them are known when all is done."""
+    """Takes marks; the seconds between two of them are known when all work is done."""
 
     @abstractmethod
     def mark(self) -> int:
-        """The number of a new mark, here and now."""
+        """Takes a mark now and returns its number."""
 
     @abstractmethod
     def seconds(self, start: int, stop: int) -> float:
-        """Work between two marks."""
+        """Returns the working time between two marks."""
 
 
 class HostClock(Clock):
-    """This thread's time on a processor: what others do meanwhile does not count."""
+    """Measures the CPU time of this thread, so that other load does not count."""
 
     def __init__(self) -> None:
         self._marks: list[float] = []
@@ -33,7 +33,7 @@ class HostClock(Clock):
 
 
 class CudaClock(Clock):
-    """Events on the current stream; while it waits for the host, time passes too."""
+    """Measures with events on the current stream; time in which it waits for the host counts."""
 
     def __init__(self) -> None:
         self._marks: list[torch.cuda.Event] = []
@@ -54,16 +54,16 @@ def clock_of(device: torch.device) -> Clock:
 
 
 CACHE_BYTES = 64 << 20
-"""More than the caches of a processor hold for one worker."""
+"""More than a processor's caches hold for one worker."""
 
 
-class Cold:
-    """Takes from a processor's caches what they have; on other devices nothing is done."""
+class CacheEvictor:
+    """Evicts the caches of a CPU; does nothing on other devices."""
 
     def __init__(self, device: torch.device) -> None:
         on_cpu = device.type == "cpu"
         self._other = torch.zeros(CACHE_BYTES, dtype=torch.uint8) if on_cpu else None
 
-    def cool(self) -> None:
+    def evict(self) -> None:
         if self._other is not None:
             self._other.add_(1)

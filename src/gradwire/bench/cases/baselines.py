@@ -1,7 +1,7 @@
 """Baselines: plain DDP, torch's own communication hooks, and no communication at all.
 
-Baselines do not count their bytes. They are assigned the bytes of a ring all-reduce of what they
-send, which is what gloo does and what the interface counters confirm.
+Baselines do not count their bytes. Their traffic is that of a ring all-reduce of their messages,
+which is what gloo does and what the interface counters confirm.
 """
 
 from collections.abc import Mapping
@@ -29,8 +29,8 @@ _POWERSGD_START = 2  # the smallest that torch allows
 
 
 @dataclass(frozen=True)
-class _Ring(Mounted):
-    """An all-reduce of the same number of bytes in every step."""
+class _MountedAllReduce(Mounted):
+    """A baseline that all-reduces the same number of bytes in every step."""
 
     step_bytes: float
 
@@ -46,19 +46,19 @@ class _Ring(Mounted):
 
 @dataclass(frozen=True)
 class DdpFp32(Case):
-    """DDP as it is without a hook."""
+    """DDP without a hook."""
 
     def mount(self, ddp: DDP, optimizer: Optimizer, seed: int) -> Mounted:
-        return _Ring(optimizer, dense_bytes(ddp))
+        return _MountedAllReduce(optimizer, dense_bytes(ddp))
 
 
 @dataclass(frozen=True)
 class TorchFp16(Case):
-    """torch's own half-precision hook."""
+    """DDP with torch's half-precision hook."""
 
     def mount(self, ddp: DDP, optimizer: Optimizer, seed: int) -> Mounted:
         ddp.register_comm_hook(ddp.process_group, fp16_compress_hook)
-        return _Ring(optimizer, dense_bytes(ddp) / 2)
+        return _MountedAllReduce(optimizer, dense_bytes(ddp) / 2)
 
 
 # DDP compares these annotations by identity, so this file has no postponed annotations.
@@ -68,19 +68,19 @@ def _bf16(state: dist.ProcessGroup, bucket: dist.GradBucket) -> Future[Tensor]: 
 
 @dataclass(frozen=True)
 class TorchBf16(Case):
-    """torch's own bfloat16 hook, under a name that DDP does not refuse on gloo, where it works."""
+    """DDP with torch's bfloat16 hook, renamed: DDP refuses it by name on gloo, where it works."""
 
     def mount(self, ddp: DDP, optimizer: Optimizer, seed: int) -> Mounted:
         ddp.register_comm_hook(ddp.process_group, _bf16)
-        return _Ring(optimizer, dense_bytes(ddp) / 2)
+        return _MountedAllReduce(optimizer, dense_bytes(ddp) / 2)
 
 
 @dataclass(frozen=True)
 class TorchPowerSgd(Case):
-    """torch's own PowerSGD hook; its first steps are dense.
+    """DDP with torch's PowerSGD hook, whose first steps are dense.
 
-    It starts collectives inside callbacks of others. With several buckets gloo then aborts or
-    hangs, so it gets its best case: all gradients in one bucket.
+    The hook starts collectives inside callbacks of others. With several buckets gloo then aborts or
+    hangs, so it runs in its best case: all gradients in one bucket.
     """
 
     rank: int
@@ -98,19 +98,19 @@ class TorchPowerSgd(Case):
             random_seed=seed,
         )
         ddp.register_comm_hook(state, powerSGD_hook)
-        return _TorchPowerSgdAtWork(optimizer, state, ddp.process_group.size(), dense_bytes(ddp))
+        return _MountedPowerSgd(optimizer, state, ddp.process_group.size(), dense_bytes(ddp))
 
 
 @dataclass(frozen=True)
-class _TorchPowerSgdAtWork(Mounted):
+class _MountedPowerSgd(Mounted):
     state: PowerSGDState
     workers: int
     dense_bytes: float
 
     def traffic(self, steps: int) -> Traffic:
-        said_bytes = 4 * int(self.state.total_numel_after_compression)
+        payload_bytes = 4 * int(self.state.total_numel_after_compression)
         dense_steps = min(steps, _POWERSGD_START)
-        return Traffic(ring_bytes(said_bytes, self.workers) + dense_steps * self.dense_bytes)
+        return Traffic(ring_bytes(payload_bytes, self.workers) + dense_steps * self.dense_bytes)
 
     def epoch_ended(self, learning_rate: float) -> None:
         return
@@ -121,22 +121,22 @@ class _TorchPowerSgdAtWork(Mounted):
 
 @dataclass(frozen=True)
 class ComputeOnly(Case):
-    """Nobody says anything: every worker steps with its own gradient, as one alone would.
+    """No communication: every worker steps with its own gradient.
 
-    Its step is the least that any method can take; its models drift apart and are not looked at.
+    Its step time is a lower bound for any method; its models diverge and are not evaluated.
     """
 
     learns: ClassVar[bool] = False
 
     def mount(self, ddp: DDP, optimizer: Optimizer, seed: int) -> Mounted:
-        held = ExitStack()
-        held.enter_context(ddp.no_sync())
-        return _Alone(optimizer, held)
+        contexts = ExitStack()
+        contexts.enter_context(ddp.no_sync())
+        return _MountedNothing(optimizer, contexts)
 
 
 @dataclass(frozen=True)
-class _Alone(Mounted):
-    held: ExitStack
+class _MountedNothing(Mounted):
+    contexts: ExitStack
 
     def traffic(self, steps: int) -> Traffic:
         return Traffic(0.0)
@@ -145,7 +145,7 @@ class _Alone(Mounted):
         return
 
     def close(self) -> None:
-        self.held.close()
+        self.contexts.close()
 
 
 BASELINES: Mapping[str, type[Case]] = {
@@ -158,6 +158,6 @@ BASELINES: Mapping[str, type[Case]] = {
 
 
 def dense_bytes(ddp: DDP) -> float:
-    """What one worker sends for all gradients as they are."""
+    """Returns the bytes that one worker sends for an all-reduce of uncompressed gradients."""
     grad_bytes = sum(p.nbytes for p in ddp.parameters() if p.requires_grad)
     return ring_bytes(grad_bytes, ddp.process_group.size())

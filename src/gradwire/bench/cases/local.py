@@ -1,4 +1,4 @@
-"""Cases that synchronise rarely: local methods, from text such as `qsparse:sync_every=8`."""
+"""Cases of local methods, which synchronise rarely, from text such as `qsparse:sync_every=8`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ from gradwire.bench.case import Case, Mounted, Traffic
 from gradwire.bench.cases.options import read_options
 from gradwire.errors import ConfigError
 from gradwire.local import CSER, BlockCSER, DiLoCo, LocalSGD, QsparseLocalSGD, SparseLoCo
-from gradwire.local.base import LocalSteps
+from gradwire.local.base import LocalMethod
 from gradwire.local.workers import Group, simulated
 from gradwire.spec import from_settings
 
 
-class Around(NamedTuple):
-    """What a local method goes around: one worker's model and optimiser, and who it talks to."""
+class WorkerContext(NamedTuple):
+    """The inputs of a local method on one worker: model, optimiser, process group and seed."""
 
     model: nn.Module
     optimizer: Optimizer
@@ -29,71 +29,76 @@ class Around(NamedTuple):
     seed: int
 
 
-class Rhythm(NamedTuple):
-    """Something is told every `gap` steps, and heard `delay` steps later."""
+class SyncSchedule(NamedTuple):
+    """A synchronisation starts every `interval` steps, and its mean is applied `delay` later."""
 
-    gap: int
+    interval: int
     delay: int = 0
 
 
 @dataclass(frozen=True)
-class Local(ABC):
-    """A local method's settings; with a compressor's spec and an exchange it can be built."""
+class LocalSettings(ABC):
+    """The settings of a local method, which builds it with a compressor spec and an exchange."""
 
     sync_every: int
 
     @abstractmethod
-    def build(self, spec: str, exchange: str, around: Around) -> LocalSteps: ...
+    def build(self, spec: str, exchange: str, worker: WorkerContext) -> LocalMethod: ...
 
     @abstractmethod
-    def rhythm(self) -> Rhythm: ...
+    def sync_schedule(self) -> SyncSchedule: ...
 
 
 @dataclass(frozen=True)
-class _Whole(Local):
-    """What methods share that tell of the whole model."""
+class _WholeModel(LocalSettings):
+    """Settings of methods that synchronise the whole model at once."""
 
     delay: int = 0
     ahead: float = 1.0
 
-    def rhythm(self) -> Rhythm:
-        return Rhythm(self.sync_every, self.delay)
+    def sync_schedule(self) -> SyncSchedule:
+        return SyncSchedule(self.sync_every, self.delay)
 
 
 @dataclass(frozen=True)
-class _Plain(_Whole):
-    def build(self, spec: str, exchange: str, around: Around) -> LocalSteps:
+class _LocalSgd(_WholeModel):
+    def build(self, spec: str, exchange: str, worker: WorkerContext) -> LocalMethod:
         if (spec, exchange) != ("none", "auto"):
-            raise ConfigError(f"local_sgd: tells all there is, so the method is none, got {spec}")
-        model, optimizer, group, seed = around
+            raise ConfigError(
+                f"local_sgd: sends parameters uncompressed, so the method must be none, got {spec}"
+            )
+        model, optimizer, group, seed = worker
         return LocalSGD(model, optimizer, process_group=group, seed=seed, **vars(self))
 
 
 @dataclass(frozen=True)
-class _Qsparse(_Whole):
+class _Qsparse(_WholeModel):
     memory: str = "residual"
 
-    def build(self, spec: str, exchange: str, around: Around) -> LocalSteps:
-        model, optimizer, group, seed = around
+    def build(self, spec: str, exchange: str, worker: WorkerContext) -> LocalMethod:
+        model, optimizer, group, seed = worker
         return QsparseLocalSGD(
             model, optimizer, spec, exchange=exchange, process_group=group, seed=seed, **vars(self)
         )
 
 
 @dataclass(frozen=True)
-class _TwoWays(Local):
-    """The case's own method is for updates, which are told at every step, this one for errors."""
+class _UpdatesAndErrors(LocalSettings):
+    """Settings of CSER: the case's method compresses the updates, which are sent at every step.
+
+    `errors` is the method for the errors.
+    """
 
     errors: str
 
-    def rhythm(self) -> Rhythm:
-        return Rhythm(1)
+    def sync_schedule(self) -> SyncSchedule:
+        return SyncSchedule(1)
 
 
 @dataclass(frozen=True)
-class _Cser(_TwoWays):
-    def build(self, spec: str, exchange: str, around: Around) -> LocalSteps:
-        model, optimizer, group, seed = around
+class _Cser(_UpdatesAndErrors):
+    def build(self, spec: str, exchange: str, worker: WorkerContext) -> LocalMethod:
+        model, optimizer, group, seed = worker
         return CSER(
             model,
             optimizer,
@@ -107,56 +112,64 @@ class _Cser(_TwoWays):
 
 
 @dataclass(frozen=True)
-class _BlockCser(_TwoWays):
-    def build(self, spec: str, exchange: str, around: Around) -> LocalSteps:
+class _BlockCser(_UpdatesAndErrors):
+    def build(self, spec: str, exchange: str, worker: WorkerContext) -> LocalMethod:
         if exchange != "auto":
-            raise ConfigError(f"block_cser: takes a mean, so exchange is auto, got {exchange!r}")
-        model, optimizer, group, seed = around
-        every = self.sync_every
+            raise ConfigError(
+                f"block_cser: uses a mean, so exchange must be auto, got {exchange!r}"
+            )
+        model, optimizer, group, seed = worker
+        sync_every = self.sync_every
         return BlockCSER(
-            model, optimizer, spec, self.errors, sync_every=every, process_group=group, seed=seed
+            model,
+            optimizer,
+            spec,
+            self.errors,
+            sync_every=sync_every,
+            process_group=group,
+            seed=seed,
         )
 
 
 @dataclass(frozen=True)
-class _Outward(Local):
-    """What methods with an outer step and a division of the model share."""
+class _OuterLoop(LocalSettings):
+    """Settings of methods with an outer optimiser and a model in fragments."""
 
     fragments: int = 1
     delay: int = 0
 
-    def rhythm(self) -> Rhythm:
-        return Rhythm(self.sync_every // self.fragments, self.delay)
+    def sync_schedule(self) -> SyncSchedule:
+        return SyncSchedule(self.sync_every // self.fragments, self.delay)
 
 
 @dataclass(frozen=True)
-class _DiLoCo(_Outward):
+class _DiLoCo(_OuterLoop):
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
 
-    def build(self, spec: str, exchange: str, around: Around) -> LocalSteps:
-        model, optimizer, group, seed = around
+    def build(self, spec: str, exchange: str, worker: WorkerContext) -> LocalMethod:
+        model, optimizer, group, seed = worker
         return DiLoCo(
             model, optimizer, spec, exchange=exchange, process_group=group, seed=seed, **vars(self)
         )
 
 
 @dataclass(frozen=True)
-class _SparseLoCo(_Outward):
+class _SparseLoCo(_OuterLoop):
     outer_lr: float = 1.0
     decay: float = 0.95
 
-    def build(self, spec: str, exchange: str, around: Around) -> LocalSteps:
-        model, optimizer, group, seed = around
-        # Its own default is not to choose: all workers hear what each has said.
-        way = "gather" if exchange == "auto" else exchange
+    def build(self, spec: str, exchange: str, worker: WorkerContext) -> LocalMethod:
+        model, optimizer, group, seed = worker
+        # SparseLoCo's default is fixed: every worker receives the messages of all.
+        resolved = "gather" if exchange == "auto" else exchange
         return SparseLoCo(
-            model, optimizer, spec, exchange=way, process_group=group, seed=seed, **vars(self)
+            model, optimizer, spec, exchange=resolved, process_group=group, seed=seed, **vars(self)
         )
 
 
-LOCAL: Mapping[str, type[Local]] = {
-    "local_sgd": _Plain,
+LOCAL_METHODS: Mapping[str, type[LocalSettings]] = {
+    "local_sgd": _LocalSgd,
     "qsparse": _Qsparse,
     "cser": _Cser,
     "block_cser": _BlockCser,
@@ -165,60 +178,60 @@ LOCAL: Mapping[str, type[Local]] = {
 }
 
 
-def parse_local(text: str) -> Local:
-    """The settings that "name:sync_every=8,errors=(grbs:ratio=0.25,block=64)" and so on names."""
+def parse_local(text: str) -> LocalSettings:
+    """Parses settings such as "cser:sync_every=8,errors=(grbs:ratio=0.25,block=64)"."""
     name, _, options = (part.strip() for part in text.partition(":"))
-    if name not in LOCAL:
-        close = get_close_matches(name, LOCAL, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(LOCAL)}"
+    if name not in LOCAL_METHODS:
+        close = get_close_matches(name, LOCAL_METHODS, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(LOCAL_METHODS)}"
         raise ConfigError(f"no local method named {name!r}; {hint}")
-    return from_settings(name, LOCAL[name], read_options(options))
+    return from_settings(name, LOCAL_METHODS[name], read_options(options))
 
 
 _MANY_LAYERS = 64
-"""More than anybody divides a model into."""
+"""More than the largest sensible number of fragments."""
 
 
 @dataclass(frozen=True)
 class LocalCase(Case):
-    """`topk:ratio=0.01 @ local=(qsparse:sync_every=8)`: a method of ours inside a local one."""
+    """A compressor inside a local method: `topk:ratio=0.01 @ local=(qsparse:sync_every=8)`."""
 
     spec: str
     local: str
     exchange: str = "auto"
 
     def __post_init__(self) -> None:
-        # What cannot go together refuses here, and not on every host.
+        # Incompatible settings are refused here, before workers start.
         model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(_MANY_LAYERS)))
-        self.build(Around(model, SGD(model.parameters(), lr=0.1), simulated(2)[0], 0))
+        self.build(WorkerContext(model, SGD(model.parameters(), lr=0.1), simulated(2)[0], 0))
 
     def mount(self, ddp: DDP, optimizer: Optimizer, seed: int) -> Mounted:
-        held = ExitStack()
-        held.enter_context(ddp.no_sync())
-        steps = self.build(Around(ddp.module, optimizer, ddp.process_group, seed))
-        held.enter_context(steps)
-        return _AtWork(
+        contexts = ExitStack()
+        contexts.enter_context(ddp.no_sync())
+        steps = self.build(WorkerContext(ddp.module, optimizer, ddp.process_group, seed))
+        contexts.enter_context(steps)
+        return _MountedLocal(
             optimizer,
             steps,
-            held,
+            contexts,
             averaged=steps.averaged,
             period=parse_local(self.local).sync_every,
-            rest=self.rhythm().delay,
+            idle_offset=self.sync_schedule().delay,
         )
 
-    def build(self, around: Around) -> LocalSteps:
-        """The local method around one worker's optimiser."""
-        return parse_local(self.local).build(self.spec, self.exchange, around)
+    def build(self, worker: WorkerContext) -> LocalMethod:
+        """Builds the local method for one worker."""
+        return parse_local(self.local).build(self.spec, self.exchange, worker)
 
-    def rhythm(self) -> Rhythm:
-        """How often workers talk, and how late they listen."""
-        return parse_local(self.local).rhythm()
+    def sync_schedule(self) -> SyncSchedule:
+        """Returns the interval and the delay of synchronisation."""
+        return parse_local(self.local).sync_schedule()
 
 
 @dataclass(frozen=True)
-class _AtWork(Mounted):
-    steps: LocalSteps
-    held: ExitStack
+class _MountedLocal(Mounted):
+    steps: LocalMethod
+    contexts: ExitStack
 
     def traffic(self, steps: int) -> Traffic:
         stats = self.steps.stats()
@@ -231,7 +244,7 @@ class _AtWork(Mounted):
         )
 
     def epoch_ended(self, learning_rate: float) -> None:
-        """Local methods know no epochs."""
+        """Does nothing: local methods do not use epochs."""
 
     def close(self) -> None:
-        self.held.close()
+        self.contexts.close()

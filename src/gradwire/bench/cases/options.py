@@ -6,8 +6,8 @@ Commas inside round brackets do not separate options; brackets around a whole va
 from gradwire.errors import ConfigError
 
 
-def pieces(text: str) -> list[str]:
-    """The text between commas that are in no brackets."""
+def split_commas(text: str) -> list[str]:
+    """Splits text at the commas outside brackets."""
     found, depth = [""], 0
     for character in text:
         depth += (character == "(") - (character == ")")
@@ -23,9 +23,9 @@ def pieces(text: str) -> list[str]:
 
 
 def read_options(text: str) -> dict[str, str]:
-    """The keys and values of "key=value, key=(value,with,commas)"."""
+    """Parses the keys and values of "key=value, key=(value,with,commas)"."""
     found: dict[str, str] = {}
-    for piece in filter(None, pieces(text)):
+    for piece in filter(None, split_commas(text)):
         key, equals, value = (part.strip() for part in piece.partition("="))
         if value.startswith("(") and value.endswith(")"):
             value = value[1:-1].strip()

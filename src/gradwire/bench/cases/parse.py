@@ -1,4 +1,4 @@
-"""Parses a case: one of our methods by its spec, or a baseline by its name."""
+"""Parses a case: a method of this package by its spec, or a baseline by its name."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,19 +9,19 @@ from torch.optim import Optimizer
 from gradwire.bench.case import Case, Change, Mounted, Traffic
 from gradwire.bench.cases.baselines import BASELINES
 from gradwire.bench.cases.local import LocalCase
-from gradwire.bench.cases.options import pieces, read_options
+from gradwire.bench.cases.options import read_options, split_commas
 from gradwire.control.accordion import Accordion
 from gradwire.control.base import Controller, find_controller
 from gradwire.engine.engine import NanPolicy
 from gradwire.engine.plan import make_plan
 from gradwire.errors import ConfigError
 from gradwire.integrations.ddp import Link, attach
-from gradwire.spec import find_layers, from_settings, read_settings
+from gradwire.spec import from_settings, parse_exchange, read_settings
 
 
 @dataclass(frozen=True)
-class Gradwire(Case):
-    """A method of ours, and what `attach` is told beside it."""
+class MethodCase(Case):
+    """A method of this package, with the settings of `attach`."""
 
     spec: str
     memory: str = "auto"
@@ -32,11 +32,11 @@ class Gradwire(Case):
     least_bytes: str = "auto"
 
     def __post_init__(self) -> None:
-        layers = None if self.exchange == "auto" else find_layers(self.exchange)
-        size = 2 if layers is None else 2 * layers.node
+        node = None if self.exchange == "auto" else parse_exchange(self.exchange).node
+        size = 2 * (node or 1)
         plan = make_plan(self.spec, self._memory(), self.exchange, (), size)
-        if (rule := self.rule()) is not None:
-            rule.pilot(plan.compressor, [], size)
+        if (controller := self.make_controller()) is not None:
+            controller.create_state(plan.compressor, [], size)
         self._least_bytes()
 
     def mount(self, ddp: DDP, optimizer: Optimizer, seed: int) -> Mounted:
@@ -47,18 +47,18 @@ class Gradwire(Case):
             exchange=self.exchange,
             nan_policy=self.nan_policy,
             checksum=self.checksum,
-            controller=self.rule(),
+            controller=self.make_controller(),
             least_bytes=self._least_bytes(),
             seed=seed,
         )
-        return _GradwireAtWork(optimizer, link)
+        return _MountedMethod(optimizer, link)
 
-    def rule(self) -> Controller | None:
-        """Who changes settings on the way."""
-        rule = None if self.controller == "none" else find_controller(self.controller)
-        if isinstance(rule, Accordion) and rule.passes()["high"] > 1:
-            raise ConfigError(f"{self.controller}: the benchmarks' loops accumulate nothing")
-        return rule
+    def make_controller(self) -> Controller | None:
+        """Builds the controller that changes settings during training, or None."""
+        controller = None if self.controller == "none" else find_controller(self.controller)
+        if isinstance(controller, Accordion) and controller.passes()["high"] > 1:
+            raise ConfigError(f"{self.controller}: the benchmarks do not accumulate gradients")
+        return controller
 
     def _memory(self) -> str | None:
         return None if self.memory == "auto" else self.memory
@@ -74,7 +74,7 @@ class Gradwire(Case):
 
 
 @dataclass(frozen=True)
-class _GradwireAtWork(Mounted):
+class _MountedMethod(Mounted):
     link: Link
 
     def traffic(self, steps: int) -> Traffic:
@@ -96,12 +96,12 @@ class _GradwireAtWork(Mounted):
 
 
 def is_baseline(text: str) -> bool:
-    """Whether a case is somebody else's, by name."""
+    """Returns whether a case names a baseline."""
     return _name(text) in BASELINES
 
 
 def parse_case(text: str) -> Case:
-    """The case that `text` names; raises before anything is started."""
+    """Parses a case; raises ConfigError for an invalid one, before any worker starts."""
     name = _name(text)
     if name in BASELINES:
         return from_settings(name, BASELINES[name], read_settings(text)[1])
@@ -110,29 +110,29 @@ def parse_case(text: str) -> Case:
     spec, _, options = text.partition("@")
     if "local" in (given := read_options(options)):
         return from_settings(text, LocalCase, given, spec=spec.strip())
-    return _gradwire(text)
+    return _method_case(text)
 
 
 def _name(text: str) -> str:
     return text.partition(":")[0].strip()
 
 
-def _gradwire(text: str) -> Gradwire:
-    """`topk:ratio=0.01 @ memory=none, controller=(gravac:low=10,high=1000)` and the like."""
+def _method_case(text: str) -> MethodCase:
+    """Parses text such as `topk:ratio=0.01 @ memory=none, controller=(gravac:low=10,high=1000)`."""
     spec, _, options = text.partition("@")
-    return from_settings(text, Gradwire, read_options(options), spec=spec.strip())
+    return from_settings(text, MethodCase, read_options(options), spec=spec.strip())
 
 
 def split_cases(texts: Iterable[str]) -> tuple[str, ...]:
-    """The cases in "a,b:x=1,y=2,c" and the like, checked; `y=2` still belongs to `b`.
+    """Splits and checks cases such as "a,b:x=1,y=2,c", where `y=2` belongs to `b`.
 
-    Commas in brackets separate nothing.
+    Commas in brackets do not separate cases.
     """
     cases: list[str] = []
     for text in texts:
-        for index, piece in enumerate(pieces(text)):
-            goes_on = index > 0 and "=" in piece.partition(":")[0].partition("@")[0]
-            cases[-1:] = [f"{cases[-1]},{piece}"] if goes_on else [*cases[-1:], piece]
+        for index, piece in enumerate(split_commas(text)):
+            continues = index > 0 and "=" in piece.partition(":")[0].partition("@")[0]
+            cases[-1:] = [f"{cases[-1]},{piece}"] if continues else [*cases[-1:], piece]
     cases = [case.strip() for case in cases]
     for case in cases:
         parse_case(case)
@@ -144,9 +144,9 @@ def split_cases(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def timeline_of(stats: Mapping[str, object]) -> tuple[Change, ...]:
-    """What a controller has decided, as statistics tell it; nothing where there is none."""
-    told = stats.get("controller")
-    rows = told["decisions"] if isinstance(told, Mapping) else []
+    """Returns the decisions in the statistics of a controller; empty without one."""
+    controller = stats.get("controller")
+    rows = controller["decisions"] if isinstance(controller, Mapping) else []
     return tuple(Change(**row) for row in rows)
 
 

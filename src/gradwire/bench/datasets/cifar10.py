@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from gradwire.bench.datasets.sampling import noise, numbers_below
+from gradwire.bench.datasets.sampling import random_integers, uniform_noise
 from gradwire.bench.datasets.source import Source
 
 CIFAR10 = Source(
@@ -33,33 +33,33 @@ _SYNTHETIC = 640
 
 
 class Images(NamedTuple):
-    """Pixels as bytes, [images, 3, 32, 32], and the number of each image's class."""
+    """Pixels as bytes, [images, 3, 32, 32], and the class index of each image."""
 
     pixels: Tensor
     classes: Tensor
 
 
-class Pictures(NamedTuple):
+class ImageSplits(NamedTuple):
     training: Images
     held_out: Images
 
 
 @cache
-def read_cifar10(folder: Path | None, device: str, in_a_file: int = _IN_A_FILE) -> Pictures:
+def read_cifar10(folder: Path | None, device: str, in_a_file: int = _IN_A_FILE) -> ImageSplits:
     parts = [_read_file(folder, name, in_a_file) for name in (*_TRAINING, _TEST)]
     rows = torch.from_numpy(np.stack(parts)).to(device)
-    return Pictures(_images(rows[:-1].flatten(0, 1)), _images(rows[-1]))
+    return ImageSplits(_images(rows[:-1].flatten(0, 1)), _images(rows[-1]))
 
 
 @cache
-def synthetic_cifar10(device: str) -> Pictures:
-    """Classes are blurred random patterns; images are those under noise."""
-    patterns = interpolate(noise((CLASSES, 3, 4, 4), device, 1), size=SIDE, mode="bilinear")
-    classes = numbers_below(CLASSES, _SYNTHETIC, device, 2)
-    seen = patterns[classes] + noise((_SYNTHETIC, 3, SIDE, SIDE), device, 3) / 2
-    pixels = (128 + 40 * seen).clamp(0, 255).to(torch.uint8)
+def synthetic_cifar10(device: str) -> ImageSplits:
+    """Makes images of blurred random patterns, one per class, with added noise."""
+    patterns = interpolate(uniform_noise((CLASSES, 3, 4, 4), device, 1), size=SIDE, mode="bilinear")
+    classes = random_integers(CLASSES, _SYNTHETIC, device, 2)
+    noisy = patterns[classes] + uniform_noise((_SYNTHETIC, 3, SIDE, SIDE), device, 3) / 2
+    pixels = (128 + 40 * noisy).clamp(0, 255).to(torch.uint8)
     cut = _SYNTHETIC * 4 // 5
-    return Pictures(Images(pixels[:cut], classes[:cut]), Images(pixels[cut:], classes[cut:]))
+    return ImageSplits(Images(pixels[:cut], classes[:cut]), Images(pixels[cut:], classes[cut:]))
 
 
 def _images(rows: Tensor) -> Images:
@@ -67,7 +67,7 @@ def _images(rows: Tensor) -> Images:
 
 
 def _read_file(folder: Path | None, name: str, images: int) -> np.ndarray:
-    """Rows of a class and its pixels, as the binary version has them."""
+    """Reads rows of a class and its pixels, in the layout of the binary version."""
     path = CIFAR10.find(folder, f"{name}.bin", name)
     content = CIFAR10.read(path)
     if path.suffix != ".bin":
@@ -78,11 +78,11 @@ def _read_file(folder: Path | None, name: str, images: int) -> np.ndarray:
 
 def _read_pickle(path: Path, content: bytes, images: int) -> np.ndarray:
     try:
-        batch = _Reader(io.BytesIO(content), encoding="bytes").load()
+        batch = _RestrictedUnpickler(io.BytesIO(content), encoding="bytes").load()
         pixels, classes = batch[b"data"].content, bytes(batch[b"labels"])
     except Exception as error:  # a broken pickle may raise anything
-        why = f"is no batch of the Python version: {type(error).__name__}: {error}"
-        raise CIFAR10.broken(path, why) from error
+        why = f"is not a batch of the Python version: {type(error).__name__}: {error}"
+        raise CIFAR10.file_error(path, why) from error
     CIFAR10.check_count(path, "classes", len(classes), images)
     CIFAR10.check_count(path, "bytes of pixels", len(pixels), images * _PIXELS)
     columns = np.frombuffer(classes, np.uint8), np.frombuffer(pixels, np.uint8)
@@ -91,23 +91,25 @@ def _read_pickle(path: Path, content: bytes, images: int) -> np.ndarray:
 
 def _checked(path: Path, rows: np.ndarray) -> np.ndarray:
     if rows[:, 0].max() >= CLASSES:
-        raise CIFAR10.broken(path, f"has a class {rows[:, 0].max()}, there are {CLASSES}")
+        raise CIFAR10.file_error(
+            path, f"has class {rows[:, 0].max()}, expected less than {CLASSES}"
+        )
     return rows
 
 
 class _Array:
-    """Stands in for an array of bytes: takes what its pickle says and calls nothing."""
+    """Stands in for a numpy array of bytes; stores the pickled state and executes nothing."""
 
     content = b""
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        _, _, kind, fortran, content = state
-        if kind.code not in (b"u1", "u1") or fortran or not isinstance(content, bytes):
-            raise pickle.UnpicklingError("the pixels are no bytes in C order")
+        _, _, dtype, fortran, content = state
+        if dtype.code not in (b"u1", "u1") or fortran or not isinstance(content, bytes):
+            raise pickle.UnpicklingError("the pixels are not bytes in C order")
         self.content = content
 
 
-class _Kind:
+class _Dtype:
     """Stands in for numpy's dtype."""
 
     def __init__(self, code: bytes | str, *flags: object) -> None:
@@ -129,13 +131,13 @@ _STAND_INS = {
     ("numpy.core.multiarray", "_reconstruct"): _array,
     ("numpy._core.multiarray", "_reconstruct"): _array,
     ("numpy", "ndarray"): _Array,
-    ("numpy", "dtype"): _Kind,
+    ("numpy", "dtype"): _Dtype,
     ("_codecs", "encode"): _latin1,
 }
 
 
-class _Reader(pickle.Unpickler):
+class _RestrictedUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _STAND_INS:
-            raise pickle.UnpicklingError(f"asks for {module}.{name}, which is not allowed")
+            raise pickle.UnpicklingError(f"requests {module}.{name}, which is not allowed")
         return _STAND_INS[module, name]

@@ -1,4 +1,4 @@
-"""Which examples a worker takes in a step: keyed random numbers, equal on any device.
+"""Sampling of examples and keyed random numbers, which are equal on any device.
 
 Batches are assigned in turn to all ranks of a step before the next step. Every epoch has its own
 order, and its ranks share no example. Examples that do not fill the last batch are left out.
@@ -15,7 +15,7 @@ from gradwire.kernels.reference.random import random_bits
 from gradwire.types import mix
 
 
-class Deal(NamedTuple):
+class BatchSlice(NamedTuple):
     """Positions `start` to `stop` in the order of an epoch."""
 
     epoch: int
@@ -23,19 +23,21 @@ class Deal(NamedTuple):
     stop: int
 
 
-def deal(count: int, batch_size: int, step: int, rank: int, workers: int) -> Deal:
-    """What one of `workers` takes of `count` examples in one step."""
+def batch_slice(count: int, batch_size: int, step: int, rank: int, workers: int) -> BatchSlice:
+    """Returns the slice of `count` examples that one of `workers` takes in one step."""
     batches = count // batch_size
     if batches == 0:
-        raise ConfigError(f"batch_size must be at most {count}, all examples, got {batch_size}")
+        raise ConfigError(
+            f"batch_size must be at most {count}, the number of examples, got {batch_size}"
+        )
     epoch, place = divmod(step * workers + rank, batches)
-    return Deal(epoch, place * batch_size, (place + 1) * batch_size)
+    return BatchSlice(epoch, place * batch_size, (place + 1) * batch_size)
 
 
-def joined(deals: Sequence[Deal]) -> list[Deal]:
-    """The same in fewer, where one begins where the one before it stopped."""
-    found = [deals[0]]
-    for one in deals[1:]:
+def merge_slices(slices: Sequence[BatchSlice]) -> list[BatchSlice]:
+    """Merges slices that begin where the previous one stopped."""
+    found = [slices[0]]
+    for one in slices[1:]:
         last = found[-1]
         if (one.epoch, one.start) == (last.epoch, last.stop):
             found[-1] = last._replace(stop=one.stop)
@@ -44,17 +46,17 @@ def joined(deals: Sequence[Deal]) -> list[Deal]:
     return found
 
 
-def shuffled(count: int, device: str, *key: int) -> Tensor:
-    """The numbers below `count` in random order."""
+def random_permutation(count: int, device: str, *key: int) -> Tensor:
+    """Returns a random permutation of the numbers below `count`."""
     return random_bits(mix(*key), count, torch.device(device)).argsort(stable=True)
 
 
-def numbers_below(bound: int, count: int, device: str, *key: int) -> Tensor:
-    """`count` random numbers from 0 up to and without `bound`."""
+def random_integers(bound: int, count: int, device: str, *key: int) -> Tensor:
+    """Returns `count` random integers from 0 to `bound` - 1."""
     return (random_bits(mix(*key), count, torch.device(device)) * bound) >> 32
 
 
-def noise(shape: tuple[int, ...], device: str, *key: int) -> Tensor:
-    """Random numbers of mean 0 and variance 1, evenly spread."""
+def uniform_noise(shape: tuple[int, ...], device: str, *key: int) -> Tensor:
+    """Returns uniform random numbers of mean 0 and variance 1."""
     bits = random_bits(mix(*key), torch.Size(shape).numel(), torch.device(device))
     return ((bits.double() / 2**32 - 0.5) * 12**0.5).float().view(shape)

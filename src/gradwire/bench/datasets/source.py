@@ -18,67 +18,69 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Source:
-    """A public data set; `folders` are the names that its own folder may have inside another."""
+    """A public data set; `folders` are the names that its own folder may have in a data folder."""
 
     name: str
     folders: tuple[str, ...]
     home: str
 
     def find(self, folder: Path | None, *names: str) -> Path:
-        """The first of the files that there is, in `folder` or in the set's own folder inside."""
+        """Returns the first file that exists, in `folder` or in the set's own folder inside it."""
         if folder is None:
             raise ConfigError(
                 f"{self.name}: name its folder with --data DIR (get it from {self.home}), "
                 "or set synthetic=true"
             )
-        found = self.look(folder, *names)
+        found = self.find_optional(folder, *names)
         if found is None:
             expected = " or ".join(names)
             raise ConfigError(f"{self.name}: no {expected} in {folder}; get it from {self.home}")
         return found
 
-    def look(self, folder: Path, *names: str) -> Path | None:
+    def find_optional(self, folder: Path, *names: str) -> Path | None:
         places = [folder, *(folder / name for name in self.folders)]
         paths = (place / name for place in places for name in names)
         return next((path for path in paths if path.exists()), None)
 
     def read(self, path: Path) -> bytes:
-        """What a file holds, unpacked if its name ends in .gz or .xz."""
+        """Returns the content of a file, decompressed if its name ends in .gz or .xz."""
         unpack = {".gz": gzip.decompress, ".xz": lzma.decompress}.get(path.suffix, bytes)
         try:
             return unpack(path.read_bytes())
         except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
-            raise self.broken(path, f"cannot be unpacked: {error}") from error
+            raise self.file_error(path, f"cannot be unpacked: {error}") from error
         except OSError as error:
-            raise self.broken(path, f"cannot be read: {error.strerror}") from error
+            raise self.file_error(path, f"cannot be read: {error.strerror}") from error
 
     def read_text(self, path: Path) -> str:
         try:
             return self.read(path).decode("utf-8")
         except UnicodeDecodeError as error:
-            raise self.broken(path, f"is no UTF-8 text from byte {error.start}") from error
+            raise self.file_error(path, f"is not UTF-8 text from byte {error.start}") from error
 
     def read_numbers(self, path: Path, columns: int, separator: str = "\t") -> np.ndarray:
-        """Lines of whole numbers, `columns` of them in each, as rows."""
+        """Reads lines of `columns` whole numbers each, as rows."""
         rows = [line.split(separator) for line in self.read_text(path).splitlines()]
         for number, row in enumerate(rows, start=1):
             if len(row) != columns or not all(word.strip().isdecimal() for word in row):
-                raise self.broken(path, f"line {number}: expected {columns} whole numbers")
+                raise self.file_error(path, f"line {number}: expected {columns} whole numbers")
         return np.array(rows, dtype=np.int64).reshape(-1, columns)
 
     def read_arrays(self, path: Path, *names: str) -> Arrays:
-        """Arrays of an .npz file, none of which may hold Python objects."""
+        """Reads arrays of an .npz file, none of which may hold Python objects."""
         content = self.read(path)
         try:
             with np.load(io.BytesIO(content), allow_pickle=False) as file:
                 return {name: file[name] for name in names}
         except (BadZipFile, EOFError, KeyError, ValueError, zlib.error) as error:
-            raise self.broken(path, f"is no .npz file with {', '.join(names)}: {error}") from error
+            raise self.file_error(
+                path, f"is not an .npz file with {', '.join(names)}: {error}"
+            ) from error
 
     def check_count(self, path: Path, noun: str, got: int, official: int) -> None:
         if got != official:
-            raise self.broken(path, f"has {got:,} {noun}, the official file {official:,}")
+            raise self.file_error(path, f"has {got:,} {noun}, the official file {official:,}")
 
-    def broken(self, path: Path, why: str) -> ConfigError:
-        """An error to raise: the file is there, but not what it should be."""
+    def file_error(self, path: Path, why: str) -> ConfigError:
+        """Returns the error to raise for a file that exists but has the wrong content."""
         return ConfigError(f"{self.name}: {path} {why}; get it again from {self.home}")

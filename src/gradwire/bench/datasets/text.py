@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.bench.datasets.sampling import numbers_below
+from gradwire.bench.datasets.sampling import random_integers
 from gradwire.bench.datasets.source import Source
 from gradwire.errors import ConfigError
 
@@ -31,22 +31,22 @@ MODULES = (
 )  # fmt: skip
 ALPHABET = "\n" + string.ascii_letters + string.digits + string.punctuation + " "
 SYMBOLS = len(ALPHABET) + 1
-"""Those of the alphabet, and one for all others."""
+"""The size of the alphabet, plus one symbol for all other characters."""
 _OFFICIAL = 1_115_394
 _SYNTHETIC_CHARACTERS = 4000
-# Every module keeps back one part in so many, Shakespeare's plays one in ten, as is the custom.
+# Held out: the last 1/20 of every module, and the last 1/10 of Shakespeare's plays, as is usual.
 _MODULE_PARTS, _PLAY_PARTS = 20, 10
 
 
 class Text(NamedTuple):
-    """Characters as numbers; what is held out is the end of every module or of the plays."""
+    """Characters as ids; the end of every module or of the plays is held out."""
 
     training: Tensor
     held_out: Tensor
 
 
 def find_text(folder: Path | None, device: str, synthetic: bool) -> Text:
-    """Tiny Shakespeare where its folder is given, and else what needs none."""
+    """Reads Tiny Shakespeare from its folder, or without a folder the standard library."""
     if synthetic:
         return synthetic_text(device)
     return read_library(device) if folder is None else read_shakespeare(folder, device)
@@ -54,9 +54,9 @@ def find_text(folder: Path | None, device: str, synthetic: bool) -> Text:
 
 @cache
 def read_library(device: str = "cpu") -> Text:
-    """The modules' source, from the interpreter that runs us."""
+    """Reads the source of `MODULES` from the running interpreter."""
     folder = Path(sysconfig.get_path("stdlib"))
-    pairs = [_cut(_read_module(folder / f"{name}.py"), _MODULE_PARTS) for name in sorted(MODULES)]
+    pairs = [_split(_read_module(folder / f"{name}.py"), _MODULE_PARTS) for name in sorted(MODULES)]
     training, held_out = zip(*pairs, strict=True)
     return Text(torch.cat(training).to(device), torch.cat(held_out).to(device))
 
@@ -66,17 +66,17 @@ def read_shakespeare(folder: Path, device: str, characters: int = _OFFICIAL) -> 
     path = SHAKESPEARE.find(folder, "input.txt")
     text = SHAKESPEARE.read_text(path)
     SHAKESPEARE.check_count(path, "characters", len(text), characters)
-    return Text(*_cut(_numbers(text).to(device), _PLAY_PARTS))
+    return Text(*_split(_numbers(text).to(device), _PLAY_PARTS))
 
 
 @cache
 def synthetic_text(device: str) -> Text:
-    """Every character is followed by one of the next four."""
-    steps = 1 + numbers_below(4, _SYNTHETIC_CHARACTERS, device, 5)
-    return Text(*_cut(steps.cumsum(0) % SYMBOLS, 5))
+    """Makes text in which every character is followed by one of the next four."""
+    steps = 1 + random_integers(4, _SYNTHETIC_CHARACTERS, device, 5)
+    return Text(*_split(steps.cumsum(0) % SYMBOLS, 5))
 
 
-def _cut(text: Tensor, parts: int) -> tuple[Tensor, Tensor]:
+def _split(text: Tensor, parts: int) -> tuple[Tensor, Tensor]:
     cut = len(text) - len(text) // parts
     return text[:cut], text[cut:]
 
@@ -100,7 +100,7 @@ _SYNTHETIC_WORDS = 6000
 
 
 class Part(NamedTuple):
-    """A file under the names that it may have, and how many words the official one has."""
+    """The possible names of a file, and the number of words in the official one."""
 
     names: tuple[str, ...]
     words: int
@@ -143,22 +143,22 @@ WIKITEXT2 = Corpus(
 
 @cache
 def read_words(corpus: Corpus, folder: Path | None, device: str) -> Words:
-    """Both parts, in words numbered in the order in which the training text brings them."""
+    """Reads both parts as word ids, in the order of first appearance in the training text."""
     numbers: dict[str, int] = {}
     path, words = _read_part(corpus, folder, corpus.training)
     training = [numbers.setdefault(word, len(numbers)) for word in words]
     corpus.source.check_count(path, "different words", len(numbers), corpus.vocabulary)
     path, words = _read_part(corpus, folder, corpus.test)
-    if strange := next((word for word in words if word not in numbers), None):
-        raise corpus.source.broken(path, f"has {strange!r}, which is no word of the training text")
+    if unknown := next((word for word in words if word not in numbers), None):
+        raise corpus.source.file_error(path, f"has {unknown!r}, which is not in the training text")
     held_out = [numbers[word] for word in words]
     return Words(torch.tensor(training, device=device), torch.tensor(held_out, device=device))
 
 
 @cache
 def synthetic_words(vocabulary: int, device: str) -> Words:
-    """Every word is followed by one of the next four."""
-    steps = 1 + numbers_below(4, _SYNTHETIC_WORDS, device, 4)
+    """Makes text in which every word is followed by one of the next four."""
+    steps = 1 + random_integers(4, _SYNTHETIC_WORDS, device, 4)
     text = steps.cumsum(0) % vocabulary
     cut = _SYNTHETIC_WORDS * 4 // 5
     return Words(text[:cut], text[cut:])

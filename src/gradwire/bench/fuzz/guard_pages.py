@@ -15,31 +15,31 @@ _PAGE = mmap.PAGESIZE
 _NO_ACCESS = 0
 
 
-class Guarded:
-    """Room for one tensor at a time, up to `nbytes`, at either end of it."""
+class GuardedMemory:
+    """Memory for one tensor at a time of up to `nbytes`, placed at either end."""
 
     def __init__(self, nbytes: int) -> None:
-        self._room = -(-nbytes // _PAGE) * _PAGE
-        self._pages = mmap.mmap(-1, self._room + 2 * _PAGE)
+        self._size = -(-nbytes // _PAGE) * _PAGE
+        self._pages = mmap.mmap(-1, self._size + 2 * _PAGE)
         base = ctypes.addressof(ctypes.c_char.from_buffer(self._pages))
         libc = ctypes.CDLL(None, use_errno=True)
-        for start in (base, base + _PAGE + self._room):
+        for start in (base, base + _PAGE + self._size):
             if libc.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(_PAGE), _NO_ACCESS):
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        # One tensor for all, so that slices lie as oddly in their storage as they do in memory.
+        # One tensor for all, so that slices are as misaligned in their storage as in memory.
         self._bytes = torch.frombuffer(
-            self._pages, dtype=torch.uint8, count=self._room, offset=_PAGE
+            self._pages, dtype=torch.uint8, count=self._size, offset=_PAGE
         )
 
     def hold(self, tensor: Tensor, *, at_end: bool) -> Tensor:
-        """A copy of a flat tensor that begins or ends beside a forbidden page.
+        """Copies a flat tensor so that it begins or ends beside an inaccessible page.
 
-        The one that was held before is overwritten.
+        Overwrites the tensor that was held before.
         """
         raw = tensor.view(torch.uint8)
-        if raw.numel() > self._room:
+        if raw.numel() > self._size:
             return tensor.clone()
-        start = self._room - raw.numel() if at_end else 0
-        place = self._bytes[start : start + raw.numel()]
-        place.copy_(raw)
-        return place.view(tensor.dtype)
+        start = self._size - raw.numel() if at_end else 0
+        region = self._bytes[start : start + raw.numel()]
+        region.copy_(raw)
+        return region.view(tensor.dtype)

@@ -19,43 +19,43 @@ from gradwire.bench.records.schema import FuzzRecord
 from gradwire.errors import ConfigError, WireError
 
 DECODER_SHARE = 0.9
-"""Of the messages to a method with a decoder of its own; the rest come in the middle of steps."""
+"""Share of messages sent to the decoder of a method that has one; the rest arrive during steps."""
 
 CRASHES_KEPT = 10
 
 
 @dataclass
 class Tally:
-    """What became of the messages to one method."""
+    """Counts the outcomes of the messages to one method."""
 
     messages: int = 0
     decoded: int = 0
     refused: int = 0
     crashes: list[str] = field(default_factory=list)
 
-    def attack(self, target: Target, case: Case, count: int, dice: random.Random) -> None:
-        """Sends it `count` spoilt messages; anything but a gradient or a WireError is a crash."""
+    def attack(self, target: Target, case: Case, count: int, rng: random.Random) -> None:
+        """Sends `count` mutated messages; any outcome but a gradient or a WireError is a crash."""
         for number in range(count):
-            place = dice.choice(target.places)
-            other = dice.choice(target.places).said.numpy()
-            mutation = dice.choice(SAME_LENGTH if place.fixed else ANY_LENGTH)
-            message = torch.from_numpy(mutation(place.said.numpy(), other, dice).copy())
+            point = rng.choice(target.points)
+            other = rng.choice(target.points).message.numpy()
+            mutation = rng.choice(SAME_LENGTH if point.fixed else ANY_LENGTH)
+            message = torch.from_numpy(mutation(point.message.numpy(), other, rng).copy())
             self.messages += 1
             try:
-                target.hears(place, message, at_end=number % 2 == 0)
+                target.receive(point, message, at_end=number % 2 == 0)
                 self.decoded += 1
             except WireError:
                 self.refused += 1
             except Exception as error:
-                text = f"{case}, call {place.call}, {mutation.__name__}: {error!r}"
+                text = f"{case}, call {point.call}, {mutation.__name__}: {error!r}"
                 self.crashes.append(f"{text}; message {bytes(message.tolist()).hex()}")
-        if spoilt := target.spoilt():
-            self.crashes.append(f"{case}: {spoilt}")
+        if damage := target.damage():
+            self.crashes.append(f"{case}: {damage}")
 
 
 @dataclass(frozen=True)
 class Fuzz:
-    """Hostile messages for every method; the same seed sends the same ones."""
+    """Sends hostile messages to every method; the same seed sends the same messages."""
 
     messages: int
     seed: int
@@ -68,7 +68,7 @@ class Fuzz:
             raise ConfigError(f"bench fuzz: messages must be at least 1, got {self.messages}")
 
     def run(self, console: Console) -> bool:
-        """Whether nothing crashed. Shows and writes one line a method."""
+        """Returns True if nothing crashed. Shows and writes one line per method."""
         torch.set_num_threads(1)
         if self.json_path is not None:
             check_writable(self.json_path)
@@ -97,8 +97,8 @@ class Fuzz:
             share = count - to_steps
             if case.exchange != DECODE:
                 share = (to_steps + steps.index(case)) // len(steps)
-            dice = random.Random(crc32(f"{self.seed} {number} {case}".encode()))
-            tally.attack(open_target(case), case, share, dice)
+            rng = random.Random(crc32(f"{self.seed} {number} {case}".encode()))
+            tally.attack(open_target(case), case, share, rng)
         return tally
 
     def _write(self, spec: str, tally: Tally, cpu_s: float, peak_grown_kb: int) -> None:
@@ -129,5 +129,5 @@ def _line(name: str, tally: Tally) -> str:
 
 
 def _peak_kb() -> int:
-    """The most memory that this process has held so far."""
+    """Returns the peak memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -14,20 +14,20 @@ from torch import Tensor
 
 from gradwire.base import OneRound
 from gradwire.base.aggregation import Aggregation
-from gradwire.bench.fuzz.guard_pages import Guarded
+from gradwire.bench.fuzz.guard_pages import GuardedMemory
 from gradwire.comm.base import CollectiveProgram
 from gradwire.comm.simulated import Simulated
 from gradwire.engine.plan import make_plan, open_lane
-from gradwire.engine.step import exchange, together
+from gradwire.engine.step import BucketResult, lane_rounds, run_rounds
 from gradwire.errors import ConfigError
-from gradwire.spec import compressor_classes, exchange_classes, find_layers, format_spec, parse
+from gradwire.spec import compressor_classes, exchange_classes, format_spec, parse, parse_exchange
 from gradwire.types import EncodeContext
 from gradwire.wire.layout import pack, unpack
 
-ROOM_BYTES = 1 << 16
+MEMORY_BYTES = 1 << 16
 
 DECODE = "decode"
-"""In the place of an exchange: the decoder alone."""
+"""Stands for the decoder alone, in place of an exchange."""
 
 
 @dataclass(frozen=True)
@@ -39,163 +39,171 @@ class Case:
 
     @property
     def ranks(self) -> int:
-        """Few; two nodes where there are nodes."""
-        layers = None if self.exchange == DECODE else find_layers(self.exchange)
-        return 3 if layers is None else 2 * layers.node
+        """Number of ranks: 3, or two nodes for a hierarchical exchange."""
+        node = None if self.exchange == DECODE else parse_exchange(self.exchange).node
+        return 3 if node is None else 2 * node
 
     def __str__(self) -> str:
         return f"{self.spec} by {self.exchange}"
 
 
-class Place(NamedTuple):
-    """An answer of an honest step that could have been another one."""
+class InjectionPoint(NamedTuple):
+    """An answer of a valid step that a mutated message can replace."""
 
     call: int
     rank: int
-    said: Tensor
-    """As it was said, in bytes."""
+    message: Tensor
+    """The valid message, in bytes."""
     fixed: bool
-    """Whether the receiver itself has made the room for it, so that its length cannot change."""
+    """True if the receiver has allocated its buffer, so that its length cannot change."""
 
 
 class Target(ABC):
-    """Hears one message after the other, and remembers none of them."""
+    """Receives one message after the other, without effect on later ones."""
 
-    places: list[Place]
+    points: list[InjectionPoint]
 
     @abstractmethod
-    def hears(self, place: Place, message: Tensor, *, at_end: bool = True) -> Tensor:
-        """What becomes of the gradient when these bytes come in that place.
+    def receive(self, point: InjectionPoint, message: Tensor, *, at_end: bool = True) -> Tensor:
+        """Returns the gradient after these bytes have arrived at that point.
 
-        Message and gradient lie beside pages that kill who touches them, both at the same end.
+        Message and gradient lie beside inaccessible pages, both at the same end.
         """
 
     @abstractmethod
-    def spoilt(self) -> str:
-        """What the messages so far have changed for later steps; nothing, if all is well."""
+    def damage(self) -> str:
+        """Describes state that the messages so far have changed; empty if there is none."""
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether nothing has changed, NaN included."""
+    """Returns True if all bits are equal, those of NaN included."""
     return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
 
 
 NUMELS = (1009, 74)
-"""No multiple of anything; a tensor, and what a shard of it may be."""
+"""Sizes that no block size divides: of a tensor, and of a possible shard of it."""
 
 
-class Decoder(Target):
-    """Hears messages about tensors of some sizes; `call` is the number of the size."""
+class DecoderTarget(Target):
+    """Decodes messages of tensors of some sizes; `call` is the index of the size."""
 
     def __init__(self, codec: OneRound) -> None:
         self._codec = codec
-        self._turns = [EncodeContext((numel,), 1, 2, step=1) for numel in NUMELS]
+        self._contexts = [EncodeContext((numel,), 1, 2, step=1) for numel in NUMELS]
         self._layouts = [codec.layout(numel) for numel in NUMELS]
-        self._room, self._mail = Guarded(ROOM_BYTES), Guarded(ROOM_BYTES)
-        dice = torch.Generator().manual_seed(0)
-        self._starts = [torch.randn(numel, generator=dice) for numel in NUMELS]
-        self.places = []
-        for call, (ctx, layout) in enumerate(zip(self._turns, self._layouts, strict=True)):
-            parts = codec.compress(torch.randn(ctx.numel, generator=dice), ctx)
-            self.places.append(Place(call, 1, pack([parts], [layout]), fixed=False))
+        self._gradient_memory, self._message_memory = (
+            GuardedMemory(MEMORY_BYTES),
+            GuardedMemory(MEMORY_BYTES),
+        )
+        rng = torch.Generator().manual_seed(0)
+        self._starts = [torch.randn(numel, generator=rng) for numel in NUMELS]
+        self.points = []
+        for call, (ctx, layout) in enumerate(zip(self._contexts, self._layouts, strict=True)):
+            parts = codec.compress(torch.randn(ctx.numel, generator=rng), ctx)
+            self.points.append(InjectionPoint(call, 1, pack([parts], [layout]), fixed=False))
 
-    def hears(self, place: Place, message: Tensor, *, at_end: bool = True) -> Tensor:
-        out = self._room.hold(self._starts[place.call], at_end=at_end)
-        buffer = self._mail.hold(message, at_end=at_end)
-        parts = unpack(buffer, [self._layouts[place.call]])
-        self._codec.decode_add(out, parts, 0.5, self._turns[place.call])
+    def receive(self, point: InjectionPoint, message: Tensor, *, at_end: bool = True) -> Tensor:
+        out = self._gradient_memory.hold(self._starts[point.call], at_end=at_end)
+        buffer = self._message_memory.hold(message, at_end=at_end)
+        parts = unpack(buffer, [self._layouts[point.call]])
+        self._codec.decode_add(out, parts, 0.5, self._contexts[point.call])
         return out
 
-    def spoilt(self) -> str:
+    def damage(self) -> str:
         return ""
 
 
 SHAPE = (13, 17)
-"""Small, so that messages are many; odd, so that last bytes and shards are not full."""
+"""Small, for many messages per second; odd, so that last bytes and shards are not full."""
 
 
-class StepReport(NamedTuple):
-    """What a rank was answered in one call."""
+class Answer(NamedTuple):
+    """The answer that a rank received in one collective."""
 
     kind: str
     buffers: list[Tensor]
 
 
-class Listener(Target):
-    """Rank 0 of a case, and what it heard in a step where nobody lied."""
+class StepTarget(Target):
+    """Rank 0 of a case, with the answers that it received in a valid step."""
 
     def __init__(self, case: Case) -> None:
         plan = make_plan(case.spec, None, case.exchange, [torch.zeros(SHAPE)], case.ranks)
-        # Not step 0, in which the error is measured too.
+        # Not step 0, which also measures the error.
         contexts = [EncodeContext(SHAPE, rank, case.ranks, step=1) for rank in range(case.ranks)]
         cpu = torch.device("cpu")
         self._lanes = [
             open_lane("w", plan.compressor, plan.memory, plan.exchange, ctx, cpu)
             for ctx in contexts
         ]
-        dice = torch.Generator().manual_seed(0)
-        self._grads = [torch.randn(SHAPE, generator=dice) for _ in contexts]
-        self._room, self._mail = Guarded(ROOM_BYTES), Guarded(ROOM_BYTES)
-        self._tape: list[StepReport] = []
-        talks = [self._talk(rank, grad.clone()) for rank, grad in enumerate(self._grads)]
-        Simulated(case.ranks).run([_taped(talks[0], self._tape), *talks[1:]])
-        self.places = [
-            Place(call, rank, said.clone().view(torch.uint8), heard.kind in ("mean", "broadcast"))
-            for call, heard in enumerate(self._tape)
-            for rank, said in enumerate(heard.buffers)
+        rng = torch.Generator().manual_seed(0)
+        self._grads = [torch.randn(SHAPE, generator=rng) for _ in contexts]
+        self._gradient_memory, self._message_memory = (
+            GuardedMemory(MEMORY_BYTES),
+            GuardedMemory(MEMORY_BYTES),
+        )
+        self._answers: list[Answer] = []
+        programs = [self._program(rank, grad.clone()) for rank, grad in enumerate(self._grads)]
+        Simulated(case.ranks).run([_record_answers(programs[0], self._answers), *programs[1:]])
+        self.points = [
+            InjectionPoint(
+                call, rank, message.clone().view(torch.uint8), answer.kind in ("mean", "broadcast")
+            )
+            for call, answer in enumerate(self._answers)
+            for rank, message in enumerate(answer.buffers)
         ]
-        self._before = self._remembers()
+        self._state_before = self._state_copies()
 
-    def hears(self, place: Place, message: Tensor, *, at_end: bool = True) -> Tensor:
-        grad = self._room.hold(self._grads[0].view(-1), at_end=at_end).view(SHAPE)
-        talk = self._talk(0, grad)
-        next(talk)
-        for number, (kind, buffers) in enumerate(self._tape):
-            # Means are the receiver's to write on; messages are not.
+    def receive(self, point: InjectionPoint, message: Tensor, *, at_end: bool = True) -> Tensor:
+        grad = self._gradient_memory.hold(self._grads[0].view(-1), at_end=at_end).view(SHAPE)
+        program = self._program(0, grad)
+        next(program)
+        for number, (kind, buffers) in enumerate(self._answers):
+            # The receiver may overwrite means, but not messages.
             answer = [b.clone() for b in buffers] if kind == "mean" else list(buffers)
-            if number == place.call:
-                held = self._mail.hold(message, at_end=at_end)
-                answer[place.rank] = held.view(answer[place.rank].dtype)
+            if number == point.call:
+                held = self._message_memory.hold(message, at_end=at_end)
+                answer[point.rank] = held.view(answer[point.rank].dtype)
             try:
-                talk.send(answer)
+                program.send(answer)
             except StopIteration:
                 return grad
-        raise AssertionError("the conversation goes on after the last answer")
+        raise AssertionError("the program continues after the last answer")
 
-    def spoilt(self) -> str:
-        pairs = zip(self._before, self._remembers(), strict=True)
+    def damage(self) -> str:
+        pairs = zip(self._state_before, self._state_copies(), strict=True)
         if not all(same_bits(one, other) for one, other in pairs):
-            return "what the lane remembers has changed"
-        heard = [b.view(torch.uint8) for one in self._tape for b in one.buffers]
-        if not all(same_bits(p.said, b) for p, b in zip(self.places, heard, strict=True)):
-            return "a message was written on"
+            return "the state of the lane has changed"
+        received = [b.view(torch.uint8) for one in self._answers for b in one.buffers]
+        if not all(same_bits(p.message, b) for p, b in zip(self.points, received, strict=True)):
+            return "a message was overwritten"
         return ""
 
-    def _remembers(self) -> list[Tensor]:
-        """Copies of all that the lane keeps for later steps."""
+    def _state_copies(self) -> list[Tensor]:
+        """Returns copies of the lane's state."""
         lane = self._lanes[0]
         return [t.clone() for t in (*lane.memory_state.values(), *lane.aggregator_state.values())]
 
-    def _talk(self, rank: int, grad: Tensor) -> CollectiveProgram[list[Tensor]]:
-        return together([exchange(grad, self._lanes[rank])])
+    def _program(self, rank: int, grad: Tensor) -> CollectiveProgram[BucketResult]:
+        return run_rounds([lane_rounds(grad, self._lanes[rank])])
 
 
-def _taped(
-    talk: CollectiveProgram[list[Tensor]], tape: list[StepReport]
-) -> CollectiveProgram[list[Tensor]]:
+def _record_answers(
+    program: CollectiveProgram[BucketResult], answers: list[Answer]
+) -> CollectiveProgram[BucketResult]:
     answer: Sequence[Tensor] | None = None
     while True:
         try:
-            call = next(talk) if answer is None else talk.send(list(answer))
+            call = next(program) if answer is None else program.send(list(answer))
         except StopIteration as end:
-            result: list[Tensor] = end.value
+            result: BucketResult = end.value
             return result
         answer = yield call
-        tape.append(StepReport(call.kind, [buffer.clone() for buffer in answer]))
+        answers.append(Answer(call.kind, [buffer.clone() for buffer in answer]))
 
 
 def all_specs() -> list[str]:
-    """Single methods in all their example settings, pipelines in the usual one of each half."""
+    """Returns single methods in all their example settings, and pipelines of first examples."""
     singles = [
         format_spec(method(**example))
         for method in compressor_classes().values()
@@ -205,20 +213,22 @@ def all_specs() -> list[str]:
 
 
 def cases_of(spec: str) -> list[Case]:
-    """The decoder alone, where one message is all; then every legal exchange."""
-    ways = _exchanges()
+    """Returns the decoder alone, for methods of one round, and every legal exchange."""
+    exchanges = _exchanges()
     if "|" not in spec:
-        ways += [f"gather:aggregate={name}" for name in get_args(Aggregation) if name != "mean"]
-    cases = [case for way in ways if _legal(case := Case(spec, way))]
+        exchanges += [
+            f"gather:aggregate={name}" for name in get_args(Aggregation) if name != "mean"
+        ]
+    cases = [case for exchange in exchanges if _legal(case := Case(spec, exchange))]
     return [Case(spec, DECODE), *cases] if isinstance(parse(spec), OneRound) else cases
 
 
 def open_target(case: Case) -> Target:
     if case.exchange != DECODE:
-        return Listener(case)
+        return StepTarget(case)
     codec = parse(case.spec)
     assert isinstance(codec, OneRound)
-    return Decoder(codec)
+    return DecoderTarget(codec)
 
 
 def _exchanges() -> list[str]:

@@ -10,62 +10,62 @@ from gradwire.base import Compressor, MultiRound, OneRound, encode_with_feedback
 from gradwire.compressors._sparsifier import ThresholdSparsifier
 from gradwire.types import AllGather, EFInput, EncodeContext, Mean, Parts, State
 
-Collective: TypeAlias = Callable[[], object]
+TimedCall: TypeAlias = Callable[[], object]
 
 WARM_UPS = 3
 HALF = 0.5
 
 
-def ef_step(compressor: Compressor, x: Tensor, ctx: EncodeContext) -> Collective:
-    """Gradient and residual in, message and new residual out.
+def ef_step(compressor: Compressor, x: Tensor, ctx: EncodeContext) -> TimedCall:
+    """Returns a call that takes gradient and residual and makes a message and a new residual.
 
-    The residual is renewed in place, and counts half in the next call: so it comes to the gradient
-    itself where nothing is said, and does not grow from call to call. A method that may not have a
+    The residual is renewed in place, with a decay of one half: so for an entry that is never sent
+    it converges to the gradient and does not grow from call to call. A method that must not have a
     residual is measured without one.
     """
-    ef = _given(compressor, x)
+    ef = _ef_input(compressor, x)
     if isinstance(compressor, OneRound):
         return lambda: encode_with_feedback(compressor, ef, ctx)
     assert isinstance(compressor, MultiRound)
-    alone = ctx._replace(world_size=1)
-    state = compressor.state(alone, x.device)
-    # The mean goes to the memory of the gradient, which must be there for the next call.
-    kept = ef._replace(grad=ef.grad.clone())
-    return lambda: _alone(compressor, kept, state, alone)
+    single_rank = ctx._replace(world_size=1)
+    state = compressor.state(single_rank, x.device)
+    # The mean overwrites the gradient, which the next call needs.
+    ef_copy = ef._replace(grad=ef.grad.clone())
+    return lambda: _run_single_rank(compressor, ef_copy, state, single_rank)
 
 
-def replayed_step(compressor: Compressor, x: Tensor, ctx: EncodeContext) -> Collective:
-    """The same with the card's work as a CUDA graph.
+def replayed_step(compressor: Compressor, x: Tensor, ctx: EncodeContext) -> TimedCall:
+    """Returns the step of `ef_step` with the GPU's work as a CUDA graph.
 
-    Where the length of a message varies, the host asks for it after each replay.
+    If the length of a message varies, the host reads it after each replay.
     """
     if not isinstance(compressor, ThresholdSparsifier):
         return replay_of(ef_step(compressor, x, ctx))
-    ef, drafts = _given(compressor, x), list[Parts]()
+    ef, padded = _ef_input(compressor, x), list[Parts]()
 
-    def draft() -> None:
-        drafts.append(compressor.draft(ef, ctx))
+    def encode() -> None:
+        padded.append(compressor.encode_padded(ef, ctx))
 
-    replay = replay_of(draft)
+    replay = replay_of(encode)
 
     def step() -> int:
         replay()
-        return int(drafts[-1][0])
+        return int(padded[-1][0])
 
     return step
 
 
-def _given(compressor: Compressor, x: Tensor) -> EFInput:
+def _ef_input(compressor: Compressor, x: Tensor) -> EFInput:
     grad = x.view(-1)
     feeds_back = compressor.traits().contraction or compressor.traits().accumulates
-    residual = left = torch.zeros_like(grad) if feeds_back else None
-    return EFInput(grad, residual, left, HALF)
+    residual = residual_out = torch.zeros_like(grad) if feeds_back else None
+    return EFInput(grad, residual, residual_out, HALF)
 
 
-def replay_of(call: Collective) -> Collective:
-    """The call as a CUDA graph: the work of the card, without the host's part in it.
+def replay_of(call: TimedCall) -> TimedCall:
+    """Captures the call as a CUDA graph: the work of the GPU, without that of the host.
 
-    Raises RuntimeError where the host takes part in the work itself.
+    Raises RuntimeError if the host takes part in the work itself.
     """
     here, side = torch.cuda.current_stream(), torch.cuda.Stream()
     side.wait_stream(here)
@@ -79,13 +79,13 @@ def replay_of(call: Collective) -> Collective:
     return graph.replay
 
 
-def _alone(method: MultiRound, ef: EFInput, state: State, ctx: EncodeContext) -> None:
-    """A conversation in a world of one, where every answer is what was said."""
-    talk = method.rounds(ef, state, ctx)
+def _run_single_rank(method: MultiRound, ef: EFInput, state: State, ctx: EncodeContext) -> None:
+    """Runs the rounds of a single rank, where every answer is the rank's own message."""
+    rounds = method.rounds(ef, state, ctx)
     try:
-        request = next(talk)
+        request = next(rounds)
         while True:
             assert isinstance(request, Mean | AllGather)
-            request = talk.send([request.parts])
+            request = rounds.send([request.parts])
     except StopIteration:
         return

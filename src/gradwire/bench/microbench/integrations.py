@@ -33,7 +33,7 @@ class Pair(NamedTuple):
     """A training step without Gradwire, and with."""
 
     plain: Step
-    mounted: Step
+    attached: Step
 
 
 def _model(width: int) -> nn.Sequential:
@@ -54,7 +54,7 @@ def _step(model: nn.Module, x: Tensor, between: Step = lambda: None) -> Step:
 
 
 def _flat_mean(model: nn.Module) -> Step:
-    """What a loop without DDP does by hand: one all-reduce of all gradients."""
+    """Returns the averaging that a loop without DDP does by hand: one all-reduce."""
 
     def mean() -> None:
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
@@ -69,13 +69,13 @@ def _flat_mean(model: nn.Module) -> Step:
 
 
 def pairs(width: int) -> Iterator[tuple[str, Pair]]:
-    """The steps to race, by mount."""
+    """Yields the steps to compare, by integration."""
     from torch.distributed.fsdp import fully_shard
 
     x = torch.randn(32, width)
-    plain, mounted = DDP(_model(width)), DDP(_model(width))
-    link = attach(mounted, "none")
-    yield "ddp", Pair(_step(plain, x), _step(mounted, x))
+    plain, attached = DDP(_model(width)), DDP(_model(width))
+    link = attach(attached, "none")
+    yield "ddp", Pair(_step(plain, x), _step(attached, x))
     link.detach()
     by_hand, ours = _model(width), _model(width)
     reducer = Reducer(ours, "none")
@@ -89,28 +89,28 @@ def pairs(width: int) -> Iterator[tuple[str, Pair]]:
     shards.detach()
 
 
-def race(width: int, steps: int) -> list[dict[str, object]]:
-    """A row a mount: the medians of both, and their ratio; called on all ranks."""
+def compare(width: int, steps: int) -> list[dict[str, object]]:
+    """Returns a row per integration: both medians and their ratio; call it on all ranks."""
     rows: list[dict[str, object]] = []
     for name, pair in pairs(width):
         seconds: list[list[float]] = [[], []]
-        for ctx in range(steps + 2):
-            for mounted in (0, 1) if ctx % 2 else (1, 0):
+        for number in range(steps + 2):
+            for attached in (0, 1) if number % 2 else (1, 0):
                 dist.barrier()
                 start = perf_counter()
-                pair[mounted]()
-                seconds[mounted].append(perf_counter() - start)
-        # The first two make buckets and lanes.
-        plain_ms, mounted_ms = (1e3 * median(times[2:]) for times in seconds)
-        ratio = mounted_ms / plain_ms
-        rows.append({"mount": name, "plain_ms": plain_ms, "none_ms": mounted_ms, "ratio": ratio})
+                pair[attached]()
+                seconds[attached].append(perf_counter() - start)
+        # The first two steps create buckets and lanes.
+        plain_ms, none_ms = (1e3 * median(times[2:]) for times in seconds)
+        ratio = none_ms / plain_ms
+        rows.append({"mount": name, "plain_ms": plain_ms, "none_ms": none_ms, "ratio": ratio})
     return rows
 
 
 def _rank(rank: int, ranks: int, steps: int, store: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
-    for row in race(WIDTH, steps):
+    for row in compare(WIDTH, steps):
         if rank == 0:
             print(json.dumps(row), flush=True)
     dist.destroy_process_group()
@@ -120,10 +120,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=50)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
-        spawn(_rank, (asked.ranks, asked.steps, store), asked.ranks)
+        spawn(_rank, (args.ranks, args.steps, store), args.ranks)
 
 
 if __name__ == "__main__":

@@ -33,40 +33,40 @@ WARMUP = 3
 
 
 class Case(NamedTuple):
-    """A compiled training step, and what it has said so far."""
+    """A compiled training step, and its reducer, which counts the bytes."""
 
     step: Step
     reducer: Reducer | None
 
 
 def mlp(hidden: int) -> keras.Model:
-    """784-hidden-hidden-10: 5.8 million parameters for 2048."""
+    """Builds an MLP, 784-hidden-hidden-10: 5.8 million parameters for hidden=2048."""
     keras.utils.set_random_seed(0)
     wide = [keras.layers.Dense(hidden, activation="relu") for _ in range(2)]
     return keras.Sequential([keras.Input((784,)), *wide, keras.layers.Dense(10)])
 
 
 def by_hand(gradients: list[Any], _: object = None) -> list[Any]:
-    """What a loop without Gradwire does: all gradients in one buffer, and one all-reduce."""
+    """Averages as a loop without Gradwire does: all gradients in one buffer, one all-reduce."""
 
-    def work(given: list[torch.Tensor], _: float) -> list[torch.Tensor]:
-        flat = torch.cat([gradient.reshape(-1) for gradient in given])
+    def work(tensors: list[torch.Tensor], _: float) -> list[torch.Tensor]:
+        flat = torch.cat([gradient.reshape(-1) for gradient in tensors])
         dist.all_reduce(flat)
         flat /= dist.get_world_size()
-        pieces = flat.split([gradient.numel() for gradient in given])
-        return [piece.view(g.shape) for piece, g in zip(pieces, given, strict=True)]
+        pieces = flat.split([gradient.numel() for gradient in tensors])
+        return [piece.view(g.shape) for piece, g in zip(pieces, tensors, strict=True)]
 
-    return TensorFlow().through(work, gradients, 1.0)
+    return TensorFlow().apply_work(work, gradients, 1.0)
 
 
 def case(spec: str, hidden: int) -> Case:
-    """A step of its own model for a spec, on this rank's own data."""
+    """Builds a step with a new model for a spec, on this rank's own data."""
     model, optimizer = mlp(hidden), keras.optimizers.SGD(0.01)
     variables = model.trainable_variables
     reducer = None if spec == BY_HAND else Reducer(variables, spec)
-    dice = np.random.default_rng(dist.get_rank())
-    x = tf.constant(dice.normal(size=(BATCH, 784)).astype("float32"))
-    y = tf.constant(dice.integers(10, size=BATCH))
+    rng = np.random.default_rng(dist.get_rank())
+    x = tf.constant(rng.normal(size=(BATCH, 784)).astype("float32"))
+    y = tf.constant(rng.integers(10, size=BATCH))
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
     def step() -> Any:
@@ -82,15 +82,15 @@ def case(spec: str, hidden: int) -> Case:
     return Case(tf.function(step), reducer)
 
 
-def race(specs: list[str], hidden: int, steps: int) -> list[dict[str, object]]:
-    """A row a spec, compared with the first; called on all ranks."""
+def compare(specs: list[str], hidden: int, steps: int) -> list[dict[str, object]]:
+    """Returns a row per spec, compared with the first; call it on all ranks."""
     cases = {spec: case(spec, hidden) for spec in specs}
     seconds: dict[str, list[float]] = {spec: [] for spec in specs}
-    said: dict[str, int] = {}
+    sent_before: dict[str, int] = {}
     for i in range(WARMUP + steps):
         for spec, (step, reducer) in cases.items():
             if i == WARMUP:
-                said[spec] = _sent(reducer)
+                sent_before[spec] = _sent(reducer)
             dist.barrier()
             start = perf_counter()
             step()
@@ -99,7 +99,7 @@ def race(specs: list[str], hidden: int, steps: int) -> list[dict[str, object]]:
     first_ms = 1e3 * median(seconds[specs[0]][WARMUP:])
     for spec, (_, reducer) in cases.items():
         step_ms = 1e3 * median(seconds[spec][WARMUP:])
-        sent = (_sent(reducer) - said[spec]) / steps if reducer is not None else None
+        sent = (_sent(reducer) - sent_before[spec]) / steps if reducer is not None else None
         row = {"spec": spec, "step_ms": step_ms, "ratio": step_ms / first_ms, "sent_bytes": sent}
         rows.append({**row, "against": specs[0]})
         if reducer is not None:
@@ -116,17 +116,17 @@ def _sent(reducer: Reducer | None) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("specs", nargs="*", default=["none", "topk:ratio=0.01"])
-    parser.add_argument("--by-hand", action="store_true", help="also race a mean by hand")
+    parser.add_argument("--by-hand", action="store_true", help="also measure a mean by hand")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--hidden", type=int, default=2048)
-    parser.add_argument("--rate", help="what the launcher was told, for the record")
-    asked = parser.parse_args()
+    parser.add_argument("--rate", help="the rate given to the launcher, for the record")
+    args = parser.parse_args()
     torch.set_num_threads(1)
     tf.config.threading.set_intra_op_parallelism_threads(1)
     dist.init_process_group("gloo")
-    rows = race([BY_HAND] * asked.by_hand + asked.specs, asked.hidden, asked.steps)
-    facts = {"workers": dist.get_world_size(), "rate": asked.rate, "steps": asked.steps}
-    facts |= {"hidden": asked.hidden, "batch": BATCH, "tensorflow": tf.__version__}
+    rows = compare([BY_HAND] * args.by_hand + args.specs, args.hidden, args.steps)
+    facts = {"workers": dist.get_world_size(), "rate": args.rate, "steps": args.steps}
+    facts |= {"hidden": args.hidden, "batch": BATCH, "tensorflow": tf.__version__}
     if dist.get_rank() == 0:
         for row in rows:
             line = {"kind": "keras", "version": 1, **row, **facts, "machine": machine_facts()}

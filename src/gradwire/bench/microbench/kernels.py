@@ -10,11 +10,11 @@ from gradwire import kernels
 from gradwire.base import Compressor
 from gradwire.bench.machine import check_device, device_name, machine_facts
 from gradwire.bench.microbench.measure import (
-    Ground,
+    MemoryBaseline,
     Stopwatch,
     check_setting,
-    ground_at,
     measure,
+    measure_baseline,
     stopwatch,
 )
 from gradwire.bench.records.compare import group, kernel_setting
@@ -30,13 +30,13 @@ NAN = float("nan")
 
 
 def usual_specs() -> list[str]:
-    """Every method of the folder in its usual setting."""
+    """Returns every method of the catalogue in its first example setting."""
     return [format_spec(cls(**cls.examples[0])) for cls in compressor_classes().values()]
 
 
 @dataclass(frozen=True)
 class KernelBench:
-    """Every method at every size, on one device."""
+    """Measures every method at every size, on one device."""
 
     device: str
     sizes: tuple[int, ...]
@@ -61,11 +61,11 @@ class KernelBench:
         watch = stopwatch(device)
         records: list[KernelRecord] = []
         for numel in self.sizes:
-            ground = ground_at(numel, device, watch)
+            baseline = measure_baseline(numel, device, watch)
             for compressor in compressors:
                 spec = format_spec(compressor)
                 console.print(f"{spec}, {numel:,} elements", markup=False, highlight=False)
-                records.append(self._record(compressor, numel, device, watch, ground))
+                records.append(self._record(compressor, numel, device, watch, baseline))
                 if self.json_path is not None:
                     append(self.json_path, records[-1])
         self._show(records, console)
@@ -87,16 +87,16 @@ class KernelBench:
         numel: int,
         device: torch.device,
         watch: Stopwatch,
-        ground: Ground,
+        baseline: MemoryBaseline,
     ) -> KernelRecord:
-        """What was measured, or why it could not be: one method must not end the whole run."""
+        """Returns the measured record, or one with the error, so that the run continues."""
         rows = max(1, int(numel**0.5))
         machine = machine_facts()
         blank = KernelRecord(
             method=name_of(compressor),
             spec=format_spec(compressor),
             device=device_name(self.device),
-            backend=kernels.chosen(device),
+            backend=kernels.backend_for(device),
             numel=rows * (numel // rows),
             encode_us=NAN,
             decode_us=NAN,
@@ -113,7 +113,7 @@ class KernelBench:
         )
         try:
             x = torch.randn(rows, numel // rows, device=device) * 1e-3
-            return measure(compressor, x, watch, ground, blank)
+            return measure(compressor, x, watch, baseline, blank)
         except RuntimeError as error:
             # Such as too little memory for this method at this size.
             return replace(blank, status="failed", error=str(error).splitlines()[0])

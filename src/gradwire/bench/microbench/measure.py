@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gradwire.base import Compressor, OneRound
-from gradwire.bench.microbench.ef_step import Collective, ef_step, replay_of, replayed_step
+from gradwire.bench.microbench.ef_step import TimedCall, ef_step, replay_of, replayed_step
 from gradwire.bench.records.schema import KernelRecord
 from gradwire.checks import check_whole
 from gradwire.compressors._sparsifier import ThresholdSparsifier
@@ -26,34 +26,36 @@ from gradwire.types import EncodeContext, Payload
 
 WARM_UPS = 3
 BUDGET_S = 0.25
-FEWEST, MOST = 5, 200
+MIN_REPEATS, MAX_REPEATS = 5, 200
 
 
 class Stopwatch(ABC):
     """Times calls one after the other; `median_us` does so until the budget is spent."""
 
-    row_us: float
-    """Short calls are timed in rows that take about so long, and cost their share of it."""
+    batch_us: float
+    """Short calls are timed in batches of about this time, and each counts its share."""
 
     @abstractmethod
-    def once_us(self, call: Callable[[], object], times: int) -> float:
-        """What each of so many calls takes."""
+    def time_us(self, call: Callable[[], object], times: int) -> float:
+        """Returns the mean time of `times` calls."""
 
     def median_us(self, call: Callable[[], object]) -> float:
-        one_us = min(self.once_us(call, 1) for _ in range(WARM_UPS))
-        times = max(1, min(MOST, int(self.row_us / max(one_us, 1e-3))))
+        one_us = min(self.time_us(call, 1) for _ in range(WARM_UPS))
+        times = max(1, min(MAX_REPEATS, int(self.batch_us / max(one_us, 1e-3))))
         costs: list[float] = []
-        while len(costs) < FEWEST or (len(costs) < MOST and sum(costs) * times < BUDGET_S * 1e6):
-            costs.append(self.once_us(call, times))
+        while len(costs) < MIN_REPEATS or (
+            len(costs) < MAX_REPEATS and sum(costs) * times < BUDGET_S * 1e6
+        ):
+            costs.append(self.time_us(call, times))
         return median(costs)
 
 
 class HostWatch(Stopwatch):
-    """The host's clock, for CPU tensors."""
+    """Measures with the host's clock, for CPU tensors."""
 
-    row_us = 0.0
+    batch_us = 0.0
 
-    def once_us(self, call: Callable[[], object], times: int) -> float:
+    def time_us(self, call: Callable[[], object], times: int) -> float:
         start = perf_counter()
         for _ in range(times):
             call()
@@ -61,14 +63,14 @@ class HostWatch(Stopwatch):
 
 
 class CudaWatch(Stopwatch):
-    """Events on the stream: what the host waits for in a call counts, since the GPU idles then.
+    """Measures with events on the stream; waits of the host count, since the GPU idles then.
 
-    In a row the host runs ahead, so that starting the first call is not taken for its work.
+    In a batch the host runs ahead, so that the launch of the first call is not counted.
     """
 
-    row_us = 1000.0
+    batch_us = 1000.0
 
-    def once_us(self, call: Callable[[], object], times: int) -> float:
+    def time_us(self, call: Callable[[], object], times: int) -> float:
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         for _ in range(times):
@@ -83,19 +85,19 @@ def stopwatch(device: torch.device) -> Stopwatch:
 
 
 MESSAGES = 8
-"""How many gathered messages are decoded and added at once."""
+"""Number of gathered messages that are decoded and added at once."""
 
-_MOST_THREADS = 1024
-"""More than any machine has; torch takes a number that is far too large, and dies of it later."""
+_MAX_THREADS = 1024
+"""More than any machine has; torch accepts a number that is far too large, and crashes later."""
 
 _COPIES = 3
 """Tensors of one size that a step needs: the gradient, the residual, and their sum."""
 
-WAITS = "its host must wait for the card"
+NEEDS_HOST = "the host must wait for the GPU"
 
 
-class Ground(NamedTuple):
-    """What memory does at one size: the measure of all that follows there."""
+class MemoryBaseline(NamedTuple):
+    """Speed of the memory at one size, to which all costs are compared."""
 
     copy_bytes_per_us: float
     add_us: float | None
@@ -103,7 +105,7 @@ class Ground(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """As a graph where the card can do without the host, and by calls."""
+    """The cost of a call: eager, and as a CUDA graph unless the host takes part."""
 
     graph_us: float | None
     eager_us: float
@@ -115,20 +117,24 @@ class Cost(NamedTuple):
 
 
 def measure(
-    compressor: Compressor, x: Tensor, watch: Stopwatch, ground: Ground, blank: KernelRecord
+    compressor: Compressor,
+    x: Tensor,
+    watch: Stopwatch,
+    baseline: MemoryBaseline,
+    blank: KernelRecord,
 ) -> KernelRecord:
-    """The record with all that is measured filled in."""
+    """Returns the record with all measurements filled in."""
     ctx = EncodeContext(tuple(x.shape), world_size=MESSAGES)
     payload = compressor.encode(x, ctx)
     decode8 = _decode8(compressor, payload, ctx, watch)
     step = cost(
         ef_step(compressor, x, ctx),
         lambda: replayed_step(compressor, x, ctx),
-        _waits(compressor),
+        _needs_host(compressor),
         watch,
         x.device,
     )
-    floor_us = (12 * x.numel() + payload.nbytes) / ground.copy_bytes_per_us
+    floor_us = (12 * x.numel() + payload.nbytes) / baseline.copy_bytes_per_us
     read_and_write = 8 * x.numel() + MESSAGES * payload.nbytes
     return replace(
         blank,
@@ -136,7 +142,7 @@ def measure(
         decode_us=watch.median_us(lambda: compressor.decode(payload)),
         decode8_us=decode8 and decode8.us,
         decode8_eager_us=decode8 and decode8.eager_us,
-        decode8_floor_us=decode8 and read_and_write / ground.copy_bytes_per_us,
+        decode8_floor_us=decode8 and read_and_write / baseline.copy_bytes_per_us,
         ef_step_us=step.us,
         ef_step_eager_us=step.eager_us,
         ef_step_by="eager" if step.graph_us is None else "graph",
@@ -145,14 +151,14 @@ def measure(
         bits_per_element=8 * payload.nbytes / x.numel(),
         floor_us=floor_us,
         ratio_to_floor=step.us / floor_us,
-        add_us=ground.add_us,
-        ratio_to_add=ground.add_us and step.us / ground.add_us,
+        add_us=baseline.add_us,
+        ratio_to_add=baseline.add_us and step.us / baseline.add_us,
     )
 
 
 def check_setting(sizes: Iterable[int], threads: int, device: torch.device) -> None:
-    """Raises ConfigError for what would end a run midway: no such threads, or too little memory."""
-    check_whole("kernels", "threads", threads, 1, _MOST_THREADS)
+    """Raises ConfigError for too many threads or too little memory, before anything is measured."""
+    check_whole("kernels", "threads", threads, 1, _MAX_THREADS)
     for numel in sizes:
         try:
             torch.empty((_COPIES, numel), device=device)
@@ -163,43 +169,43 @@ def check_setting(sizes: Iterable[int], threads: int, device: torch.device) -> N
             ) from None
 
 
-def ground_at(numel: int, device: torch.device, watch: Stopwatch) -> Ground:
-    """A copy of so many float32, read and written; on a CPU also the sum of two into one."""
-    # Not zeros: memory that was never written is not there yet, and costs nothing to read.
+def measure_baseline(numel: int, device: torch.device, watch: Stopwatch) -> MemoryBaseline:
+    """Measures a copy of `numel` float32; on a CPU also an addition in place."""
+    # Not zeros: memory that was never written is not mapped yet, and costs nothing to read.
     source = torch.ones(numel, device=device)
     target = torch.empty_like(source)
     copy_us = watch.median_us(lambda: target.copy_(source))
     add_us = None
     if device.type == "cuda":
-        # Calls are slow where the tensor is small, and graphs copy slowly where it is large: a
-        # kernel that reads and writes as much is neither, and the fastest is the floor.
+        # Calls are slow for small tensors, and copies in graphs are slow for large ones; a kernel
+        # that reads and writes as much is neither. The fastest is the floor.
         negate = replay_of(lambda: torch.neg(source, out=target))
         copy_us = min(copy_us, watch.median_us(negate))
     else:
         add_us = watch.median_us(lambda: torch.add(source, target, out=target))
-    return Ground(2 * source.nbytes / copy_us, add_us)
+    return MemoryBaseline(2 * source.nbytes / copy_us, add_us)
 
 
 def _decode8(
     compressor: Compressor, payload: Payload, ctx: EncodeContext, watch: Stopwatch
 ) -> Cost | None:
-    """Eight messages added up, for methods whose messages are."""
+    """Measures the addition of eight messages, for methods of one round."""
     if not isinstance(compressor, OneRound):
         return None
     device = payload.parts[0].device
-    # In memory of their own, as they are gathered: one that is read eight times stays in the cache.
+    # Separate copies, as they are gathered: one message read eight times would stay in the cache.
     rows = [torch.stack([part] * MESSAGES) for part in payload.parts]
-    said = [tuple(row[i] for row in rows) for i in range(MESSAGES)]
+    messages = [tuple(row[i] for row in rows) for i in range(MESSAGES)]
     out = torch.zeros(ctx.numel, device=device)
 
     def add() -> None:
-        compressor.decode_add(out, said, 0.125, ctx)
+        compressor.decode_add(out, messages, 0.125, ctx)
 
-    return cost(add, lambda: replay_of(add), _waits(compressor), watch, device)
+    return cost(add, lambda: replay_of(add), _needs_host(compressor), watch, device)
 
 
-def _waits(compressor: Compressor) -> bool:
-    """Whether the host takes part in a step, or in decoding."""
+def _needs_host(compressor: Compressor) -> bool:
+    """Returns True if the host takes part in a step, or in decoding."""
     traits = compressor.traits()
     return traits.syncs_host or (
         traits.variable_length and not isinstance(compressor, ThresholdSparsifier)
@@ -207,21 +213,21 @@ def _waits(compressor: Compressor) -> bool:
 
 
 def cost(
-    call: Collective,
-    replayed: Callable[[], Collective],
+    call: TimedCall,
+    replayed: Callable[[], TimedCall],
     syncs_host: bool,
     watch: Stopwatch,
     device: torch.device,
 ) -> Cost:
-    """By calls, and as the graph that `replayed` makes unless the host `syncs_host` for the card.
+    """Measures eager calls, and the graph that `replayed` makes unless the call syncs the host.
 
-    Where it does nothing is tried: a capture that fails leaves torch's random numbers unusable.
+    Then no capture is tried: one that fails leaves torch's random numbers unusable.
     """
     eager_us = watch.median_us(call)
     if device.type != "cuda":
         return Cost(None, eager_us, None)
     if syncs_host:
-        return Cost(None, eager_us, WAITS)
+        return Cost(None, eager_us, NEEDS_HOST)
     try:
         replay = replayed()
     except RuntimeError as error:

@@ -21,11 +21,11 @@ from torch.utils.data import DataLoader, TensorDataset
 WIDTH = 1024
 BATCH = 32
 WARM_UP = 3
-"""Steps that make buckets and lanes."""
+"""Steps that create buckets and lanes."""
 
 
 class Timed(nn.Module):
-    """A model that says what its loss is, and takes down when it was asked."""
+    """A model that returns its loss and records the time of every forward pass."""
 
     def __init__(self, width: int) -> None:
         nn.Module.__init__(self)
@@ -38,16 +38,16 @@ class Timed(nn.Module):
         return {"loss": self.layers(x).square().mean()}
 
     def seconds(self) -> list[float]:
-        """How long each step took, without the first few."""
+        """Returns the time of each step, without the warm-up."""
         steps = zip(self.starts[WARM_UP:-1], self.starts[WARM_UP + 1 :], strict=True)
         return [after - before for before, after in steps]
 
 
 Run: TypeAlias = Callable[[Timed, Tensor, bool], None]
-"""Trains a model on batches, with the mount or without."""
+"""Trains a model on batches, with Gradwire or without."""
 
 
-def accelerate(model: Timed, inputs: Tensor, mounted: bool) -> None:
+def accelerate(model: Timed, inputs: Tensor, attached: bool) -> None:
     from accelerate import Accelerator
 
     from gradwire.integrations.accelerate import keep_state
@@ -57,7 +57,7 @@ def accelerate(model: Timed, inputs: Tensor, mounted: bool) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     loader = DataLoader(TensorDataset(inputs), batch_size=BATCH)
     ddp, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    link = attach(ddp, "none") if mounted else None
+    link = attach(ddp, "none") if attached else None
     if link is not None:
         keep_state(accelerator, link)
     for [x] in loader:
@@ -68,7 +68,7 @@ def accelerate(model: Timed, inputs: Tensor, mounted: bool) -> None:
         link.detach()
 
 
-def lightning(model: Timed, inputs: Tensor, mounted: bool) -> None:
+def lightning(model: Timed, inputs: Tensor, attached: bool) -> None:
     from lightning.pytorch import LightningModule, Trainer
 
     from gradwire.integrations.lightning import GradwireCallback
@@ -84,19 +84,19 @@ def lightning(model: Timed, inputs: Tensor, mounted: bool) -> None:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=1e-3)
 
-    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    disabled = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     trainer = Trainer(
         max_epochs=1,
         accelerator="cpu",
         devices=dist.get_world_size(),
         strategy="ddp",
-        callbacks=[GradwireCallback("none")] if mounted else [],
-        **dict.fromkeys(quiet, False),
+        callbacks=[GradwireCallback("none")] if attached else [],
+        **dict.fromkeys(disabled, False),
     )
     trainer.fit(Fitted(), DataLoader(TensorDataset(inputs), batch_size=BATCH))
 
 
-def transformers(model: Timed, inputs: Tensor, mounted: bool) -> None:
+def transformers(model: Timed, inputs: Tensor, attached: bool) -> None:
     from transformers import Trainer, TrainingArguments
 
     from gradwire.integrations.transformers import GradwireCallback
@@ -115,7 +115,7 @@ def transformers(model: Timed, inputs: Tensor, mounted: bool) -> None:
             disable_tqdm=True,
         )
         trainer = Trainer(model, settings, train_dataset=[{"x": x} for x in inputs])
-        if mounted:
+        if attached:
             trainer.add_callback(GradwireCallback(trainer, "none"))
         trainer.train()
 
@@ -123,18 +123,18 @@ def transformers(model: Timed, inputs: Tensor, mounted: bool) -> None:
 RUNS: tuple[Run, ...] = (accelerate, lightning, transformers)
 
 
-def race(width: int, steps: int, rounds: int) -> list[dict[str, object]]:
-    """A row a trainer: the medians of both, and their ratio; called on all ranks of torchrun."""
+def compare(width: int, steps: int, rounds: int) -> list[dict[str, object]]:
+    """Returns a row per trainer: both medians and their ratio; call it on all ranks of torchrun."""
     rows: list[dict[str, object]] = []
     inputs = torch.randn((WARM_UP + steps) * BATCH * dist.get_world_size(), width)
     for run in RUNS:
         seconds: list[list[float]] = [[], []]
-        for ctx in range(2 * rounds):
-            # Both come first in turn: 0 1, 1 0, 0 1, ...
-            mounted = ctx % 4 in (1, 2)
+        for number in range(2 * rounds):
+            # Each is first equally often: 0 1, 1 0, 0 1, ...
+            attached = number % 4 in (1, 2)
             model = Timed(width)
-            run(model, inputs, mounted)
-            seconds[mounted].extend(model.seconds())
+            run(model, inputs, attached)
+            seconds[attached].extend(model.seconds())
         plain_ms, none_ms = (1e3 * median(times) for times in seconds)
         row = {"plain_ms": plain_ms, "none_ms": none_ms, "ratio": none_ms / plain_ms}
         rows.append({"mount": run.__name__, **row})
@@ -145,10 +145,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=5)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    for row in race(WIDTH, asked.steps, asked.rounds):
+    for row in compare(WIDTH, args.steps, args.rounds):
         if dist.get_rank() == 0:
             print(json.dumps(row), flush=True)
     dist.destroy_process_group()

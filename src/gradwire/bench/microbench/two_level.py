@@ -16,12 +16,18 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.bench import human
 from gradwire.bench.machine import check_device, device_name, machine_facts
-from gradwire.bench.microbench.ef_step import Collective, replay_of
+from gradwire.bench.microbench.ef_step import TimedCall, replay_of
 from gradwire.bench.microbench.measure import Cost, Stopwatch, check_setting, cost, stopwatch
 from gradwire.bench.records.files import append, check_writable
 from gradwire.bench.records.schema import LevelsRecord
 from gradwire.compressors._sparsifier import Sparsifier
-from gradwire.control.two_level import Gauge, at_factor, check_factor, levels, sparsifier_of
+from gradwire.control.two_level import (
+    GainMeter,
+    check_has_ratio,
+    sparsifier_of,
+    two_level,
+    with_factor,
+)
 from gradwire.errors import ConfigError
 from gradwire.spec import format_spec, parse
 from gradwire.types import EFInput, EncodeContext
@@ -29,12 +35,12 @@ from gradwire.types import EFInput, EncodeContext
 SPECS = tuple(f"{name}:ratio=0.1" for name in ("topk", "dgc", "redsync", "sidco", "randomk"))
 
 ROUNDS = 3
-"""The first one is cold."""
+"""Repetitions; in the first, caches are cold."""
 
 
 @dataclass(frozen=True)
 class LevelsBench:
-    """Every sparsifier at every size."""
+    """Measures every sparsifier at every size."""
 
     factors: tuple[float, float]
     device: str
@@ -76,13 +82,13 @@ class LevelsBench:
         ef = EFInput(x, torch.zeros_like(x), torch.empty_like(x), 1.0)
         ctx = EncodeContext((numel,))
 
-        # Who asks for positions asks how many there are.
+        # Positions of variable number require a sync of the host.
         syncs_host = base.traits().variable_length or base.traits().syncs_host
 
-        def timed(choose: Collective) -> Cost:
-            return cost(choose, lambda: replay_of(choose), syncs_host, watch, device)
+        def timed(select: TimedCall) -> Cost:
+            return cost(select, lambda: replay_of(select), syncs_host, watch, device)
 
-        # In turn, so that neither has the card or the caches to itself when they are warm.
+        # Alternating, so that warm caches favour neither.
         both = [
             (
                 timed(lambda: in_two_levels(base, self.factors, ef, ctx)),
@@ -95,7 +101,7 @@ class LevelsBench:
             spec=format_spec(base).partition(":")[0],
             factors=self.factors,
             device=device_name(self.device),
-            backend=kernels.chosen(device),
+            backend=kernels.backend_for(device),
             numel=numel,
             two_levels_us=two_us,
             twice_us=twice_us,
@@ -109,8 +115,10 @@ class LevelsBench:
 def in_two_levels(
     base: Sparsifier, factors: tuple[float, float], ef: EFInput, ctx: EncodeContext
 ) -> Tensor:
-    """What GraVAC does: the values that the second factor keeps, found among those of the first."""
-    made = sparsifier_of(levels(base, *factors, "candidate", alone=False, gauge=Gauge(raw=True)))
+    """Selects as GraVAC does: the values of the second factor among those of the first."""
+    made = sparsifier_of(
+        two_level(base, *factors, "candidate", candidate_only=False, gain_meter=GainMeter(raw=True))
+    )
     index = made.select(ef, ctx)
     assert ef.residual_out is not None
     return ef.residual_out[index]
@@ -119,8 +127,8 @@ def in_two_levels(
 def twice(
     base: Sparsifier, factors: tuple[float, float], ef: EFInput, ctx: EncodeContext
 ) -> tuple[Tensor, Tensor]:
-    """The values that both factors keep, each found among all."""
-    low, high = (at_factor(base, factor) for factor in factors)
+    """Selects the values of both factors, each among all values."""
+    low, high = (with_factor(base, factor) for factor in factors)
     assert ef.residual_out is not None
     first = ef.residual_out[low.select(ef, ctx)]
     return first, ef.residual_out[high.select(EFInput(ef.residual_out), ctx)]
@@ -128,7 +136,7 @@ def twice(
 
 def _sparsifier(spec: str) -> Sparsifier:
     compressor = parse(spec)
-    check_factor("levels", compressor)
+    check_has_ratio("levels", compressor)
     return sparsifier_of(compressor)
 
 

@@ -16,24 +16,24 @@ from torch.optim import SGD
 
 from gradwire.bench.machine import machine_facts
 from gradwire.bench.predictions.forecast_records import Setting
-from gradwire.bench.predictions.measured_model import Subject, measure_model, plan_of
+from gradwire.bench.predictions.measured_model import MeasuredModel, measure_model, plan_of
 from gradwire.bench.predictions.simulate import Links
 from gradwire.bench.records.files import append
 from gradwire.comm.cost_model import format_rate
 from gradwire.errors import ConfigError
-from gradwire.perfmodel.advise import BITS16, FP32, Advice, advice, weigh
-from gradwire.perfmodel.probe import cores_each
+from gradwire.perfmodel.advise import BITS16, FP32, Advice, predict_options, rank_options
+from gradwire.perfmodel.probe import cores_per_thread
 
 
-class Named(NamedTuple):
-    """A model and how to have its loss."""
+class ModelAndLoss(NamedTuple):
+    """A model and a function that computes its loss."""
 
     model: nn.Module
     loss: Callable[[nn.Module], Tensor]
 
 
-def measure_named(name: str, input_shape: str | None, device: str) -> Subject:
-    """The model that `module:function` builds, measured with a step of plain SGD."""
+def measure_named(name: str, input_shape: str | None, device: str) -> MeasuredModel:
+    """Measures the model that `module:function` builds, with a step of plain SGD."""
     model, loss = named_model(name, input_shape, device)
     optimiser = SGD(model.parameters(), lr=0.0)
 
@@ -43,18 +43,18 @@ def measure_named(name: str, input_shape: str | None, device: str) -> Subject:
     return measure_model(name, model, lambda net, number: loss(net), step)
 
 
-def named_model(name: str, input_shape: str | None, device: str) -> Named:
-    """What the function returns: a model and its loss, or a model that is fed random numbers."""
-    made = _call(name)
-    if isinstance(made, nn.Module):
-        return Named(made.to(device), _random_loss(name, _shape(name, input_shape), device))
-    if isinstance(made, tuple) and len(made) == 2:
-        model, loss = made
+def named_model(name: str, input_shape: str | None, device: str) -> ModelAndLoss:
+    """Calls `module:function`; a model without a loss gets one on random inputs."""
+    built = _call(name)
+    if isinstance(built, nn.Module):
+        return ModelAndLoss(built.to(device), _random_loss(name, _shape(name, input_shape), device))
+    if isinstance(built, tuple) and len(built) == 2:
+        model, loss = built
         if isinstance(model, nn.Module) and callable(loss):
-            return Named(model.to(device), loss)
+            return ModelAndLoss(model.to(device), loss)
     raise ConfigError(
         f"model: {name} must return a torch.nn.Module, or a pair of one and a function "
-        f"loss(model), got {type(made).__name__}"
+        f"loss(model), got {type(built).__name__}"
     )
 
 
@@ -62,7 +62,7 @@ def _call(name: str) -> object:
     module_name, colon, function_name = name.partition(":")
     if not (module_name and colon and function_name):
         raise ConfigError(f"model: expected module:function, got {name!r}")
-    # As with `python -m`: what lies in the current folder can be imported.
+    # As with `python -m`, modules of the current folder can be imported.
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:
@@ -72,8 +72,8 @@ def _call(name: str) -> object:
     function = getattr(module, function_name, None)
     if not callable(function):
         raise ConfigError(f"model: {module_name!r} has no function {function_name!r}")
-    made: object = function()
-    return made
+    built: object = function()
+    return built
 
 
 def _shape(name: str, text: str | None) -> tuple[int, ...]:
@@ -92,7 +92,7 @@ def _shape(name: str, text: str | None) -> tuple[int, ...]:
 
 
 def _random_loss(name: str, shape: tuple[int, ...], device: str) -> Callable[[nn.Module], Tensor]:
-    """The mean square of what a model makes of random numbers."""
+    """Returns a loss: the mean square of the model's output for a random batch."""
     batch = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(device)
 
     def loss(model: nn.Module) -> Tensor:
@@ -114,43 +114,43 @@ def _random_loss(name: str, shape: tuple[int, ...], device: str) -> Callable[[nn
     return loss
 
 
-def advise_on(subject: Subject, cases: Sequence[str], workers: int, links: Links) -> Advice:
-    """Methods ranked by their predicted step, each worker alone on a machine like this one."""
+def advise_on(measured: MeasuredModel, cases: Sequence[str], workers: int, links: Links) -> Advice:
+    """Ranks methods by their predicted step, with one worker per machine like this one."""
     if workers < 2:
         raise ConfigError(f"advise: workers must be at least 2, got {workers}")
     network = links.network()
     names = dict.fromkeys((FP32, BITS16, *cases))
-    plans = {name: plan_of(name, subject.tensors, workers) for name in names}
-    cores = cores_each(1, subject.device)
-    options = weigh(plans, subject.compute, subject.tensors, workers, network, cores)
+    plans = {name: plan_of(name, measured.tensors, workers) for name in names}
+    cores = cores_per_thread(1, measured.device)
+    options = predict_options(plans, measured.compute, measured.tensors, workers, network, cores)
     setting = (
-        f"{subject.title}: {subject.parameters / 1e6:.3g} M parameters on {subject.device}, "
-        f"{subject.compute.compute_s * 1e3:.3g} ms a step without exchange; {workers} workers, "
-        f"links of {network.link.words()}"
+        f"{measured.title}: {measured.parameters / 1e6:.3g} M parameters on {measured.device}, "
+        f"{measured.compute.compute_s * 1e3:.3g} ms a step without exchange; {workers} workers, "
+        f"links of {network.link.describe()}"
     )
-    return advice(setting, options)
+    return rank_options(setting, options)
 
 
 def write_advice(
-    path: Path, subject: Subject, workers: int, links: Links, found: Advice, command: str
+    path: Path, measured: MeasuredModel, workers: int, links: Links, advice: Advice, command: str
 ) -> None:
-    """Adds one forecast record an option to a file."""
+    """Appends one forecast record per option to a file."""
     setting = Setting(
-        subject.title,
-        subject.parameters,
+        measured.title,
+        measured.parameters,
         format_rate(links.rate_bits),
         links.latency_s * 1e3,
-        str(subject.device),
+        str(measured.device),
         command,
         machine_facts(),
     )
-    for option in found.options:
+    for option in advice.options:
         record = setting.record(option.spec, option.exchange, workers, option.prediction)
         risk = option.risk
-        judged = replace(
+        assessed = replace(
             record,
             relative_error=risk.relative_error,
             risk=risk.level,
-            advised=option is found.choice,
+            advised=option is advice.choice,
         )
-        append(path, judged)
+        append(path, assessed)

@@ -15,7 +15,7 @@ from gradwire.perfmodel.predict import Prediction
 
 @dataclass(frozen=True)
 class Setting:
-    """What all records of a run have in common."""
+    """The fields that all records of a run have in common."""
 
     workload: str
     parameters: int
@@ -28,7 +28,7 @@ class Setting:
     def record(
         self, spec: str, exchange: str, workers: int, prediction: Prediction
     ) -> ForecastRecord:
-        ms = {f"{name[:-2]}_ms": 1e3 * s for name, s in prediction.forecast._asdict().items()}
+        ms = {f"{name[:-2]}_ms": 1e3 * s for name, s in prediction.times._asdict().items()}
         return ForecastRecord(
             spec=spec,
             exchange=exchange,
@@ -40,8 +40,8 @@ class Setting:
         )
 
 
-def read_forecasts(path: Path) -> list[ForecastRecord]:
-    """The forecasts in a file that may hold other records, too."""
+def read_predictions(path: Path) -> list[ForecastRecord]:
+    """Reads the forecast records of a file that may hold other records, too."""
     others = [kind for kind in (*KINDS, *OTHERS) if kind != FORECAST]
     return read_kinds(path, {FORECAST: ForecastRecord}, others)
 
@@ -49,8 +49,8 @@ def read_forecasts(path: Path) -> list[ForecastRecord]:
 _COLUMNS = ("method", "workers", "exchange", "step", "compute", "encode", "wire", "decode")
 
 
-def forecast_table(records: Sequence[ForecastRecord]) -> Table:
-    """What is predicted, row by row."""
+def prediction_table(records: Sequence[ForecastRecord]) -> Table:
+    """Returns a table of predictions, one row per record."""
     table = _new_table("Predicted step", (*_COLUMNS, "sent", "calls"), words=3)
     for r in records:
         times = (r.step_ms, r.compute_ms, r.encode_ms, r.wire_ms, r.decode_ms)
@@ -63,7 +63,7 @@ def forecast_table(records: Sequence[ForecastRecord]) -> Table:
 
 
 def scaling_table(records: Sequence[ForecastRecord]) -> Table:
-    """Bytes that one worker sends in a step, for every number of workers."""
+    """Returns a table of the bytes that one worker sends in a step, by number of workers."""
     workers = sorted({r.workers for r in records})
     table = _new_table("Sent per step and worker", ("method", *map(str, workers)), words=1)
     sent = {(r.spec, r.workers): r.sent_bytes for r in records}
@@ -73,7 +73,7 @@ def scaling_table(records: Sequence[ForecastRecord]) -> Table:
 
 
 def validation_table(records: Sequence[ForecastRecord]) -> Table:
-    """What was predicted beside what was measured."""
+    """Returns a table of predicted and measured steps."""
     columns = ("method", "rate", "workers", "predicted", "measured", "off by")
     beside = ("others' cores", "predicted beside them")
     table = _new_table("Predicted and measured step", (*columns, *beside), words=2)
@@ -85,7 +85,7 @@ def validation_table(records: Sequence[ForecastRecord]) -> Table:
                 str(r.workers),
                 human.duration_ms(r.step_ms),
                 human.duration_ms(r.measured_ms),
-                human.NOTHING if r.off is None else f"{r.off:+.0%}",
+                human.NO_VALUE if r.prediction_error is None else f"{r.prediction_error:+.0%}",
                 human.digits(r.others_cores),
                 human.duration_ms(r.beside_others_ms),
             ),

@@ -8,35 +8,37 @@ from torch import Tensor, nn
 
 from gradwire.bench.cases.baselines import DdpFp32, TorchBf16, TorchFp16
 from gradwire.bench.cases.local import LocalCase
-from gradwire.bench.cases.parse import Gradwire, parse_case
+from gradwire.bench.cases.parse import MethodCase, parse_case
 from gradwire.bench.workloads.base import Workload, update
 from gradwire.control.base import Controller
 from gradwire.engine.plan import Plan, make_plan
 from gradwire.errors import ConfigError
 from gradwire.perfmodel.compute import Compute, Loss, Update, measure
-from gradwire.perfmodel.exchange_cost import Rehearsed, rehearse
+from gradwire.perfmodel.exchange_cost import ExchangeCost, measure_exchange
 
 
 @dataclass(frozen=True)
-class Subject:
+class MeasuredModel:
     """A model whose computation has been measured."""
 
     title: str
     tensors: Mapping[str, Tensor]
     compute: Compute
-    _rehearsed: dict[tuple[Plan, int], Rehearsed] = field(
+    _exchange_costs: dict[tuple[Plan, int], ExchangeCost] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
-    def has_rehearsed(self, plan: Plan, workers: int) -> bool:
-        return (plan, workers) in self._rehearsed
+    def has_exchange_cost(self, plan: Plan, workers: int) -> bool:
+        return (plan, workers) in self._exchange_costs
 
-    def rehearsed(self, plan: Plan, workers: int) -> Rehearsed:
-        """One rank's exchange; rehearsed once, since it is the same on every network."""
+    def exchange_cost(self, plan: Plan, workers: int) -> ExchangeCost:
+        """Returns the cost of one rank's exchange, measured once for all networks."""
         key = plan, workers
-        if key not in self._rehearsed:
-            self._rehearsed[key] = rehearse(plan, self.tensors, self.compute.steps, workers)
-        return self._rehearsed[key]
+        if key not in self._exchange_costs:
+            self._exchange_costs[key] = measure_exchange(
+                plan, self.tensors, self.compute.steps, workers
+            )
+        return self._exchange_costs[key]
 
     @property
     def device(self) -> torch.device:
@@ -46,15 +48,17 @@ class Subject:
     def parameters(self) -> int:
         return sum(tensor.numel() for tensor in self.tensors.values())
 
-    def to(self, device: str) -> "Subject":
-        """The same on another device: what was measured is still what it was on the first."""
+    def to(self, device: str) -> "MeasuredModel":
+        """Returns a copy on another device; the measured times stay those of the first."""
         tensors = {name: tensor.detach().to(device) for name, tensor in self.tensors.items()}
         steps = tuple(tuple(b.to(device) for b in step) for step in self.compute.steps)
         return replace(self, tensors=tensors, compute=replace(self.compute, steps=steps))
 
 
-def measure_workload(workload: Workload, rank: int = 0, workers: int = 1, seed: int = 0) -> Subject:
-    """The workload's model after some steps of one worker."""
+def measure_workload(
+    workload: Workload, rank: int = 0, workers: int = 1, seed: int = 0
+) -> MeasuredModel:
+    """Measures the workload's model in some steps of one worker."""
     torch.manual_seed(seed)
     model = workload.build().to(workload.device)
     optimiser = workload.optimiser(model)
@@ -69,25 +73,29 @@ def measure_workload(workload: Workload, rank: int = 0, workers: int = 1, seed: 
     return measure_model(workload.title, model, loss, step)
 
 
-def measure_model(title: str, model: nn.Module, loss: Loss, step: Update) -> Subject:
+def measure_model(title: str, model: nn.Module, loss: Loss, step: Update) -> MeasuredModel:
     compute = measure(model, loss, step)
-    return Subject(title, {n: p for n, p in model.named_parameters() if p.requires_grad}, compute)
+    return MeasuredModel(
+        title, {n: p for n, p in model.named_parameters() if p.requires_grad}, compute
+    )
 
 
 def controller_of(text: str) -> Controller | None:
-    """Who changes a case's settings on the way."""
+    """Returns the controller of a case, or None."""
     case = parse_case(text)
-    return case.rule() if isinstance(case, Gradwire) else None
+    return case.make_controller() if isinstance(case, MethodCase) else None
 
 
-def plan_of(text: str, tensors: Mapping[str, Tensor], size: int, *, steered: bool = False) -> Plan:
-    """What a case sends; the dense baselines send what our own dense methods do.
+def plan_of(
+    text: str, tensors: Mapping[str, Tensor], size: int, *, controlled: bool = False
+) -> Plan:
+    """Returns the plan of a case; dense baselines get the plan of our equal dense methods.
 
-    Where it is `steered`, that is what it sends at first.
+    Of a `controlled` case it is the plan at the first step.
     """
     case = parse_case(text)
-    if not steered and controller_of(text) is not None:
-        raise ConfigError(f"{text}: what a controller decides shows in training; say --steps")
+    if not controlled and controller_of(text) is not None:
+        raise ConfigError(f"{text}: a controller decides during training; give --steps")
     if isinstance(case, DdpFp32):
         return make_plan("none", None, "auto", tensors.values(), size)
     if isinstance(case, TorchFp16):
@@ -96,7 +104,7 @@ def plan_of(text: str, tensors: Mapping[str, Tensor], size: int, *, steered: boo
         return make_plan("bf16", None, "auto", tensors.values(), size)
     if isinstance(case, LocalCase):
         raise ConfigError(f"{text}: not all of its steps are alike; see bench step or bench train")
-    if not isinstance(case, Gradwire):
+    if not isinstance(case, MethodCase):
         raise ConfigError(f"{text}: torch's own hooks cannot be simulated; try powersgd")
     memory = None if case.memory == "auto" else case.memory
     return make_plan(case.spec, memory, case.exchange, tensors.values(), size)

@@ -6,16 +6,16 @@ from pathlib import Path
 from rich.console import Console
 
 from gradwire.bench.machine import machine_facts
-from gradwire.bench.predictions.forecast_records import Setting, forecast_table, scaling_table
-from gradwire.bench.predictions.measured_model import Subject, measure_workload, plan_of
+from gradwire.bench.predictions.forecast_records import Setting, prediction_table, scaling_table
+from gradwire.bench.predictions.measured_model import MeasuredModel, measure_workload, plan_of
 from gradwire.bench.records.files import append, check_writable
 from gradwire.bench.records.schema import BASELINE, ForecastRecord
 from gradwire.bench.workloads.base import Workload
 from gradwire.comm.cost_model import LinkModel, Network, format_rate
 from gradwire.engine.plan import Plan
 from gradwire.errors import ConfigError
-from gradwire.perfmodel.predict import Prediction, predicted
-from gradwire.perfmodel.probe import cores_each
+from gradwire.perfmodel.predict import Prediction, predict_measured
+from gradwire.perfmodel.probe import cores_per_thread
 
 CASES = (
     BASELINE,
@@ -29,7 +29,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Links:
-    """A network as the command line gives it."""
+    """The network given on the command line."""
 
     rate_bits: int
     latency_s: float
@@ -45,7 +45,7 @@ class Links:
 
 @dataclass(frozen=True)
 class SimulateBench:
-    """Every case among every number of workers, each alone on a machine like this one."""
+    """Predicts every case for every number of workers, with one worker per machine like this."""
 
     workload: Workload
     cases: tuple[str, ...]
@@ -60,43 +60,43 @@ class SimulateBench:
 
     def run(self, console: Console) -> None:
         self.check_writable()
-        subject = measure_workload(self.workload)
-        setting = self.setting(subject)
+        measured = measure_workload(self.workload)
+        setting = self.setting(measured)
         records: list[ForecastRecord] = []
         for case in self.cases:
             for workers in self.workers:
-                plan = plan_of(case, subject.tensors, workers)
-                prediction = self.predict(subject, case, workers)
-                records.append(setting.record(case, plan.exchange, workers, prediction))
+                plan = plan_of(case, measured.tensors, workers)
+                prediction = self.predict(measured, case, workers)
+                records.append(setting.record(case, str(plan.exchange), workers, prediction))
                 if self.json_path is not None:
                     append(self.json_path, records[-1])
-        links = self.links.network().link.words()
-        title = f"{subject.title}, {subject.parameters / 1e6:.3g} M parameters, links of {links}"
+        links = self.links.network().link.describe()
+        title = f"{measured.title}, {measured.parameters / 1e6:.3g} M parameters, links of {links}"
         console.print(title, markup=False, highlight=False)
-        console.print(forecast_table(records))
+        console.print(prediction_table(records))
         if len(self.workers) > 1:
             console.print(scaling_table(records))
 
     def check_writable(self) -> None:
-        """Raises before minutes of work whose records could not be kept."""
+        """Raises before minutes of work if the records could not be written."""
         if self.json_path is not None:
             check_writable(self.json_path)
 
-    def predict(self, subject: Subject, case: str, workers: int) -> Prediction:
-        return self.predict_plan(subject, plan_of(case, subject.tensors, workers), workers)
+    def predict(self, measured: MeasuredModel, case: str, workers: int) -> Prediction:
+        return self.predict_plan(measured, plan_of(case, measured.tensors, workers), workers)
 
-    def predict_plan(self, subject: Subject, plan: Plan, workers: int) -> Prediction:
-        rehearsed = subject.rehearsed(plan, workers)
-        cores = cores_each(1, subject.device)
-        return predicted(subject.compute, rehearsed, self.links.network(), cores)
+    def predict_plan(self, measured: MeasuredModel, plan: Plan, workers: int) -> Prediction:
+        exchange_cost = measured.exchange_cost(plan, workers)
+        cores = cores_per_thread(1, measured.device)
+        return predict_measured(measured.compute, exchange_cost, self.links.network(), cores)
 
-    def setting(self, subject: Subject) -> Setting:
+    def setting(self, measured: MeasuredModel) -> Setting:
         return Setting(
-            subject.title,
-            subject.parameters,
+            measured.title,
+            measured.parameters,
             format_rate(self.links.rate_bits),
             self.links.latency_s * 1e3,
-            str(subject.device),
+            str(measured.device),
             self.command,
             machine_facts(),
         )

@@ -15,7 +15,7 @@ from typing import TypeAlias
 from rich.console import Console
 
 from gradwire.bench.machine import machine_facts
-from gradwire.bench.predictions.forecast_records import Setting, read_forecasts, validation_table
+from gradwire.bench.predictions.forecast_records import Setting, read_predictions, validation_table
 from gradwire.bench.records.compare import group
 from gradwire.bench.records.files import append, check_writable, from_row, to_row
 from gradwire.bench.records.schema import ForecastRecord
@@ -23,44 +23,52 @@ from gradwire.bench.worker.protocol import Job, write_job
 from gradwire.bench.workloads.base import parse_workload
 from gradwire.errors import ConfigError, PeerError
 from gradwire.perfmodel.advise import FP32, WORTH
-from gradwire.perfmodel.overlap import Forecast
+from gradwire.perfmodel.overlap import StepTimes
 from gradwire.perfmodel.predict import Prediction
 from gradwire.testbed.cluster import Cluster, open_cluster
 
-CHOICE = 0.10
-"""What is chosen should take at most so much longer than the fastest."""
-LIMIT = 0.15
-"""A prediction should be nearer than this to what is measured."""
-QUIET_CORES = 0.2
-"""Where others use more of the cores that workers need, what is measured says little."""
+MAX_CHOICE_LOSS = 0.10
+"""Limit of the share by which the chosen method may be slower than the fastest."""
+ERROR_LIMIT = 0.15
+"""Limit of the relative error of a prediction."""
+MAX_OTHER_CORES = 0.2
+"""If other programs use more of the cores that workers need, measurements are unreliable."""
 
 
 def summary(records: Sequence[ForecastRecord]) -> str:
-    """How good predictions and choices are, and whether the machine was quiet enough to tell."""
-    near = [r for r in records if r.off is not None and abs(r.off) <= LIMIT]
-    loud = [r for r in records if not is_quiet(r)]
-    said = f"{len(near)} of {len(records)} predictions are within {LIMIT:.0%} of what was measured."
-    for (workers, rate), loss in choices(records).items():
-        if loss > CHOICE:
-            said += f" With {workers} workers at {rate} the choice is {loss:.0%} above the fastest."
-    if not loud:
-        return said
+    """Summarises errors of predictions and choices, and whether the machine was idle enough."""
+    accurate = [
+        r
+        for r in records
+        if r.prediction_error is not None and abs(r.prediction_error) <= ERROR_LIMIT
+    ]
+    busy = [r for r in records if not was_idle(r)]
+    text = (
+        f"{len(accurate)} of {len(records)} predictions are within {ERROR_LIMIT:.0%} of what was "
+        "measured."
+    )
+    for (workers, rate), loss in choice_losses(records).items():
+        if loss > MAX_CHOICE_LOSS:
+            text += f" With {workers} workers at {rate} the choice is {loss:.0%} above the fastest."
+    if not busy:
+        return text
     return (
-        f"{said} In {len(loud)} cells other programs used more than {QUIET_CORES:g} cores, and "
-        "more than half of those to spare: measure again on a quiet machine."
+        f"{text} In {len(busy)} cells other programs used more than {MAX_OTHER_CORES:g} cores, and "
+        "more than half of the spare ones: measure again on an idle machine."
     )
 
 
-def is_quiet(record: ForecastRecord) -> bool:
-    """Whether workers had their cores for themselves: others may use half of those to spare."""
+def was_idle(record: ForecastRecord) -> bool:
+    """Returns True if other programs used at most half of the cores that workers leave spare."""
     spare = max(0, int(record.machine.get("cores", 0)) - record.workers)
-    return (record.others_cores or 0) <= max(QUIET_CORES, spare / 2)
+    return (record.others_cores or 0) <= max(MAX_OTHER_CORES, spare / 2)
 
 
-def choices(records: Sequence[ForecastRecord]) -> dict[tuple[int, str | None], float]:
-    """By which share what `advise` would choose was slower than the fastest, on every cluster.
+def choice_losses(records: Sequence[ForecastRecord]) -> dict[tuple[int, str | None], float]:
+    """Returns, by cluster, the share by which the choice of `advise` was slower than the fastest.
 
-    It chooses what is predicted to be fastest, if that is worth more than leaving things dense.
+    The choice is the method with the fastest predicted step, if its gain over dense is large
+    enough.
     """
     found: dict[tuple[int, str | None], float] = {}
     for cluster, rows in group(records, lambda r: (r.workers, r.rate)).items():
@@ -79,7 +87,7 @@ RATES = ("100mbit", "1gbit", "10gbit")
 WORKERS = (2, 4, 8)
 
 Key: TypeAlias = tuple[str, int, str | None]
-"""What a cell is about: the case, the number of workers, and the rate."""
+"""The key of a cell: case, number of workers, and rate."""
 
 _ROUNDS, _TRIES = 5, 3
 _TAG = "@gradwire-cell "
@@ -88,27 +96,27 @@ _TAIL_LINES = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One case on one cluster, as a worker tells it."""
+    """One case on one cluster, as a worker reports it."""
 
     spec: str
     exchange: str
     workload: str
     parameters: int
-    forecast_s: tuple[float, ...]
+    step_times_s: tuple[float, ...]
     sent_bytes: float
     calls: float
-    beside_s: float
+    beside_others_s: float
     measured_s: float
     others_cores: float
 
 
-def say(cell: Cell) -> None:
+def print_cell(cell: Cell) -> None:
     print(_TAG + json.dumps(to_row(cell)), flush=True)
 
 
 @dataclass(frozen=True)
 class Validation:
-    """Every case at every rate among every number of workers."""
+    """Predicts and measures every case at every rate for every number of workers."""
 
     cases: tuple[str, ...]
     rates: tuple[str | None, ...]
@@ -120,7 +128,7 @@ class Validation:
     commit: str | None = None
 
     def run(self, console: Console) -> None:
-        """Measures what the file does not have yet, and shows all that it has then."""
+        """Measures the cells that the file lacks, and shows all cells."""
         done = self._earlier()
         for workers in self.workers:
             for rate in self.rates:
@@ -138,17 +146,17 @@ class Validation:
         return [(c, n, rate) for n in self.workers for rate in self.rates for c in self.cases]
 
     def _earlier(self) -> dict[Key, ForecastRecord]:
-        """Cells that an earlier run has measured on a machine that was quiet."""
+        """Returns the cells that an earlier run has measured on an idle machine."""
         if self.json_path is None:
             return {}
         check_writable(self.json_path)
-        records, title = read_forecasts(self.json_path), parse_workload(self.workload).title
+        records, title = read_predictions(self.json_path), parse_workload(self.workload).title
         cells = (r for r in records if r.workload == title and r.measured_ms is not None)
-        return {_key(r): r for r in cells if is_quiet(r)}
+        return {_key(r): r for r in cells if was_idle(r)}
 
     def _cells(self, cases: Sequence[str], workers: int, rate: str | None) -> list[ForecastRecord]:
-        turns = tuple(cases) * _ROUNDS
-        job = Job(workload=self.workload, turns=turns, steps=self.steps, warmup=1)
+        case_order = tuple(cases) * _ROUNDS
+        job = Job(workload=self.workload, case_order=case_order, steps=self.steps, warmup=1)
         for _ in range(_TRIES):
             launch = _Launch()
             with open_cluster(workers, rate) as hosts:
@@ -166,18 +174,18 @@ class Validation:
         if self.commit is not None:
             facts["commit"] = self.commit
         setting = Setting(cell.workload, cell.parameters, rate, None, "cpu", self.command, facts)
-        predicted = Prediction(Forecast(*cell.forecast_s), cell.sent_bytes, cell.calls)
+        predicted = Prediction(StepTimes(*cell.step_times_s), cell.sent_bytes, cell.calls)
         record = setting.record(cell.spec, cell.exchange, workers, predicted)
         return replace(
             record,
-            beside_others_ms=cell.beside_s * 1e3,
+            beside_others_ms=cell.beside_others_s * 1e3,
             measured_ms=cell.measured_s * 1e3,
             others_cores=cell.others_cores,
         )
 
 
 class _Launch:
-    """One set of workers, and what they have told."""
+    """One set of workers, and the cells that they have reported."""
 
     def __init__(self) -> None:
         self.code = 0
@@ -191,7 +199,7 @@ class _Launch:
             command = [sys.executable, "-m", "gradwire.bench.predictions.validation_worker"]
             self.code = hosts.launch(
                 [*command, "--config", str(path)],
-                on_line=self._hear,
+                on_line=self._on_line,
                 on_error_line=lambda rank, line: self._errors.append(f"rank {rank}: {line}"),
             )
 
@@ -201,7 +209,7 @@ class _Launch:
     def port_taken(self) -> bool:
         return bool(self.code) and "EADDRINUSE" in self.tail()
 
-    def _hear(self, rank: int, line: str) -> None:
+    def _on_line(self, rank: int, line: str) -> None:
         if line.startswith(_TAG):
             self.cells.append(from_row(Cell, json.loads(line.removeprefix(_TAG))))
 

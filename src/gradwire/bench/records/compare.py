@@ -22,7 +22,7 @@ K = TypeVar("K")
 
 
 class Links(NamedTuple):
-    """How the workers were joined; the rate only holds if the links were shaped to it."""
+    """The links between workers; the rate is valid only if the links were shaped to it."""
 
     workers: int
     rate: str | None
@@ -34,7 +34,7 @@ class Links(NamedTuple):
 
 
 def links_words(links: Links) -> str:
-    """Their rate, whoever they join."""
+    """Describes the rate of the links, without the number of workers."""
     if not links.shaped:
         return "links not shaped"
     return f"links shaped to {human.rate(links.rate or 'an unnamed rate')}"
@@ -94,7 +94,7 @@ def _on(device: str) -> str:
 
 
 def group(records: Iterable[R], key: Callable[[R], K]) -> dict[K, list[R]]:
-    """The records by `key`, both in order of first appearance."""
+    """Groups records by `key`, both in order of first appearance."""
     groups: dict[K, list[R]] = {}
     for record in records:
         groups.setdefault(key(record), []).append(record)
@@ -117,8 +117,8 @@ class Target:
     def words(self) -> str:
         return f"{self.name} {human.goal(self.value)}"
 
-    def short(self, point: Point) -> float | None:
-        """What a point lacks, 0 or less when it is there; None where nobody can say."""
+    def gap(self, point: Point) -> float | None:
+        """Returns the distance to the target, at most 0 once reached; None if unknown."""
         value = point.loss if self.name == LOSS else point.metric
         if value is None or not math.isfinite(value):
             return None
@@ -126,7 +126,7 @@ class Target:
 
 
 def parse_target(text: str, metric: str, better: Direction) -> Target:
-    """`accuracy=0.9`, `loss=2.5`, or just the number that the metric should reach."""
+    """Parses `accuracy=0.9`, `loss=2.5`, or just the number that the metric should reach."""
     name, _, number = text.rpartition("=")
     name = name.strip() or metric
     if name not in (LOSS, metric):
@@ -147,47 +147,47 @@ def target_of(record: TrainRecord) -> Target | None:
 
 
 def common_target(records: Iterable[TrainRecord]) -> Target | None:
-    """The one target of all runs that had one; None if they had none or several."""
+    """Returns the target of all runs that have one; None if they have none or several."""
     targets = {target_of(record) for record in records} - {None}
     return targets.pop() if len(targets) == 1 else None
 
 
 def time_to_target(points: Sequence[Point], target: Target | None) -> float | None:
-    """When a run first came to `target`, on a straight line between two looks."""
+    """Returns the time at which `target` was first reached, interpolated between evaluations."""
     if target is None:
         return None
     before: tuple[float, float] | None = None
     for point in points:
-        short = target.short(point)
-        if short is not None and short <= 0:
-            return point.time_s if before is None else _crossing(before, point.time_s, short)
-        before = None if short is None else (point.time_s, short)
+        gap = target.gap(point)
+        if gap is not None and gap <= 0:
+            return point.time_s if before is None else _crossing(before, point.time_s, gap)
+        before = None if gap is None else (point.time_s, gap)
     return None
 
 
-def _crossing(before: tuple[float, float], time_s: float, short: float) -> float:
-    before_s, before_short = before
-    return before_s + before_short / (before_short - short) * (time_s - before_s)
+def _crossing(before: tuple[float, float], time_s: float, gap: float) -> float:
+    before_s, before_gap = before
+    return before_s + before_gap / (before_gap - gap) * (time_s - before_s)
 
 
-class Standing(NamedTuple):
-    """A method that reached the target in every one of its runs, and its median time."""
+class TargetTime(NamedTuple):
+    """The median time of a method that reached the target in every one of its runs."""
 
     spec: str
     time_s: float
 
 
-def middle(values: Iterable[float | None]) -> float | None:
-    """The median of what was measured."""
+def median_of(values: Iterable[float | None]) -> float | None:
+    """Returns the median of the known values, or None if all are None."""
     known = [value for value in values if value is not None]
     return median(known) if known else None
 
 
-def standings(records: Sequence[TrainRecord]) -> list[Standing]:
-    """Methods that reached the common target, fastest first.
+def target_times(records: Sequence[TrainRecord]) -> list[TargetTime]:
+    """Returns the methods that reached the common target, fastest first.
 
-    A method that missed it with one seed did not reach it: its median would flatter it. Runs
-    that somebody interrupted say nothing either way.
+    A method that missed it with one seed did not reach it: its median would look too good.
+    Interrupted runs are ignored.
     """
     if common_target(records) is None:
         return []
@@ -196,20 +196,20 @@ def standings(records: Sequence[TrainRecord]) -> list[Standing]:
     for spec, runs in group(finished, lambda record: record.spec).items():
         times = [run.time_to_target_s for run in runs if run.time_to_target_s is not None]
         if len(times) == len(runs):
-            reached.append(Standing(spec, median(times)))
-    return sorted(reached, key=lambda standing: standing.time_s)
+            reached.append(TargetTime(spec, median(times)))
+    return sorted(reached, key=lambda entry: entry.time_s)
 
 
 def speed_up(record: TrainRecord, records: Sequence[TrainRecord]) -> float | None:
-    """Dense time over the time of `record`: to the target if there is one, else per step."""
+    """Returns dense time over that of `record`: to the target if there is one, else per step."""
     dense = [other for other in records if other.spec == BASELINE]
     if common_target(records) is None:
-        return _over(middle(run.step_ms for run in dense), record.step_ms)
-    return _over(middle(run.time_to_target_s for run in dense), record.time_to_target_s)
+        return _over(median_of(run.step_ms for run in dense), record.step_ms)
+    return _over(median_of(run.time_to_target_s for run in dense), record.time_to_target_s)
 
 
 def efficiency(compute_ms: float | None, step_ms: float | None) -> float | None:
-    """What N workers get done in a step's time, over N times what one would that need not talk."""
+    """Returns the work of N workers over N times that of one worker without communication."""
     return compute_ms / step_ms if compute_ms is not None and step_ms else None
 
 

@@ -27,7 +27,7 @@ STYLE = (
 
 
 def write_svg(path: Path, charts: Sequence[tuple[str, Plot]]) -> None:
-    """Draws the bar charts below each other, each under the words for its setting."""
+    """Draws the bar charts below each other, each under the description of its setting."""
     check_svg_name(path)
     text = draw_svg([(setting, plot) for setting, plot in charts if isinstance(plot, Bars)])
     try:
@@ -58,7 +58,7 @@ def _svg_chart(setting: str, bars: Bars) -> str:
     most = min(max(bar.total for bar in bars.traces), bars.cut or float("inf")) or 1.0
     scale = (WIDTH - LABEL - VALUE) / most
     bottom = HEAD + ROW * len(bars.traces)
-    words = [
+    texts = [
         _svg_text(12, 24, bars.title, "title"),
         _svg_text(12, 43, setting),
         _svg_text(12, 61, bars.caption, "quiet"),
@@ -66,7 +66,7 @@ def _svg_chart(setting: str, bars: Bars) -> str:
     ]
     lines = [_svg_tick(LABEL + scale * tick, bottom, human.goal(tick)) for tick in ticks(most, 6)]
     rows = [_svg_row(bar, HEAD + ROW * i, scale, most) for i, bar in enumerate(bars.traces)]
-    return "".join(words + lines + rows)
+    return "".join(texts + lines + rows)
 
 
 def _svg_row(bar: Bar, top: float, scale: float, most: float) -> str:
@@ -74,7 +74,7 @@ def _svg_row(bar: Bar, top: float, scale: float, most: float) -> str:
     label = f'<text x="{LABEL - 8}" y="{top + 12}" text-anchor="end">{escape(bar.label)}</text>'
     rect = f'<rect class="bar" x="{LABEL}" y="{top + 1}" width="{length:.1f}" height="{BAR}"/>'
     end = LABEL + length
-    # Two slanted gaps near the end: this bar goes on.
+    # Two slanted gaps near the end mark a bar that is cut off.
     gaps = [f'<path class="gap" d="M{end - x:.1f},{top + BAR + 3}l5,-18"/>' for x in (24, 17)]
     value = " ".join(filter(None, [human.digits(bar.total), bar.note and f"({bar.note})"]))
     cut = "".join(gaps) if bar.total > most else ""
@@ -105,25 +105,25 @@ _UNITS: dict[str, Callable[[float], str]] = {
     "B": human.byte_size,
     "": human.goal,
 }
-_Look = tuple[str, str]
+_LineStyle = tuple[str, str]
 
 
 def write_figures(records: Sequence[AnyRecord], folder: Path) -> list[Path]:
-    """Draws every plot of the report into `folder`; the paths of what was written."""
+    """Draws every plot of the report into `folder`; returns the paths of the files."""
     if find_spec("matplotlib") is None:
         raise MissingExtra("--plots", "matplotlib", "plots")
     sections = sections_of(records)
-    looks = _looks([spec for spec in methods_of(sections) if spec != BASELINE])
+    styles = _line_styles([spec for spec in methods_of(sections) if spec != BASELINE])
     written: list[Path] = []
     for number, section in enumerate(sections, start=1):
         for plot in section.plots:
             stem = folder / f"{number}-{_slug(plot.title)}"
-            written += _write(plot, section.heading, looks, stem)
+            written += _write(plot, section.heading, styles, stem)
     return written
 
 
-def _looks(specs: Sequence[str]) -> dict[str, _Look]:
-    """Colour and dash of every method, dense in ink."""
+def _line_styles(specs: Sequence[str]) -> dict[str, _LineStyle]:
+    """Returns colour and dash of every method; dense is drawn in dark grey."""
     others = {
         spec: (HUES[i % len(HUES)], DASHES[i // len(HUES) % len(DASHES)])
         for i, spec in enumerate(specs)
@@ -131,16 +131,16 @@ def _looks(specs: Sequence[str]) -> dict[str, _Look]:
     return {BASELINE: (INK, "-"), **others}
 
 
-def _write(plot: Plot, heading: str, looks: dict[str, _Look], stem: Path) -> list[Path]:
-    # Without pyplot: it would look for a screen and keep every figure alive.
+def _write(plot: Plot, heading: str, styles: dict[str, _LineStyle], stem: Path) -> list[Path]:
+    # Without pyplot, which would search for a display and keep every figure alive.
     from matplotlib.figure import Figure
 
     rows = len(plot.traces) if isinstance(plot, Bars) else 0
     figure = Figure(figsize=(7.2, max(4.4, 1.6 + 0.34 * rows)), layout="constrained")
     axes = figure.subplots()
-    # On the figure, which is as wide as a heading may be.
+    # A title of the figure, since headings may be wider than the axes.
     figure.suptitle(f"{plot.title}\n{heading}", x=0.01, ha="left", fontsize=10)
-    _draw(axes, plot, looks)
+    _draw(axes, plot, styles)
     axes.grid(color="#eceef0")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -154,63 +154,63 @@ def _write(plot: Plot, heading: str, looks: dict[str, _Look], stem: Path) -> lis
     return paths
 
 
-def _draw(axes: "Axes", plot: Plot, looks: dict[str, _Look]) -> None:
+def _draw(axes: "Axes", plot: Plot, styles: dict[str, _LineStyle]) -> None:
     if plot.x.log:
         axes.set_xscale("log")
         _use_log(axes.xaxis)
     _label(axes.xaxis, plot.x)
     if isinstance(plot, Bars):
-        _draw_bars(axes, plot, looks)
+        _draw_bars(axes, plot, styles)
         return
     if plot.y.log:
         axes.set_yscale("log")
         _use_log(axes.yaxis)
     _label(axes.yaxis, plot.y)
     if isinstance(plot, Curves):
-        _draw_curves(axes, plot, looks)
+        _draw_curves(axes, plot, styles)
     else:
-        _draw_dots(axes, plot, looks)
+        _draw_dots(axes, plot, styles)
 
 
-def _draw_curves(axes: "Axes", plot: Curves, looks: dict[str, _Look]) -> None:
+def _draw_curves(axes: "Axes", plot: Curves, styles: dict[str, _LineStyle]) -> None:
     for trace in plot.traces:
-        colour, dash = looks[trace.spec]
-        # The start of a run has no place on an axis without 0.
-        seen = [(x, y) for x, y in zip(trace.x, trace.y, strict=True) if x > 0 or not plot.x.log]
-        xs, ys = zip(*seen, strict=True) if seen else ((), ())
+        colour, dash = styles[trace.spec]
+        # A logarithmic axis cannot show the start of a run, at 0.
+        points = [(x, y) for x, y in zip(trace.x, trace.y, strict=True) if x > 0 or not plot.x.log]
+        xs, ys = zip(*points, strict=True) if points else ((), ())
         axes.plot(xs, ys, color=colour, linestyle=dash, label=trace.label)
     for level in plot.levels:
         axes.axhline(level.y, color="#5c6570", linestyle=":", label=level.label)
     for mark in plot.marks:
         axes.axvline(mark.x, color="#5c6570", linestyle=":")
-        # Above the plane, at the height of its edge.
+        # Above the upper edge of the axes.
         axes.text(mark.x, 1.01, mark.label, transform=axes.get_xaxis_transform(), fontsize=7)
     axes.legend(fontsize=7, frameon=False)
 
 
-def _draw_dots(axes: "Axes", plot: Dots, looks: dict[str, _Look]) -> None:
+def _draw_dots(axes: "Axes", plot: Dots, styles: dict[str, _LineStyle]) -> None:
     best = [dot for dot in plot.traces if dot.best]
     axes.plot([d.x for d in best], [d.y for d in best], color="#5c6570", linestyle="--", zorder=1)
     for dot in plot.traces:
-        colour = looks[dot.spec][0]
+        colour = styles[dot.spec][0]
         axes.plot([dot.x, dot.x], [dot.low, dot.high], color=colour, alpha=0.6)
         axes.scatter([dot.x], [dot.y], color=colour, zorder=2, label=dot.spec)
     axes.legend(fontsize=7, frameon=False)
 
 
-def _draw_bars(axes: "Axes", plot: Bars, looks: dict[str, _Look]) -> None:
+def _draw_bars(axes: "Axes", plot: Bars, styles: dict[str, _LineStyle]) -> None:
     named: set[str] = set()
     for row, bar in enumerate(plot.traces):
         start = 0.0
         for part in bar.segments:
             split = part.name in plot.names
-            colour = PARTS[plot.names.index(part.name)] if split else looks[bar.spec][0]
+            colour = PARTS[plot.names.index(part.name)] if split else styles[bar.spec][0]
             label = part.name if split and part.name not in named else None
             axes.barh(row, part.value, left=start, color=colour, label=label)
             named.add(part.name)
             start += part.value
         if start > 1.001 * bar.total:
-            # What overlaps adds up to more than the step, which ends here.
+            # Overlapping parts add up to more than the step; the line marks its end.
             axes.plot([bar.total] * 2, [row - 0.45, row + 0.45], color=INK)
     names = [f"{bar.label}\n{_UNITS[plot.x.unit](bar.total)}" for bar in plot.traces]
     axes.set_yticks(range(len(names)), names, fontsize=7)
@@ -224,14 +224,14 @@ def _draw_bars(axes: "Axes", plot: Bars, looks: dict[str, _Look]) -> None:
 def _use_log(axis: Any) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    # Two names a decade have room, also when there are six.
+    # Two labels per decade fit, even for six decades.
     axis.set_major_locator(LogLocator(subs=(1, 3), numticks=30))
     axis.set_minor_formatter(NullFormatter())
 
 
-def _label(axis: Any, said: Axis) -> None:
-    axis.axes.set(**{f"{axis.axis_name}label": said.label})
-    axis.set_major_formatter(lambda value, _: _UNITS[said.unit](value))
+def _label(axis: Any, spec: Axis) -> None:
+    axis.axes.set(**{f"{axis.axis_name}label": spec.label})
+    axis.set_major_formatter(lambda value, _: _UNITS[spec.unit](value))
     axis.set_tick_params(labelsize=7)
 
 

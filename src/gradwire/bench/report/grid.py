@@ -11,7 +11,7 @@ from gradwire.bench.records.schema import KernelRecord, Record, StepRecord, Trai
 
 @dataclass(frozen=True)
 class Cell:
-    """What is shown and what is sorted by; a None key sorts last in both directions."""
+    """The text of a cell and its sort key; a None key sorts last in both directions."""
 
     text: str
     key: float | str | None
@@ -26,7 +26,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Grid:
-    """Rows that are `methods` have a colour and can be hidden; else `spec` is just a name."""
+    """Columns and rows; rows of `methods` have a colour and can be hidden on the page."""
 
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
@@ -34,7 +34,7 @@ class Grid:
 
 
 def train_grid(records: Sequence[TrainRecord]) -> Grid:
-    """One row a run, in the order given; columns that say nothing here are left out."""
+    """Makes one row per run, in the order given; columns without information are left out."""
     columns = {
         "method": [Cell(r.spec, r.spec) for r in records],
         "seed": [Cell(str(r.seed), r.seed) for r in records],
@@ -60,7 +60,7 @@ def train_grid(records: Sequence[TrainRecord]) -> Grid:
 
 
 def step_grid(records: Sequence[StepRecord]) -> Grid:
-    """One row a method: its step, its spread, its bytes and its speed against dense."""
+    """Makes one row per method: step time, its spread, bytes, and speed relative to dense."""
     columns = {
         "method": [Cell(r.spec, r.spec) for r in records],
         "step": [Cell(human.duration_ms(r.step_ms), r.step_ms) for r in records],
@@ -79,7 +79,7 @@ def step_grid(records: Sequence[StepRecord]) -> Grid:
 
 
 def kernel_grid(records: Sequence[KernelRecord]) -> Grid:
-    """One row a method; `step` is one with error feedback, `decode 8` adds eight messages up."""
+    """Makes one row per method; `step` has error feedback, `decode 8` adds up eight messages."""
     columns = {
         "method": [Cell(r.spec, r.spec) for r in records],
         "encode": [_us(r.encode_us) for r in records],
@@ -103,7 +103,7 @@ def kernel_grid(records: Sequence[KernelRecord]) -> Grid:
 
 
 def share(value: float | None) -> Cell:
-    return Cell(human.NOTHING if value is None else f"{value:.0%}", value)
+    return Cell(human.NO_VALUE if value is None else f"{value:.0%}", value)
 
 
 def _over(time_us: float | None, floor_us: float | None) -> Cell:
@@ -112,7 +112,7 @@ def _over(time_us: float | None, floor_us: float | None) -> Cell:
 
 def _factor(value: float | None) -> Cell:
     known = value is not None and math.isfinite(value)
-    return Cell(f"{value:.1f}" if known else human.NOTHING, value if known else None)
+    return Cell(f"{value:.1f}" if known else human.NO_VALUE, value if known else None)
 
 
 def _us(time_us: float | None) -> Cell:
@@ -120,7 +120,7 @@ def _us(time_us: float | None) -> Cell:
 
 
 def _grid(columns: dict[str, list[Cell]], records: Sequence[Record]) -> Grid:
-    """The columns as rows, without the status when every run is done."""
+    """Transposes columns to rows; leaves out the status if every run is done."""
     if all(record.status == "done" for record in records):
         del columns["status"]
     cells = zip(*columns.values(), strict=True)
@@ -160,9 +160,9 @@ def _step_speed(record: StepRecord) -> Cell:
 
 def _spread(record: StepRecord) -> Cell:
     if record.step_ms_quantiles is None:
-        return Cell(human.NOTHING, None)
+        return Cell(human.NO_VALUE, None)
     low, _, high = record.step_ms_quantiles
     text = human.duration_ms(high)
-    # One unit is enough for both, and 80 columns are few.
+    # One unit for both ends: the table must fit into 80 columns.
     start = human.duration_ms(low).removesuffix(text[text.rindex(" ") :])
     return Cell(f"{start} – {text}", high - low)  # noqa: RUF001

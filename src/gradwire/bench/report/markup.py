@@ -30,7 +30,7 @@ _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(ms|s|min|h|[kMGT]?B|[kMGT]bit/s|M|worker
 
 
 def lead(sections: Sequence[tuple[str, str]]) -> str:
-    """The summary; for several settings a list of summaries that leads to each section."""
+    """Renders the summary; for several settings a list of summaries with links to the sections."""
     if len(sections) == 1:
         return f'<p class="lead">{prose(sections[0][1])}</p>'
     items = "".join(
@@ -57,7 +57,7 @@ def table(grid: Grid) -> str:
 
 
 def figures(plots: Sequence[Plot], first: int) -> str:
-    """Empty charts for the script to draw, numbered from `first`."""
+    """Renders empty charts that the script fills, numbered from `first`."""
     items = "\n".join(
         f'<figure data-plot="{number}"><h3>{escape(plot.title)}</h3><p>{escape(plot.caption)}</p>'
         '<div class="tools"></div><div class="canvas"></div></figure>'
@@ -67,16 +67,16 @@ def figures(plots: Sequence[Plot], first: int) -> str:
 
 
 def timelines(records: Sequence[TrainRecord | FollowRecord]) -> str:
-    """What controllers decided: which setting from which step on, and why."""
-    steered = [record for record in records if record.timeline]
-    if not steered:
+    """Renders the decisions of controllers: first step, setting and reason of each."""
+    controlled = [record for record in records if record.timeline]
+    if not controlled:
         return ""
-    return "<h3>What the controllers decided</h3>" + "".join(map(_timeline, steered))
+    return "<h3>Decisions of the controllers</h3>" + "".join(map(_timeline, controlled))
 
 
 def data(specs: Sequence[str], plots: Sequence[Plot]) -> str:
-    """The page's JSON; no "<" survives, so no record can end the script element."""
-    # Dense first and in ink; the others take the colours in order of appearance.
+    """Renders the page's JSON; "<" is escaped, so no record can end the script element."""
+    # Dense comes first, in dark grey; the others take the colours in order of appearance.
     others = [spec for spec in specs if spec != BASELINE]
     methods = [{"spec": BASELINE, "baseline": True, "order": 0}] if BASELINE in specs else []
     methods += [{"spec": s, "baseline": False, "order": i} for i, s in enumerate(others)]
@@ -86,18 +86,18 @@ def data(specs: Sequence[str], plots: Sequence[Plot]) -> str:
 
 
 def prose(text: str) -> str:
-    """Text in which no line breaks between a number and its unit."""
+    """Escapes text, and keeps numbers and units on one line."""
     return _BEFORE_UNIT.sub("\N{NO-BREAK SPACE}", escape(text))
 
 
 def _unbroken(name: str) -> str:
-    """A heading that may wrap between words but not at a hyphen."""
+    """Returns a heading that may wrap between words but not at a hyphen."""
     return name.replace("-", "\N{NON-BREAKING HYPHEN}")
 
 
 def _row(row: Row) -> str:
     stopped = "" if row.status == "done" else ' class="stopped"'
-    # On a phone a long spec breaks after its method, not in the middle of a number.
+    # On a phone a long spec wraps after its method, not in the middle of a number.
     spec = escape(row.spec).replace(":", ":<wbr>")
     cells = "".join(_cell(cell) for cell in row.cells[1:])
     return (
@@ -113,7 +113,7 @@ def _plain_row(row: Row) -> str:
 
 def _cell(cell: Cell) -> str:
     key = "" if finite(cell.key) is None else f' data-key="{escape(str(cell.key))}"'
-    # A number stays on its line; more than that may take several.
+    # A number stays on one line; longer text may wrap.
     words = ' class="words"' if len(cell.text) > LONGEST_NUMBER else ""
     return f"<td{words}{key}>{escape(cell.text)}</td>"
 
@@ -134,14 +134,14 @@ def _timeline(record: TrainRecord | FollowRecord) -> str:
 
 
 MOST_NAMES = 12
-"""More methods of one command or machine are counted, not named."""
+"""Methods of one command or machine that are listed by name; the rest is counted."""
 
 
 def provenance(records: Sequence[AnyRecord]) -> str:
-    # A kill is part of a job, whose record says where it was made.
-    made = [record for record in records if not isinstance(record, KillRecord)]
-    machines = group(made, lambda record: tuple(record.machine.items()))
-    commands = group((r for r in made if r.command), lambda record: record.command)
+    # A kill is part of a job, whose record has the machine and the command.
+    measured = [record for record in records if not isinstance(record, KillRecord)]
+    machines = group(measured, lambda record: tuple(record.machine.items()))
+    commands = group((r for r in measured if r.command), lambda record: record.command)
     several = len(machines) > 1
     facts = [
         _facts(machine) + (_names([r.spec for r in own]) if several else "")
@@ -150,7 +150,7 @@ def provenance(records: Sequence[AnyRecord]) -> str:
     lines = [_command(command, [r.spec for r in own]) for command, own in commands.items()]
     return (
         f'<section id="runs"><h2>How this was measured</h2>{_counts(records)}'
-        + _part("What went wrong", list(_failures(records)))
+        + _part("Failures", list(_failures(records)))
         + _part("Machines" if several else "Machine", facts)
         + _part("Commands" if len(lines) > 1 else "Command", lines)
         + "</section>"
@@ -159,8 +159,8 @@ def provenance(records: Sequence[AnyRecord]) -> str:
 
 def _counts(records: Sequence[AnyRecord]) -> str:
     kinds = Counter(record.kind for record in records)
-    words = ", ".join(f"{number:,} of kind {kind}" for kind, number in kinds.items())
-    return f'<p class="note">{len(records):,} records: {words}.</p>'
+    counts = ", ".join(f"{number:,} of kind {kind}" for kind, number in kinds.items())
+    return f'<p class="note">{len(records):,} records: {counts}.</p>'
 
 
 def _part(heading: str, items: Sequence[str]) -> str:
@@ -194,6 +194,6 @@ def _command(command: str, specs: Sequence[str]) -> str:
 def _names(specs: Sequence[str]) -> str:
     names = [f"<code>{escape(spec)}</code>" for spec in dict.fromkeys(specs)]
     left = len(names) - MOST_NAMES
-    # Who is left out must be more than one, or there would be room for it.
+    # "and 1 others" would take as much space as the name.
     shown = [*names[:MOST_NAMES], f"and {left} others"] if left > 1 else names
     return f"<p>{', '.join(shown)}</p>"

@@ -10,15 +10,15 @@ T = TypeVar("T")
 
 Unit = Literal["s", "ms", "B", ""]
 
-# A curve is at most this many pixels wide; more points only make the page heavy.
+# A curve is at most this many pixels wide; more points only make the page larger.
 MOST_POINTS = 600
 
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """`log` is how the axis starts; the reader may change it by the axis's short `name`.
+    """An axis; `log` is its initial scale, which the reader may toggle by the short `name`.
 
-    Where it `rises`, what goes up is no run that went wrong.
+    If it `rises`, growing values are expected and do not mean divergence.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Level:
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """Where something else begins, such as another rate of the links."""
+    """A vertical line where a condition changes, such as the rate of the links."""
 
     label: str
     x: float
@@ -74,7 +74,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """Segments laid end to end; `total` is what was measured, `low` to `high` its spread."""
+    """Segments laid end to end; `total` is the measured value, `low` to `high` its spread."""
 
     spec: str
     label: str
@@ -87,9 +87,9 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class Bars:
-    """Bars in the method's colour, or, where `names` lists the segments, in a colour for each.
+    """Bars in the colour of the method, or with one colour per segment listed in `names`.
 
-    Bars longer than `cut` are drawn broken off there, so that short ones can be read.
+    Bars longer than `cut` are cut off there, so that short ones can be read.
     """
 
     kind: Literal["bars"] = field(default="bars", init=False)
@@ -104,7 +104,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Dot:
-    """A method's place; `best` if none that costs as little is better."""
+    """The result of a method; `best` if no method with at most its cost is better."""
 
     spec: str
     x: float
@@ -116,7 +116,7 @@ class Dot:
 
 @dataclass(frozen=True, kw_only=True)
 class Dots:
-    """Methods as dots, and a line through the best of them."""
+    """Methods as dots, and a line through the Pareto front."""
 
     kind: Literal["dots"] = field(default="dots", init=False)
     place: int
@@ -130,8 +130,8 @@ class Dots:
 Plot: TypeAlias = Curves | Bars | Dots
 
 
-def thin(points: Sequence[T]) -> list[T]:
-    """At most MOST_POINTS of them, evenly, with the first and the last."""
+def subsample(points: Sequence[T]) -> list[T]:
+    """Returns at most MOST_POINTS points, evenly spaced, with the first and the last."""
     if len(points) <= MOST_POINTS:
         return list(points)
     stride = (len(points) - 1) / (MOST_POINTS - 1)
@@ -139,13 +139,13 @@ def thin(points: Sequence[T]) -> list[T]:
 
 
 def cut_at(lengths: Sequence[float]) -> float | None:
-    """Where to break off bars that are so long that the others could not be compared."""
+    """Returns where to cut off bars that are too long to compare the others; None if none is."""
     enough = 3 * median(lengths)
     return enough if max(lengths) > 2 * enough else None
 
 
 def ticks(most: float, about: int) -> list[float]:
-    """Round numbers from 0 to `most`, about so many."""
+    """Returns round numbers from 0 to `most`, about `about` of them."""
     raw = most / about
     unit = 10.0 ** math.floor(math.log10(raw))
     step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= raw)

@@ -1,6 +1,6 @@
 """A section of the report: summary, table, plots and the decisions of controllers.
 
-Also the cells and the grid of tables that do not show runs.
+Also functions for the cells and the grid of tables that do not show runs.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from gradwire.bench.report.grid import Cell, Grid, Row
 from gradwire.bench.report.plotdata import Plot
 
 
-def word(text: str) -> Cell:
+def text_cell(text: str) -> Cell:
     return Cell(text, text)
 
 
@@ -32,14 +32,14 @@ def ratio(value: float, places: int = 2) -> Cell:
     return Cell(f"{value:.{places}f}", value)
 
 
-def yes(value: bool) -> Cell:
-    return word("yes" if value else "no")
+def yes_cell(value: bool) -> Cell:
+    return text_cell("yes" if value else "no")
 
 
 def grid_of(
     columns: Mapping[str, Sequence[Cell]], good: Sequence[bool] = (), methods: bool = False
 ) -> Grid:
-    """The columns as rows; the last cell of one that is not `good` stands out."""
+    """Transposes columns to rows; the last cell of a row that is not `good` is highlighted."""
     rows = list(zip(*columns.values(), strict=True))
     states = ["done" if fine else "failed" for fine in good or [True] * len(rows)]
     made = (Row(row[0].text, state, row) for row, state in zip(rows, states, strict=True))
@@ -48,17 +48,17 @@ def grid_of(
 
 @dataclass(frozen=True)
 class Section:
-    """Most often the runs of one setting."""
+    """A section of the report, usually the runs of one setting."""
 
     heading: str
     summary: str
     grid: Grid
     plots: tuple[Plot, ...] = ()
     runs: tuple[TrainRecord | FollowRecord, ...] = ()
-    """Those whose controllers' decisions are told."""
+    """Runs whose controllers' decisions are shown."""
 
 
 def methods_of(sections: Iterable[Section]) -> list[str]:
-    """The methods that have a colour and can be hidden, in order of appearance."""
+    """Returns the methods that have a colour and can be hidden, in order of appearance."""
     rows = (row for part in sections if part.grid.methods for row in part.grid.rows)
     return list(dict.fromkeys(row.spec for row in rows))

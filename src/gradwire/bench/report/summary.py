@@ -3,7 +3,14 @@
 from collections.abc import Sequence
 
 from gradwire.bench import human
-from gradwire.bench.records.compare import Standing, Target, common_target, group, middle, standings
+from gradwire.bench.records.compare import (
+    Target,
+    TargetTime,
+    common_target,
+    group,
+    median_of,
+    target_times,
+)
 from gradwire.bench.records.schema import (
     BASELINE,
     COMPUTE,
@@ -13,16 +20,16 @@ from gradwire.bench.records.schema import (
     TrainRecord,
 )
 
-# Closer than this, two times are the same time.
+# Times whose ratio is below this count as equal.
 CLEAR = 1.05
 
 NOT_SHAPED = "The links were not shaped, so these times describe this machine, not a network."
 
 
 def train_summary(records: Sequence[TrainRecord]) -> str:
-    """One sentence on who reached the target first, and one each on what limits it."""
+    """Summarises the fastest method in one sentence, and each limitation in another."""
     target = common_target(records)
-    verdict = _step_verdict(records) if target is None else _race(records, target)
+    verdict = _step_verdict(records) if target is None else _target_verdict(records, target)
     return _with_limits(verdict, records)
 
 
@@ -30,8 +37,8 @@ def step_summary(records: Sequence[StepRecord]) -> str:
     return _with_limits(_step_verdict(records), records)
 
 
-def _race(records: Sequence[TrainRecord], target: Target) -> str:
-    goal, reached = target.words(), standings(records)
+def _target_verdict(records: Sequence[TrainRecord], target: Target) -> str:
+    goal, reached = target.words(), target_times(records)
     if not reached:
         return f"No method reached {goal}."
     dense = next((entry for entry in reached if entry.spec == BASELINE), None)
@@ -40,10 +47,10 @@ def _race(records: Sequence[TrainRecord], target: Target) -> str:
         return f"{others[0].spec} {_reached(goal, others[0])}; {_why_no_dense(records)}."
     if not others:
         return f"Compression did not pay here: only dense training ({BASELINE}) reached {goal}."
-    return _duel(goal, others[0], dense)
+    return _compare_with_dense(goal, others[0], dense)
 
 
-def _duel(goal: str, best: Standing, dense: Standing) -> str:
+def _compare_with_dense(goal: str, best: TargetTime, dense: TargetTime) -> str:
     gain, time = dense.time_s / best.time_s, human.duration_s(dense.time_s)
     if gain >= CLEAR:
         factor = human.times(gain)
@@ -62,7 +69,7 @@ def _duel(goal: str, best: Standing, dense: Standing) -> str:
     )
 
 
-def _reached(goal: str, entry: Standing) -> str:
+def _reached(goal: str, entry: TargetTime) -> str:
     return f"reached {goal} first, in {human.duration_s(entry.time_s)}"
 
 
@@ -73,17 +80,17 @@ def _why_no_dense(records: Sequence[TrainRecord]) -> str:
 
 
 def _step_verdict(records: Sequence[RunRecord]) -> str:
-    """Who has the shortest step, for runs without a common target."""
+    """Names the method with the shortest step, for runs without a common target."""
     step_ms = {
         spec: time_ms
         for spec, runs in group(records, lambda record: record.spec).items()
-        if (time_ms := middle(run.step_ms for run in runs)) is not None
+        if (time_ms := median_of(run.step_ms for run in runs)) is not None
     }
-    # No step can be shorter than one without communication, which is no way to train.
+    # A step without communication is always shortest, but does not train one model.
     step_ms.pop(COMPUTE, None)
     dense_ms = step_ms.pop(BASELINE, None)
     if not step_ms:
-        return "No method but dense was measured." if dense_ms else "No step time was measured."
+        return "Only dense training was measured." if dense_ms else "No step time was measured."
     best = min(step_ms, key=lambda spec: step_ms[spec])
     own = human.duration_ms(step_ms[best])
     if dense_ms is None:
@@ -106,28 +113,28 @@ def _with_limits(verdict: str, records: Sequence[RunRecord]) -> str:
         sentences.append(NOT_SHAPED)
     if stopped := [f"{r.spec} {r.status}" for r in records if r.status != "done"]:
         sentences.append(f"Not finished: {', '.join(dict.fromkeys(stopped))}.")
-    if (most := _most_on_top(records)) is not None:
-        sentences.append(f"The interfaces counted at most {most:.1%} more bytes than stated.")
+    if (most := _most_overhead(records)) is not None:
+        sentences.append(f"The interfaces counted at most {most:.1%} more bytes than the methods.")
     if len({(r.machine.get("cpu"), r.machine.get("cores")) for r in records}) > 1:
         sentences.append("The runs come from different machines: compare their times with care.")
     return " ".join(sentences)
 
 
-def _most_on_top(records: Sequence[RunRecord]) -> float | None:
-    """How much more the operating system saw leave a worker than its method says."""
+def _most_overhead(records: Sequence[RunRecord]) -> float | None:
+    """Returns the largest share by which interface counters exceed the bytes of the method."""
     pairs = [(r.interface_bytes, r.sent_bytes) for r in records]
-    return max((seen / said - 1 for seen, said in pairs if seen and said), default=None)
+    return max((counted / sent - 1 for counted, sent in pairs if counted and sent), default=None)
 
 
 def kernel_summary(records: Sequence[KernelRecord]) -> str:
-    """Which method is nearest to the speed of memory."""
+    """Names the method whose step is nearest to the memory-traffic floor."""
     done = [record for record in records if record.status == "done"]
     if not done:
         return "No method could be measured."
     best = min(done, key=lambda record: record.ratio_to_floor)
     failed = dict.fromkeys(record.spec for record in records if record.status != "done")
     return (
-        f"{best.spec} is nearest to the speed of memory: a step with error feedback takes "
+        f"{best.spec} is nearest to the memory-traffic floor: a step with error feedback takes "
         f"{best.ratio_to_floor:.1f} times its floor of {human.duration_ms(best.floor_us / 1e3)}."
         + (f" Not measured: {', '.join(failed)}." if failed else "")
     )

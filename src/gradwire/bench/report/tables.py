@@ -29,14 +29,14 @@ def kernel_tables(records: Sequence[KernelRecord]) -> list[Table]:
 
 
 def _table(title: str, grid: Grid) -> Table:
-    # Text, not str: a spec such as "x[bits=4]" would be taken for markup.
-    # A title longer than its table is still one line.
+    # Text, not str: a spec such as "x[bits=4]" would be parsed as markup.
+    # A title stays on one line even if it is longer than its table.
     heading = Text(title, no_wrap=True, overflow="ignore")
     table = Table(
         title=heading, title_justify="left", pad_edge=False, collapse_padding=True, box=None
     )
     first, *others = grid.columns
-    # In a narrow terminal the method gives way; a number cut short would be a wrong number.
+    # In a narrow terminal the method wraps; a truncated number would be wrong.
     table.add_column(Text(first), overflow="fold", min_width=12, vertical="top")
     for name in others:
         table.add_column(Text(_two_lines(name)), justify="right", no_wrap=True)
@@ -47,7 +47,7 @@ def _table(title: str, grid: Grid) -> Table:
 
 
 def _two_lines(name: str) -> str:
-    """The name broken at the space nearest to its middle."""
+    """Breaks a name at the space nearest to its middle."""
     spaces = [index for index, letter in enumerate(name) if letter == " "]
     if len(name) <= 8 or not spaces:
         return name
@@ -69,7 +69,7 @@ def methods_table(rows: Sequence[Row]) -> Table:
     table.add_column("paper", no_wrap=True, overflow="ellipsis", max_width=24)
     for row in rows:
         cells = [row.spec, row.family, f"{row.bits_per_element:g}", _bias_kind(row)]
-        # The number of the paper is in the README's table and in --json; here are few columns.
+        # The arXiv number is in the README's table and in --json; columns are few here.
         paper = row.paper.partition(", arXiv")[0]
         table.add_row(*(Text(cell) for cell in [*cells, row.memory, row.exchange, paper]))
     return table

@@ -39,7 +39,7 @@ def table(rows: Sequence[Row]) -> Table:
 
 def _row(name: str) -> Row:
     workload = parse_workload(name)
-    # Sizes without numbers: nothing is drawn, nothing is filled.
+    # On the meta device only sizes are computed; no memory is allocated.
     with torch.device("meta"):
         model = workload.build()
     source = workload.source

@@ -33,11 +33,11 @@ TOPICS = (
     fuzz_sections,
     chaos_sections,
 )
-"""What comes after the runs and the kernels, in this order."""
+"""The sections after the runs and the kernels, in this order."""
 
 
 def write_report(records: Sequence[AnyRecord], path: Path) -> None:
-    """Writes the page to `path`, over what was there."""
+    """Writes the page to `path`, replacing an existing file."""
     page = render(records)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,12 +62,12 @@ def render(records: Sequence[AnyRecord]) -> str:
             methods_of(sections), [plot for part in sections for plot in part.plots]
         ),
     }
-    # One pass: a record that contains "{{data}}" stays text.
+    # One pass, so that "{{data}}" inside a record stays text.
     return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], _asset("page.html"))
 
 
 def sections_of(records: Sequence[AnyRecord]) -> list[Section]:
-    """One for each setting of runs, of what else was measured, and of numbers of workers."""
+    """Returns the sections: one per setting of runs and kernels, then scaling and other topics."""
     train = group((r for r in records if isinstance(r, TrainRecord)), train_setting)
     step = group((r for r in records if isinstance(r, StepRecord)), step_setting)
     kernel = group((r for r in records if isinstance(r, KernelRecord)), kernel_setting)
@@ -96,13 +96,13 @@ def sections_of(records: Sequence[AnyRecord]) -> list[Section]:
 
 
 def _body(sections: Sequence[Section]) -> str:
-    """Every section; charts are numbered through the page as in its data."""
+    """Renders every section; charts are numbered as in the page's data."""
     parts, first = [], 0
     for index, section in enumerate(sections):
         heading = markup.heading(section.heading) if len(sections) > 1 else ""
         figures = markup.figures(section.plots, first) if section.plots else ""
-        table, told = markup.table(section.grid), markup.timelines(section.runs)
-        parts.append(f'<section id="s{index}">{heading}{table}{figures}{told}</section>')
+        table, decisions = markup.table(section.grid), markup.timelines(section.runs)
+        parts.append(f'<section id="s{index}">{heading}{table}{figures}{decisions}</section>')
         first += len(section.plots)
     return "\n".join(parts)
 

@@ -15,7 +15,7 @@ from gradwire.bench.cases.parse import split_cases
 from gradwire.bench.machine import machine_facts
 from gradwire.bench.records.files import append
 from gradwire.bench.records.schema import FollowRecord, Phase
-from gradwire.bench.worker.launch import run_turns
+from gradwire.bench.worker.launch import run_cases
 from gradwire.bench.worker.protocol import Failed, Finished, Job, Message, Started, Tick
 from gradwire.errors import ConfigError, PeerError
 from gradwire.testbed.cluster import TestbedCluster
@@ -31,52 +31,52 @@ CASES = (
 RATES = ("1gbit", "50mbit", "1gbit")
 
 
-class Changing:
-    """Sets the rate when rank 0 tells that it is time, and notes when that was."""
+class RateSchedule:
+    """Sets the next rate when rank 0 reports its first step, and records that step."""
 
     def __init__(self, testbed: Testbed, rates: Sequence[str], steps: int) -> None:
         self._testbed, self._rates = testbed, rates
-        self._due = [0, *accumulate([steps] * (len(rates) - 1))]
-        self.begun: list[int] = []
+        self._rate_steps = [0, *accumulate([steps] * (len(rates) - 1))]
+        self.first_steps: list[int] = []
         self.finished: list[tuple[Finished, list[int]]] = []
 
-    def hear(self, message: Message) -> None:
+    def receive(self, message: Message) -> None:
         match message:
             case Started():
-                self.begun = []
-                self._next(0)
+                self.first_steps = []
+                self._set_next_rate(0)
             case Tick(step=step) if self._is_due(step):
-                self._next(step)
+                self._set_next_rate(step)
             case Finished():
-                self.finished.append((message, self.begun))
+                self.finished.append((message, self.first_steps))
             case Failed(case=case, error=error):
                 raise PeerError(f"{case}: {error}")
 
     def _is_due(self, step: int) -> bool:
-        number = len(self.begun)
-        return number < len(self._due) and step >= self._due[number]
+        number = len(self.first_steps)
+        return number < len(self._rate_steps) and step >= self._rate_steps[number]
 
-    def _next(self, step: int) -> None:
-        self._testbed.set_rate(self._rates[len(self.begun)])
-        self.begun.append(step)
+    def _set_next_rate(self, step: int) -> None:
+        self._testbed.set_rate(self._rates[len(self.first_steps)])
+        self.first_steps.append(step)
 
 
-def follow(
+def run_changing_link(
     workload: str, cases: Sequence[str], rates: Sequence[str], steps: int, workers: int = 4
 ) -> list[FollowRecord]:
-    """Trains every case through all rates, for `steps` steps each."""
+    """Trains every case through all rates, with `steps` steps at each."""
     if steps < 1 or not rates:
-        raise ConfigError(f"follow: needs rates and steps, got {list(rates)} and {steps}")
+        raise ConfigError(f"changing_link: needs rates and steps, got {list(rates)} and {steps}")
     job = Job(
         workload=workload,
-        turns=split_cases(cases),
+        case_order=split_cases(cases),
         steps=steps * len(rates),
         warmup=3,
         evaluate_every=steps * len(rates),
     )
     with Testbed(workers, rates[0]) as testbed:
-        changing = Changing(testbed, rates, steps)
-        run_turns(TestbedCluster(testbed), job, changing.hear)
+        schedule = RateSchedule(testbed, rates, steps)
+        run_cases(TestbedCluster(testbed), job, schedule.receive)
     command = shlex.join(["python", "-m", "gradwire.bench.runs.changing_link", *sys.argv[1:]])
     machine = machine_facts()
     return [
@@ -84,17 +84,17 @@ def follow(
             spec=end.case,
             workload=workload,
             workers=workers,
-            phases=tuple(_phases(end, begun, rates)),
+            phases=tuple(_phases(end, first_steps, rates)),
             timeline=end.timeline,
             command=command,
             machine=machine,
         )
-        for end, begun in changing.finished
+        for end, first_steps in schedule.finished
     ]
 
 
-def _phases(end: Finished, begun: Sequence[int], rates: Sequence[str]) -> list[Phase]:
-    bounds = [*begun, len(end.steps_ms)]
+def _phases(end: Finished, first_steps: Sequence[int], rates: Sequence[str]) -> list[Phase]:
+    bounds = [*first_steps, len(end.steps_ms)]
     found = []
     for rate, (first, last) in zip(rates, pairwise(bounds), strict=False):
         taken = end.steps_ms[first:last]
@@ -120,11 +120,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40, help="at each rate")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    rates = given.rates.split(",")
-    for record in follow(given.workload, given.case or CASES, rates, given.steps, given.workers):
-        if given.json is not None:
-            append(given.json, record)
+    args = parser.parse_args()
+    rates = args.rates.split(",")
+    for record in run_changing_link(
+        args.workload, args.case or CASES, rates, args.steps, args.workers
+    ):
+        if args.json is not None:
+            append(args.json, record)
         print(record.spec)
         for phase in record.phases:
             where = "" if phase.setting is None else f", {phase.setting}"

@@ -11,15 +11,15 @@ from rich.console import Console
 from gradwire.bench.machine import device_facts, machine_facts
 from gradwire.bench.records.files import append, check_writable
 from gradwire.bench.records.schema import Record
-from gradwire.bench.runs.progress import Live
-from gradwire.bench.worker.launch import run_turns
+from gradwire.bench.runs.progress import ProgressDisplay
+from gradwire.bench.worker.launch import run_cases
 from gradwire.bench.worker.protocol import Job, Message
 from gradwire.testbed.cluster import open_cluster
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where and how the records came to be; the same in all of one benchmark."""
+class Provenance:
+    """Cluster, command and machine of the records; the same in all of one benchmark."""
 
     workers: int
     rate: str | None
@@ -29,15 +29,15 @@ class Place:
 
 
 class Collector(ABC):
-    """Makes records of what the workers say."""
+    """Makes records of the workers' messages."""
 
     @abstractmethod
-    def hear(self, message: Message) -> Record | None:
-        """The record of a case that is over with this message."""
+    def receive(self, message: Message) -> Record | None:
+        """Returns the record of a case that ends with this message, else None."""
 
     @abstractmethod
     def unfinished(self) -> list[Record]:
-        """Records of what was begun, when there will be no more messages."""
+        """Returns records of the unfinished cases, when no more messages will come."""
 
 
 Ending: TypeAlias = Literal["done", "failed", "interrupted"]
@@ -49,17 +49,17 @@ class Results(NamedTuple):
 
     @property
     def ending(self) -> Ending:
-        """How all of it ended: `failed` if any run has, though the others went on."""
+        """The overall status: `failed` if any run has failed, though the others continued."""
         if self.interrupted:
             return "interrupted"
         return "failed" if any(record.status == "failed" for record in self.records) else "done"
 
 
 @dataclass(frozen=True)
-class Race:
+class ClusterRun:
     """A job on `workers` hosts with links of `rate`; records go to `json_path` one by one.
 
-    `commit` is that of the records where there is no checkout to ask; `watch` hears every message.
+    `commit` is written to the records if there is no checkout; `watch` receives every message.
     """
 
     job: Job
@@ -70,8 +70,8 @@ class Race:
     commit: str | None = None
     watch: Callable[[Message], None] | None = None
 
-    def run(self, collect: Callable[[Place], Collector], console: Console) -> Results:
-        """All records; when interrupted, those there are, the last of them unfinished."""
+    def run(self, collect: Callable[[Provenance], Collector], console: Console) -> Results:
+        """Runs the job and returns its records; if interrupted, the last ones are unfinished."""
         records: list[Record] = []
         if self.json_path is not None:
             check_writable(self.json_path)
@@ -79,22 +79,22 @@ class Race:
             if cluster.note is not None:
                 console.print(f"Note: {cluster.note}", markup=False, highlight=False)
             facts = self._facts()
-            place = Place(self.workers, self.rate, cluster.shaped, self.command, facts)
-            collector = collect(place)
-            cases = list(dict.fromkeys(self.job.turns))
-            rounds = len(self.job.turns) // len(cases)
+            provenance = Provenance(self.workers, self.rate, cluster.shaped, self.command, facts)
+            collector = collect(provenance)
+            cases = list(dict.fromkeys(self.job.case_order))
+            rounds = len(self.job.case_order) // len(cases)
             try:
-                with Live(console, cases, self.job.steps, rounds) as live:
+                with ProgressDisplay(console, cases, self.job.steps, rounds) as live:
 
-                    def listen(message: Message) -> None:
+                    def on_message(message: Message) -> None:
                         live.show(message)
                         if self.watch is not None:
                             self.watch(message)
-                        record = collector.hear(message)
+                        record = collector.receive(message)
                         if record is not None:
                             self._keep(records, record)
 
-                    run_turns(cluster, self.job, listen)
+                    run_cases(cluster, self.job, on_message)
             except KeyboardInterrupt:
                 for record in collector.unfinished():
                     self._keep(records, record)

@@ -12,13 +12,13 @@ from gradwire.bench.records.schema import BASELINE, TrainRecord
 from gradwire.bench.report.summary import train_summary
 from gradwire.bench.report.tables import train_tables
 from gradwire.bench.report.write import write_report
-from gradwire.bench.runs.cluster_run import Ending, Race
+from gradwire.bench.runs.cluster_run import ClusterRun, Ending
 from gradwire.bench.runs.train_records import TrainCollector
 from gradwire.bench.worker.protocol import Job
 from gradwire.bench.workloads.charlm import CharLm
 
 CASES = (BASELINE, "torch-fp16", "qsgd:bits=4", "topk:ratio=0.01", "powersgd:rank=4", "efsign")
-# Dense training is there in less than half of the steps, sparse training in time.
+# Dense training reaches it in less than half of the steps, sparse training within all of them.
 TARGET = Target(LOSS, 2.45, "lower")
 _WARMUP = 3
 _EVALUATE_EVERY = 5
@@ -39,18 +39,18 @@ class Demo:
     seed: int = 0
 
     def run(self, console: Console) -> Ending:
-        """Races, shows the table and writes the page."""
+        """Trains all cases, shows the table and writes the page."""
         job = Job(
             workload="charlm",
-            turns=split_cases(CASES),
+            case_order=split_cases(CASES),
             steps=self.steps,
             warmup=_WARMUP,
             evaluate_every=_EVALUATE_EVERY,
             seed=self.seed,
         )
-        race = Race(job, self.workers, self.rate, self.command, self.json_path)
+        cluster_run = ClusterRun(job, self.workers, self.rate, self.command, self.json_path)
         collect = partial(TrainCollector, job=job, workload=CharLm(), target=TARGET)
-        results = race.run(collect, console)
+        results = cluster_run.run(collect, console)
         records = [record for record in results.records if isinstance(record, TrainRecord)]
         if records:
             self._show(records, console)

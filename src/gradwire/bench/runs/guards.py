@@ -18,15 +18,15 @@ from gradwire.bench.cases.parse import is_baseline, parse_case
 from gradwire.bench.machine import machine_facts
 from gradwire.bench.records.files import append, check_writable
 from gradwire.bench.records.schema import GuardRecord
-from gradwire.bench.runs.progress import Live
-from gradwire.bench.worker.launch import run_turns
+from gradwire.bench.runs.progress import ProgressDisplay
+from gradwire.bench.worker.launch import run_cases
 from gradwire.bench.worker.protocol import Failed, Finished, Job, Message
 from gradwire.errors import ConfigError, PeerError
 from gradwire.testbed.cluster import Cluster, open_cluster
 
 CASES = ("topk:ratio=0.01", "efsign")
 LIMITS: Mapping[str, float] = {"nan": 1.02, "checksum": 1.03}
-"""What each guard may make of a step."""
+"""Upper bounds of the ratio of step times with and without each guard."""
 
 _UNGUARDED, _CHECKED = "{} @ nan_policy=ignore", "{} @ checksum=true"
 
@@ -56,7 +56,7 @@ class GuardBench:
             parse_case(_UNGUARDED.format(case))
 
     def run(self, console: Console) -> list[GuardRecord]:
-        """Measures one case after the other, and shows what was found."""
+        """Measures one case after the other, and shows the results."""
         records: list[GuardRecord] = []
         if self.json_path is not None:
             check_writable(self.json_path)
@@ -74,17 +74,19 @@ class GuardBench:
         return records
 
     def _blocks(self, case: str, cluster: Cluster, console: Console) -> dict[str, list[float]]:
-        """The median step of every block, by case, in ms."""
+        """Returns the median step of every block, by case, in ms."""
         blocks: dict[str, list[float]] = defaultdict(list)
-        turns = _turns(case, self.rounds)
-        job = Job(workload=self.workload, turns=turns, steps=self.steps, warmup=self.warmup)
-        with Live(console, sorted(set(turns)), self.steps, self.rounds) as live:
+        case_order = _case_order(case, self.rounds)
+        job = Job(
+            workload=self.workload, case_order=case_order, steps=self.steps, warmup=self.warmup
+        )
+        with ProgressDisplay(console, sorted(set(case_order)), self.steps, self.rounds) as live:
 
-            def listen(message: Message) -> None:
+            def on_message(message: Message) -> None:
                 live.show(message)
                 _collect(message, blocks)
 
-            run_turns(cluster, job, listen)
+            run_cases(cluster, job, on_message)
         return blocks
 
     def _record(
@@ -92,8 +94,8 @@ class GuardBench:
     ) -> GuardRecord:
         plain = _UNGUARDED.format(case) if guard == "nan" else case
         guarded = case if guard == "nan" else _CHECKED.format(case)
-        without, having = blocks[plain], blocks[guarded]
-        ratios = [b / a for a, b in zip(without, having, strict=True)]
+        without_guard, with_guard = blocks[plain], blocks[guarded]
+        ratios = [b / a for a, b in zip(without_guard, with_guard, strict=True)]
         low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
         return GuardRecord(
             spec=case,
@@ -104,8 +106,8 @@ class GuardBench:
             workload=self.workload,
             rounds=self.rounds,
             steps=self.steps,
-            without_ms=median(without),
-            with_ms=median(having),
+            without_ms=median(without_guard),
+            with_ms=median(with_guard),
             ratio=middle,
             quartiles=(low, high),
             limit=LIMITS[guard],
@@ -114,10 +116,12 @@ class GuardBench:
         )
 
 
-def _turns(case: str, rounds: int) -> tuple[str, ...]:
-    """Who goes first changes from round to round, since being first may be worth something."""
+def _case_order(case: str, rounds: int) -> tuple[str, ...]:
+    """Returns the order of cases; it is reversed every other round, since being first may help."""
     one = (_UNGUARDED.format(case), case, _CHECKED.format(case))
-    return tuple(turn for i in range(rounds) for turn in (one if i % 2 == 0 else one[::-1]))
+    return tuple(
+        case_name for i in range(rounds) for case_name in (one if i % 2 == 0 else one[::-1])
+    )
 
 
 def _collect(message: Message, blocks: dict[str, list[float]]) -> None:

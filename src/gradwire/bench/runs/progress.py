@@ -15,15 +15,15 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 
 from gradwire.bench import human
-from gradwire.bench.records.compare import middle
-from gradwire.bench.worker.protocol import Failed, Finished, Look, Message, Started, Tick
+from gradwire.bench.records.compare import median_of
+from gradwire.bench.worker.protocol import Evaluated, Failed, Finished, Message, Started, Tick
 from gradwire.errors import MissingExtra
 
 _FACTS = ("state", "loss", "pace", "sent")
 
 
-class Live:
-    """Shows messages; a context manager, since it holds the terminal."""
+class ProgressDisplay:
+    """Shows messages in the terminal, which it occupies as a context manager."""
 
     def __init__(self, console: Console, cases: Sequence[str], steps: int, rounds: int) -> None:
         self._console = console
@@ -40,7 +40,7 @@ class Live:
         self._taken = dict.fromkeys(cases, 0)
         self._tasks = {case: self._add(case) for case in cases}
 
-    def __enter__(self) -> "Live":
+    def __enter__(self) -> "ProgressDisplay":
         if self._console.is_terminal:
             self._progress.start()
         return self
@@ -61,23 +61,23 @@ class Live:
             case Tick(case=case, step=step, step_ms=step_ms):
                 self._steps_taken(case, step)
                 self._update(case, pace=f"{human.duration_ms(step_ms)}/step")
-            case Look(case=case, loss=loss, sent_bytes=sent_bytes):
+            case Evaluated(case=case, loss=loss, sent_bytes=sent_bytes):
                 sent = f"sent {human.byte_size(sent_bytes)}"
                 self._update(case, loss=f"loss {human.digits(loss)}", sent=sent)
             case Finished(case=case):
                 self._finished(message)
             case Failed(case=case, error=error):
                 self._update(case, state="failed")
-                self._say(f"{case}: failed: {error}")
+                self._print_line(f"{case}: failed: {error}")
 
     def _finished(self, message: Finished) -> None:
         case = message.case
         self._taken[case] += self._steps
         self._steps_taken(case, 0)
-        pace = f"{human.duration_ms(middle(message.steps_ms))}/step"
+        pace = f"{human.duration_ms(median_of(message.steps_ms))}/step"
         self._update(case, pace=pace)
         if self._taken[case] == self._steps * self._rounds:
-            self._say(f"{case}: done, {pace}")
+            self._print_line(f"{case}: done, {pace}")
 
     def _steps_taken(self, case: str, step: int) -> None:
         done = self._taken[case] + step
@@ -93,13 +93,13 @@ class Live:
         for name, text in facts.items():
             self._progress.tasks[self._tasks[case]].fields[name] = text
 
-    def _say(self, line: str) -> None:
+    def _print_line(self, line: str) -> None:
         if not self._console.is_terminal:
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 class Writer(Protocol):
-    """What is used of torch's SummaryWriter."""
+    """The methods of torch's SummaryWriter that are used."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None: ...
 
@@ -111,7 +111,7 @@ class Writer(Protocol):
 
 
 def summary_writer(folder: Path) -> Writer:
-    """torch's own; it needs the package that reads what it writes."""
+    """Opens torch's SummaryWriter, which needs the package tensorboard."""
     from torch.utils.tensorboard import SummaryWriter
 
     writer: Writer = SummaryWriter(str(folder))
@@ -123,8 +123,8 @@ def check_installed() -> None:
         raise MissingExtra("--tensorboard", "tensorboard", "tensorboard")
 
 
-class Board:
-    """Writes what workers say under `folder`, into a folder for each case and this seed."""
+class TensorBoardWriter:
+    """Writes the workers' messages below `folder`, to one folder per case with this seed."""
 
     def __init__(
         self, folder: Path, seed: int, open_writer: Callable[[Path], Writer] = summary_writer
@@ -140,8 +140,8 @@ class Board:
                 self._writer = self._open(self._folder / name)
             case Tick(step=step, step_ms=step_ms):
                 self._scalar("step_ms", step_ms, step)
-            case Look():
-                self._look(message)
+            case Evaluated():
+                self._write_evaluation(message)
             case Failed(error=error):
                 if self._writer is not None:
                     self._writer.add_text("failed", error)
@@ -154,14 +154,14 @@ class Board:
             self._writer.close()
         self._writer = None
 
-    def _look(self, look: Look) -> None:
-        first = look.step - len(look.losses) + 1
-        for step, loss in enumerate(look.losses, start=first):
+    def _write_evaluation(self, evaluation: Evaluated) -> None:
+        first = evaluation.step - len(evaluation.losses) + 1
+        for step, loss in enumerate(evaluation.losses, start=first):
             self._scalar("train/loss", loss, step)
-        self._scalar("held-out/loss", look.loss, look.step)
-        self._scalar(f"held-out/{look.metric_name}", look.metric, look.step)
-        self._scalar("time_s", look.time_s, look.step)
-        self._scalar("sent_bytes", look.sent_bytes, look.step)
+        self._scalar("held-out/loss", evaluation.loss, evaluation.step)
+        self._scalar(f"held-out/{evaluation.metric_name}", evaluation.metric, evaluation.step)
+        self._scalar("time_s", evaluation.time_s, evaluation.step)
+        self._scalar("sent_bytes", evaluation.sent_bytes, evaluation.step)
         if self._writer is not None:
             self._writer.flush()
 

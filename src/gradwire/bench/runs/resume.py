@@ -4,13 +4,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradwire.bench.records.files import check_writable
-from gradwire.bench.records.schema import TrainRecord, read
+from gradwire.bench.records.files import check_writable, read
+from gradwire.bench.records.schema import TrainRecord
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What two runs must share, beside case and seed, for one to stand for the other."""
+    """The settings that two runs with equal case and seed must share to be the same run."""
 
     workload: str
     workload_spec: str
@@ -21,12 +21,12 @@ class Setting:
     device: str
 
 
-def earlier(path: Path | None, setting: Setting) -> list[TrainRecord]:
-    """The runs of this setting that came to their end in a file, which need not be there yet.
+def finished_runs(path: Path | None, setting: Setting) -> list[TrainRecord]:
+    """Returns the finished runs of this setting in a file, which need not exist yet.
 
-    One that diverged has: with the same seed it would do so again.
+    A run that diverged is finished: with the same seed it would diverge again.
 
-    Raises if it cannot be read or written, before anything was run for it.
+    Raises if the file cannot be read or written, before anything is run.
     """
     if path is None:
         return []
@@ -35,8 +35,8 @@ def earlier(path: Path | None, setting: Setting) -> list[TrainRecord]:
     return [r for r in records if r.status in ("done", "diverged") and _setting(r) == setting]
 
 
-def done(records: Iterable[TrainRecord], seed: int) -> set[str]:
-    """The cases that are done with this seed."""
+def finished_cases(records: Iterable[TrainRecord], seed: int) -> set[str]:
+    """Returns the cases that are finished with this seed."""
     return {record.spec for record in records if record.seed == seed}
 
 

@@ -15,11 +15,11 @@ import numpy as np
 from rich.console import Console
 
 from gradwire.bench.machine import check_device
-from gradwire.bench.records.compare import efficiency, middle
+from gradwire.bench.records.compare import efficiency, median_of
 from gradwire.bench.records.schema import BASELINE, COMPUTE, Record, Status, StepRecord
 from gradwire.bench.report.summary import step_summary
 from gradwire.bench.report.tables import step_tables
-from gradwire.bench.runs.cluster_run import Collector, Ending, Place, Race
+from gradwire.bench.runs.cluster_run import ClusterRun, Collector, Ending, Provenance
 from gradwire.bench.runs.train import baselines_first
 from gradwire.bench.worker.protocol import Failed, Finished, Job, Message
 from gradwire.bench.workloads.base import parameter_count, parse_workload
@@ -27,9 +27,9 @@ from gradwire.bench.workloads.base import parameter_count, parse_workload
 
 @dataclass
 class StepCollector(Collector):
-    """One record a case, once all its blocks are there."""
+    """Makes one record per case, once all its blocks are finished."""
 
-    place: Place
+    provenance: Provenance
     batch: int
     parameters: int
     rounds: int
@@ -38,7 +38,7 @@ class StepCollector(Collector):
     blocks: dict[str, list[Finished]] = field(default_factory=lambda: defaultdict(list))
     recorded: set[str] = field(default_factory=set)
 
-    def hear(self, message: Message) -> Record | None:
+    def receive(self, message: Message) -> Record | None:
         if isinstance(message, Failed):
             return self._record(message.case, "failed", message.error)
         if not isinstance(message, Finished):
@@ -55,32 +55,35 @@ class StepCollector(Collector):
         self.recorded.add(case)
         blocks = self.blocks[case]
         steps_ms = _all_steps(blocks)
-        step_ms, compute_ms = middle(steps_ms), middle(_all_steps(self.blocks.get(COMPUTE, [])))
+        step_ms, compute_ms = (
+            median_of(steps_ms),
+            median_of(_all_steps(self.blocks.get(COMPUTE, []))),
+        )
         return StepRecord(
             spec=case,
-            workers=self.place.workers,
-            rate=self.place.rate,
-            shaped=self.place.shaped,
+            workers=self.provenance.workers,
+            rate=self.provenance.rate,
+            shaped=self.provenance.shaped,
             steps=len(steps_ms),
             batch=self.batch,
             parameters=self.parameters,
             status=status,
             error=error,
-            command=self.place.command,
-            machine=self.place.machine,
+            command=self.provenance.command,
+            machine=self.provenance.machine,
             workload=self.workload,
             device=self.device,
             step_ms=step_ms,
             compute_ms=compute_ms,
             scaling_efficiency=efficiency(compute_ms, step_ms),
-            interface_bytes=middle(block.interface_bytes for block in blocks),
+            interface_bytes=median_of(block.interface_bytes for block in blocks),
             backend=blocks[-1].backend if blocks else None,
             step_ms_quantiles=_quantiles(steps_ms),
-            sent_bytes=middle(block.sent_bytes for block in blocks),
+            sent_bytes=median_of(block.sent_bytes for block in blocks),
             ratio_to_dense=self._ratio_to_dense(steps_ms),
-            encode_ms=middle(block.encode_ms for block in blocks),
-            wire_ms=middle(block.wire_ms for block in blocks),
-            decode_ms=middle(block.decode_ms for block in blocks),
+            encode_ms=median_of(block.encode_ms for block in blocks),
+            wire_ms=median_of(block.wire_ms for block in blocks),
+            decode_ms=median_of(block.decode_ms for block in blocks),
         )
 
     def _ratio_to_dense(self, steps_ms: Sequence[float]) -> float | None:
@@ -137,15 +140,17 @@ class StepBench:
         workload = parse_workload(self._workload_spec(), self.data)
         job = Job(
             workload=self._workload_spec(),
-            turns=baselines_first(self.cases) * ROUNDS,
+            case_order=baselines_first(self.cases) * ROUNDS,
             steps=-(-self.steps // ROUNDS),
             warmup=self.warmup,
             data=None if self.data is None else str(self.data),
             device=self.device,
         )
-        # Data that is missing is missed here, and not on every host.
+        # Missing data raises here, and not on every host.
         workload.examples()
-        race = Race(job, self.workers, self.rate, self.command, self.json_path, self.commit)
+        cluster_run = ClusterRun(
+            job, self.workers, self.rate, self.command, self.json_path, self.commit
+        )
         collect = partial(
             StepCollector,
             batch=workload.batch_size,
@@ -154,7 +159,7 @@ class StepBench:
             workload=workload.heading,
             device=self.device,
         )
-        results = race.run(collect, console)
+        results = cluster_run.run(collect, console)
         records = [record for record in results.records if isinstance(record, StepRecord)]
         if records:
             _show(records, console)

@@ -8,14 +8,14 @@ from pathlib import Path
 from rich.console import Console
 
 from gradwire.bench.machine import check_device
-from gradwire.bench.records.compare import Target, middle, parse_target
+from gradwire.bench.records.compare import Target, median_of, parse_target
 from gradwire.bench.records.schema import BASELINE, COMPUTE, TrainRecord
 from gradwire.bench.report.summary import train_summary
 from gradwire.bench.report.tables import train_tables
 from gradwire.bench.report.write import write_report
 from gradwire.bench.runs import resume
-from gradwire.bench.runs.cluster_run import Ending, Race, Results
-from gradwire.bench.runs.progress import Board, check_installed
+from gradwire.bench.runs.cluster_run import ClusterRun, Ending, Results
+from gradwire.bench.runs.progress import TensorBoardWriter, check_installed
 from gradwire.bench.runs.train_records import TrainCollector
 from gradwire.bench.worker.protocol import Job
 from gradwire.bench.workloads.base import Workload, parse_workload
@@ -32,12 +32,12 @@ CASES = (
     "powersgd:rank=4",
     "efsign",
 )
-_LOOKS = 20
+_EVALUATIONS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainBench:
-    """Every case with every seed; those that the file has already are not run again."""
+    """Trains every case with every seed; skips those that the file has already."""
 
     workload: str
     cases: tuple[str, ...]
@@ -63,36 +63,40 @@ class TrainBench:
         check_device(self.device)
         if self.tensorboard is not None:
             check_installed()
-        # For its name, its metric and its number of examples; those who train have their own.
+        # Used for its name, metric and number of examples; the workers build their own.
         workload = parse_workload(self.workload, self.data)
         jobs = self._jobs(workload)
-        earlier = resume.earlier(self.json_path, self._setting(workload, jobs[0]))
-        records, endings = [] if self.again else earlier, set[Ending]()
+        finished_runs = resume.finished_runs(self.json_path, self._setting(workload, jobs[0]))
+        records, endings = [] if self.again else finished_runs, set[Ending]()
         for job in jobs:
-            turns = self._left(job, resume.done(records, job.seed), console)
-            if turns and "interrupted" not in endings:
-                results = self._race(replace(job, turns=turns), workload, records, console)
+            case_order = self._remaining(job, resume.finished_cases(records, job.seed), console)
+            if case_order and "interrupted" not in endings:
+                results = self._run_seed(
+                    replace(job, case_order=case_order), workload, records, console
+                )
                 records += [r for r in results.records if isinstance(r, TrainRecord)]
                 endings.add(results.ending)
         self._show(records, console)
         return _worst(endings)
 
-    def _left(self, job: Job, done: set[str], console: Console) -> tuple[str, ...]:
-        for case in (case for case in job.turns if case in done):
+    def _remaining(self, job: Job, finished_cases: set[str], console: Console) -> tuple[str, ...]:
+        for case in (case for case in job.case_order if case in finished_cases):
             line = f"{case}, seed {job.seed}: done already in {self.json_path}; --again repeats it"
-            _say(console, line)
-        return tuple(case for case in job.turns if case not in done)
+            _print_line(console, line)
+        return tuple(case for case in job.case_order if case not in finished_cases)
 
     def _jobs(self, workload: Workload) -> list[Job]:
-        """One a seed; whatever is wrong with them is found out before the first."""
+        """Returns one job per seed; raises ConfigError for all wrong settings."""
         if len(set(self.seeds)) != len(self.seeds) or not self.seeds:
             raise ConfigError(f"bench train: seeds must be different numbers, got {self.seeds}")
         self._target(workload)
         steps = self._steps(workload)
-        every = max(1, steps // _LOOKS) if self.evaluate_every is None else self.evaluate_every
+        every = (
+            max(1, steps // _EVALUATIONS) if self.evaluate_every is None else self.evaluate_every
+        )
         first = Job(
             workload=self.workload,
-            turns=baselines_first(self.cases),
+            case_order=baselines_first(self.cases),
             steps=steps,
             warmup=self.warmup,
             evaluate_every=every,
@@ -108,9 +112,9 @@ class TrainBench:
     def _steps(self, workload: Workload) -> int:
         if (self.steps is None) == (self.epochs is None):
             raise ConfigError(
-                f"bench train: say steps or epochs, got {self.steps} and {self.epochs}"
+                f"bench train: expected steps or epochs, got {self.steps} and {self.epochs}"
             )
-        # Asked in any case: data that is missing is missed here, and not on every host.
+        # Computed in any case: missing data raises here, and not on every host.
         batches = workload.examples() // workload.batch_size
         if self.steps is not None:
             return self.steps
@@ -133,18 +137,18 @@ class TrainBench:
             self.device,
         )
 
-    def _race(
+    def _run_seed(
         self, job: Job, workload: Workload, known: Sequence[TrainRecord], console: Console
     ) -> Results:
-        board = None if self.tensorboard is None else Board(self.tensorboard, job.seed)
+        board = None if self.tensorboard is None else TensorBoardWriter(self.tensorboard, job.seed)
         collect = partial(
             TrainCollector,
             job=job,
             workload=workload,
             target=self._target(workload),
-            compute_ms=middle(record.step_ms for record in known if record.spec == COMPUTE),
+            compute_ms=median_of(record.step_ms for record in known if record.spec == COMPUTE),
         )
-        race = Race(
+        cluster_run = ClusterRun(
             job,
             self.workers,
             self.rate,
@@ -153,9 +157,9 @@ class TrainBench:
             self.commit,
             board.show if board else None,
         )
-        _say(console, f"{workload.heading}, seed {job.seed}, {job.steps:,} steps")
+        _print_line(console, f"{workload.heading}, seed {job.seed}, {job.steps:,} steps")
         try:
-            return race.run(collect, console)
+            return cluster_run.run(collect, console)
         finally:
             if board is not None:
                 board.close()
@@ -165,14 +169,14 @@ class TrainBench:
             return
         for table in train_tables(records):
             console.print(table)
-        _say(console, train_summary(records))
+        _print_line(console, train_summary(records))
         if self.output is not None:
             write_report(records, self.output)
-            _say(console, f"Report: {self.output}")
+            _print_line(console, f"Report: {self.output}")
 
 
 def baselines_first(cases: Iterable[str]) -> tuple[str, ...]:
-    """The order in which what others are compared with is known when they are."""
+    """Sorts the cases so that those that others are compared with come first."""
     return tuple(sorted(cases, key=lambda case: (case != COMPUTE, case != BASELINE)))
 
 
@@ -181,5 +185,5 @@ def _worst(endings: Collection[Ending]) -> Ending:
     return next((ending for ending in order if ending in endings), "done")
 
 
-def _say(console: Console, line: str) -> None:
+def _print_line(console: Console, line: str) -> None:
     console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -3,36 +3,36 @@
 import math
 from dataclasses import dataclass, field
 
-from gradwire.bench.records.compare import LOSS, Target, efficiency, middle, time_to_target
+from gradwire.bench.records.compare import LOSS, Target, efficiency, median_of, time_to_target
 from gradwire.bench.records.schema import COMPUTE, Point, Record, Status, TrainRecord
-from gradwire.bench.runs.cluster_run import Collector, Place
-from gradwire.bench.worker.protocol import Failed, Finished, Job, Look, Message, Started, Tick
+from gradwire.bench.runs.cluster_run import Collector, Provenance
+from gradwire.bench.worker.protocol import Evaluated, Failed, Finished, Job, Message, Started, Tick
 from gradwire.bench.workloads.base import Workload
 
 
 @dataclass
 class TrainCollector(Collector):
-    """One record a case; `looks` are those of the case that is running."""
+    """Makes one record per case; `evaluations` are those of the running case."""
 
-    place: Place
+    provenance: Provenance
     job: Job
     workload: Workload
     target: Target | None
     compute_ms: float | None = None
-    """The step without communication, once it is known."""
+    """Time of a step without communication, once it is known."""
     running: str | None = None
-    looks: list[Look] = field(default_factory=list)
+    evaluations: list[Evaluated] = field(default_factory=list)
 
-    def hear(self, message: Message) -> Record | None:
+    def receive(self, message: Message) -> Record | None:
         match message:
             case Started(case=case):
-                self.running, self.looks = case, []
-            case Look():
-                self.looks.append(message)
+                self.running, self.evaluations = case, []
+            case Evaluated():
+                self.evaluations.append(message)
             case Finished():
                 self.running = None
                 if message.case == COMPUTE:
-                    self.compute_ms = middle(message.steps_ms)
+                    self.compute_ms = median_of(message.steps_ms)
                 return self._record(message.case, self._status(), None, message)
             case Failed(case=case, error=error):
                 self.running = None
@@ -47,16 +47,20 @@ class TrainCollector(Collector):
         return [self._record(self.running, "interrupted", None, None)]
 
     def _status(self) -> Status:
-        return "diverged" if self.looks and not math.isfinite(self.looks[-1].loss) else "done"
+        return (
+            "diverged"
+            if self.evaluations and not math.isfinite(self.evaluations[-1].loss)
+            else "done"
+        )
 
     def _record(
         self, case: str, status: Status, error: str | None, end: Finished | None
     ) -> TrainRecord:
-        points = tuple(map(_point, self.looks))
-        last = self.looks[-1] if self.looks else None
-        # Workers that do not talk train no model of all, so there is nothing for them to reach.
+        points = tuple(map(_point, self.evaluations))
+        last = self.evaluations[-1] if self.evaluations else None
+        # Workers without communication do not train a common model, so they have no target.
         target = None if case == COMPUTE else self.target
-        step_ms = middle(end.steps_ms) if end else None
+        step_ms = median_of(end.steps_ms) if end else None
         return TrainRecord(
             spec=case,
             workload=self.workload.heading,
@@ -66,16 +70,16 @@ class TrainCollector(Collector):
             steps=self.job.steps,
             evaluate_every=self.job.evaluate_every,
             batch=self.workload.batch_size,
-            workers=self.place.workers,
-            rate=self.place.rate,
-            shaped=self.place.shaped,
+            workers=self.provenance.workers,
+            rate=self.provenance.rate,
+            shaped=self.provenance.shaped,
             seed=self.job.seed,
             status=status,
             error=error,
-            command=self.place.command,
-            machine=self.place.machine,
+            command=self.provenance.command,
+            machine=self.provenance.machine,
             points=points,
-            losses=tuple(loss for look in self.looks for loss in look.losses),
+            losses=tuple(loss for evaluation in self.evaluations for loss in evaluation.losses),
             final_loss=last.loss if last else None,
             metric=last.metric if last else None,
             metric_name=last.metric_name if last else None,
@@ -99,11 +103,11 @@ class TrainCollector(Collector):
         )
 
 
-def _point(look: Look) -> Point:
+def _point(evaluation: Evaluated) -> Point:
     return Point(
-        step=look.step,
-        time_s=look.time_s,
-        loss=look.loss,
-        sent_bytes=look.sent_bytes,
-        metric=look.metric,
+        step=evaluation.step,
+        time_s=evaluation.time_s,
+        loss=evaluation.loss,
+        sent_bytes=evaluation.sent_bytes,
+        metric=evaluation.metric,
     )

@@ -14,12 +14,12 @@ from gradwire.bench.workloads.base import Evaluation, Workload
 from gradwire.comm.meter import Meter
 
 
-class Trainee(ABC):
-    """All workers of a run."""
+class SimulatedTrainer(ABC):
+    """Trains all workers of a run in one process."""
 
     workload: Workload
     model: nn.Module
-    """Worker 0's."""
+    """The model of worker 0."""
 
     @property
     @abstractmethod
@@ -27,60 +27,62 @@ class Trainee(ABC):
 
     @abstractmethod
     def step(self, step: int, steps: int) -> Tensor:
-        """Takes step number `step` of `steps`; all losses, which the next one may write over."""
+        """Takes step number `step` of `steps`; returns all losses, which the next overwrites."""
 
     @abstractmethod
     def evaluate(self) -> Evaluation:
-        """How good the model is that all workers have together."""
+        """Evaluates the common model of all workers."""
 
     @abstractmethod
     def meter(self) -> Meter:
-        """What worker 0 has said."""
+        """Returns the meter of worker 0."""
 
     @abstractmethod
     def timeline(self) -> tuple[Change, ...]:
-        """What a controller has decided, if there is one."""
+        """Returns the decisions of the controller; empty without one."""
 
 
-class Seen(NamedTuple):
-    """Where a run stands after so many steps; bytes and calls are worker 0's since the start."""
+class Snapshot(NamedTuple):
+    """The state of a run after `step` steps; bytes and calls are worker 0's since the start."""
 
     step: int
     evaluation: Evaluation
     sent_bytes: int
     calls: int
     losses: tuple[float, ...]
-    """Of worker 0's batches since the last look."""
+    """Losses of worker 0's batches since the last snapshot."""
     lockstep_s: float = 0.0
-    """What a step of all workers has taken in this process, the mean since the last look."""
+    """Mean time of a step of all workers in this process since the last snapshot."""
 
 
 def train(
-    trainee: Trainee,
+    trainer: SimulatedTrainer,
     steps: int,
-    every: int,
-    at_work: Callable[[], AbstractContextManager[None]] = nullcontext,
-) -> Iterator[Seen]:
-    """Trains, with a look at the start, every so many steps, and at the end.
+    evaluate_every: int,
+    device_context: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Iterator[Snapshot]:
+    """Trains; yields snapshots at the start, every `evaluate_every` steps, and at the end.
 
-    Only looks wait for the device. Each step and each look is taken in an `at_work` of its own.
+    Only snapshots wait for the device. Each step and each snapshot enters a `device_context`.
     """
     losses: list[Tensor] = []
     start_s = time.perf_counter()
     for step in range(steps + 1):
         if step:
-            with at_work():
-                losses.append(trainee.step(step - 1, steps)[0].clone())
-        if step % every == 0 or step == steps:
-            with at_work():
-                seen = _look(trainee, step, losses, start_s)
+            with device_context():
+                losses.append(trainer.step(step - 1, steps)[0].clone())
+        if step % evaluate_every == 0 or step == steps:
+            with device_context():
+                snapshot = _snapshot(trainer, step, losses, start_s)
             losses.clear()
-            yield seen
+            yield snapshot
             start_s = time.perf_counter()
 
 
-def _look(trainee: Trainee, step: int, losses: list[Tensor], start_s: float) -> Seen:
-    own = torch.stack(losses).tolist() if losses else []
-    lockstep_s = (time.perf_counter() - start_s) / max(1, len(own))
-    evaluation, meter = trainee.evaluate(), trainee.meter()
-    return Seen(step, evaluation, meter.sent_bytes, meter.calls, tuple(own), lockstep_s)
+def _snapshot(
+    trainer: SimulatedTrainer, step: int, losses: list[Tensor], start_s: float
+) -> Snapshot:
+    values = torch.stack(losses).tolist() if losses else []
+    lockstep_s = (time.perf_counter() - start_s) / max(1, len(values))
+    evaluation, meter = trainer.evaluate(), trainer.meter()
+    return Snapshot(step, evaluation, meter.sent_bytes, meter.calls, tuple(values), lockstep_s)

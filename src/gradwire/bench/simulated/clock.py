@@ -1,7 +1,7 @@
 """The predicted clock of a simulated run.
 
-Step times come from forecasts, one per setting that a controller chooses, or from counted bytes for
-local methods.
+Step times come from predictions, one per setting that a controller chooses, or from counted bytes
+for local methods.
 """
 
 from abc import ABC, abstractmethod
@@ -10,175 +10,183 @@ from dataclasses import dataclass, field, replace
 from math import fsum
 from typing import NamedTuple, TypeAlias
 
-from gradwire.bench.cases.local import Rhythm
+from gradwire.bench.cases.local import SyncSchedule
 from gradwire.bench.predictions.simulate import Links
-from gradwire.bench.simulated.base import Seen
-from gradwire.comm.cost_model import way
+from gradwire.bench.simulated.base import Snapshot
+from gradwire.comm.cost_model import transfer
 from gradwire.comm.meter import Meter
 from gradwire.control.base import Controller, Setting
-from gradwire.control.runtime import dense_way
+from gradwire.control.runtime import ControllerRuntime
 from gradwire.control.timing import Clock, StepTiming
 from gradwire.engine.engine import Engine
 from gradwire.engine.plan import Plan
-from gradwire.perfmodel.overlap import Forecast
+from gradwire.perfmodel.overlap import StepTimes
 from gradwire.simulate import Simulation
 
 SHAPE = (1000, 1000)
-"""Orders that say as much of this tensor take as long."""
+"""Settings that send equally many bytes of this tensor have the same predicted step."""
 
-Predict: TypeAlias = Callable[[Plan], Forecast]
+Predict: TypeAlias = Callable[[Plan], StepTimes]
 
 
 @dataclass
-class Forecasts:
-    """Made when an order is first given, and kept."""
+class PredictionCache:
+    """Predictions by setting, made when a setting is first used."""
 
     plan: Plan
     predict: Predict
-    _known: dict[tuple[bool, int], Forecast] = field(default_factory=dict)
+    _times: dict[tuple[bool, int], StepTimes] = field(default_factory=dict)
 
-    def of(self, order: Setting) -> Forecast:
-        """A step in which all lanes follow this order."""
-        key = order.dense, order.compressor.nbytes(SHAPE)
-        if key not in self._known:
-            way = dense_way(self.plan.exchange) if order.dense else self.plan.exchange
-            self._known[key] = self.predict(
-                replace(self.plan, compressor=order.compressor, exchange=way)
+    def of(self, setting: Setting) -> StepTimes:
+        """Returns the times of a step in which all lanes have this setting."""
+        key = setting.dense, setting.compressor.nbytes(SHAPE)
+        if key not in self._times:
+            exchange = self.plan.exchange.dense() if setting.dense else self.plan.exchange
+            self._times[key] = self.predict(
+                replace(self.plan, compressor=setting.compressor, exchange=exchange)
             )
-        return self._known[key]
+        return self._times[key]
 
 
 @dataclass
-class ForecastClock(Clock):
-    """Laps as forecast: where lanes follow several orders, each counts by what it is about."""
+class PredictedStepClock(Clock):
+    """Predicted step timings; lanes with different settings count by their numbers of elements."""
 
-    forecasts: Forecasts
-    lanes: Engine
+    predictions: PredictionCache
+    engine: Engine
     meter: Meter
-    seen: list[Forecast] = field(default_factory=list)
-    """Of every step so far."""
+    steps: list[StepTimes] = field(default_factory=list)
+    """Times of every step so far."""
     _bytes: int = 0
 
-    def lap(self) -> StepTiming | None:
+    def step_timing(self) -> StepTiming | None:
         sent, self._bytes = self.meter.sent_bytes - self._bytes, self.meter.sent_bytes
-        assert self.lanes.helm is not None
-        orders = self.lanes.helm.orders()
-        parts = [(self.lanes.tensors[n].numel(), self.forecasts.of(o)) for n, o in orders.items()]
-        now = _mean(parts) if parts else self.forecasts.predict(self.forecasts.plan)
-        self.seen.append(now)
-        waited_s = max(now.step_s - now.compute_s, 0.0)
-        return StepTiming(now.step_s, now.encode_s + now.decode_s, now.wire_s, sent, waited_s)
+        assert isinstance(self.engine.observer, ControllerRuntime)
+        settings = self.engine.observer.settings()
+        parts = [
+            (self.engine.tensors[n].numel(), self.predictions.of(o)) for n, o in settings.items()
+        ]
+        step_times = _mean(parts) if parts else self.predictions.predict(self.predictions.plan)
+        self.steps.append(step_times)
+        waited_s = max(step_times.step_s - step_times.compute_s, 0.0)
+        return StepTiming(
+            step_times.step_s,
+            step_times.encode_s + step_times.decode_s,
+            step_times.wire_s,
+            sent,
+            waited_s,
+        )
 
 
 @dataclass(frozen=True)
-class Watch:
-    """How long a run's steps have taken: all alike, or as their clock saw them."""
+class RunTimes:
+    """Step times of a run: constant, or as its clock predicted them."""
 
-    alike: Forecast
-    clock: ForecastClock | None
+    constant: StepTimes
+    clock: PredictedStepClock | None
 
     def steps_ms(self, steps: int) -> list[float]:
         if self.clock is None:
-            return [self.alike.step_s * 1e3] * steps
-        # A step that did not count took its time, too.
-        return [seen.step_s * 1e3 for seen in self.clock.seen[:steps]]
+            return [self.constant.step_s * 1e3] * steps
+        # Includes skipped steps, which took their time, too.
+        return [step.step_s * 1e3 for step in self.clock.steps[:steps]]
 
-    def passed_s(self, steps: int) -> float:
+    def elapsed_s(self, steps: int) -> float:
         if self.clock is None:
-            return steps * self.alike.step_s
+            return steps * self.constant.step_s
         return sum(self.steps_ms(steps)) / 1e3
 
-    def usual(self) -> Forecast:
-        """The mean step."""
+    def mean_step(self) -> StepTimes:
+        """Returns the mean times of a step."""
         if self.clock is None:
-            return self.alike
-        return _mean([(1, seen) for seen in self.clock.seen])
+            return self.constant
+        return _mean([(1, step) for step in self.clock.steps])
 
 
-def watch_over(
+def track_times(
     simulation: Simulation, controller: Controller | None, plan: Plan, predict: Predict
-) -> Watch:
-    """Lets the controller steer, if there is one; what a step takes is forecast either way."""
-    alike = predict(plan)
+) -> RunTimes:
+    """Attaches the controller, if there is one, and returns the predicted times of the run."""
+    constant = predict(plan)
     if controller is None:
-        return Watch(alike, None)
-    forecasts = Forecasts(plan, predict)
+        return RunTimes(constant, None)
+    predictions = PredictionCache(plan, predict)
     pairs = zip(simulation.workers, simulation.network.meters, strict=True)
-    clocks = [ForecastClock(forecasts, worker, meter) for worker, meter in pairs]
+    clocks = [PredictedStepClock(predictions, worker, meter) for worker, meter in pairs]
     for worker, clock in zip(simulation.workers, clocks, strict=True):
-        worker.steer(controller, clock)
-    return Watch(alike, clocks[0])
+        worker.observer = ControllerRuntime(controller, worker, clock)
+    return RunTimes(constant, clocks[0])
 
 
-def _mean(parts: Sequence[tuple[int, Forecast]]) -> Forecast:
-    """With weights."""
+def _mean(parts: Sequence[tuple[int, StepTimes]]) -> StepTimes:
+    """Returns the weighted mean."""
     total = sum(weight for weight, _ in parts)
-    columns = zip(*([weight * number for number in seen] for weight, seen in parts), strict=True)
-    return Forecast(*(fsum(column) / total for column in columns))
+    columns = zip(*([weight * number for number in times] for weight, times in parts), strict=True)
+    return StepTimes(*(fsum(column) / total for column in columns))
 
 
 class Split(NamedTuple):
-    """What a step's exchange takes, on average; None where nobody has forecast it."""
+    """Mean times of a step's exchange; None if they were not predicted."""
 
     encode_ms: float | None = None
     wire_ms: float | None = None
     decode_ms: float | None = None
 
 
-class Pace(ABC):
+class RunClock(ABC):
     """The clock of one run on one network."""
 
     @abstractmethod
-    def time_s(self, seen: Seen) -> float:
-        """How late it is after what was seen."""
+    def time_s(self, snapshot: Snapshot) -> float:
+        """Returns the time of a snapshot since the start of the run."""
 
     @abstractmethod
-    def steps_ms(self, last: Seen) -> tuple[float, ...]:
-        """What steps have taken at the end."""
+    def steps_ms(self, last: Snapshot) -> tuple[float, ...]:
+        """Returns the step times up to the last snapshot."""
 
     @abstractmethod
     def split(self) -> Split: ...
 
 
 @dataclass(frozen=True)
-class ForecastPace(Pace):
-    """Of a method whose every step can be forecast."""
+class PredictedRunClock(RunClock):
+    """The clock of a method whose steps can all be predicted."""
 
-    watch: Watch
+    times: RunTimes
 
-    def time_s(self, seen: Seen) -> float:
-        return self.watch.passed_s(seen.step)
+    def time_s(self, snapshot: Snapshot) -> float:
+        return self.times.elapsed_s(snapshot.step)
 
-    def steps_ms(self, last: Seen) -> tuple[float, ...]:
-        return tuple(self.watch.steps_ms(last.step))
+    def steps_ms(self, last: Snapshot) -> tuple[float, ...]:
+        return tuple(self.times.steps_ms(last.step))
 
     def split(self) -> Split:
-        usual = self.watch.usual()
-        return Split(usual.encode_s * 1e3, usual.wire_s * 1e3, usual.decode_s * 1e3)
+        mean_step = self.times.mean_step()
+        return Split(mean_step.encode_s * 1e3, mean_step.wire_s * 1e3, mean_step.decode_s * 1e3)
 
 
 @dataclass(frozen=True)
-class CountedPace(Pace):
-    """Of a method that says now more, now less: all computation, then all bytes of a link.
+class ByteCountRunClock(RunClock):
+    """The clock of a local method: the time of all computation plus that of all bytes on a link.
 
-    What encoding and decoding take is left out, and every call waits like a ring's mean. What is
-    heard later than told travels meanwhile, one telling after the other, and only what is left of
-    its way then is waited for.
+    Times of encoding and decoding are left out, and every call has the latency of a ring
+    all-reduce. A delayed sync overlaps with the steps of its delay, one sync after the other, and
+    only the rest of its transfer is waited for.
     """
 
     links: Links
     compute_s: float
     workers: int
-    rhythm: Rhythm
+    sync_schedule: SyncSchedule
 
-    def time_s(self, seen: Seen) -> float:
-        waits_s = seen.calls * way("mean", 0, self.workers).hops * self.links.latency_s
-        wire_s = 8 * seen.sent_bytes / self.links.rate_bits + waits_s
-        gap, delay = self.rhythm
-        meanwhile_s = seen.step // gap * min(gap, delay) * self.compute_s
-        return seen.step * self.compute_s + max(0.0, wire_s - meanwhile_s)
+    def time_s(self, snapshot: Snapshot) -> float:
+        hops_s = snapshot.calls * transfer("mean", 0, self.workers).hops * self.links.latency_s
+        wire_s = 8 * snapshot.sent_bytes / self.links.rate_bits + hops_s
+        interval, delay = self.sync_schedule
+        overlapped_s = snapshot.step // interval * min(interval, delay) * self.compute_s
+        return snapshot.step * self.compute_s + max(0.0, wire_s - overlapped_s)
 
-    def steps_ms(self, last: Seen) -> tuple[float, ...]:
+    def steps_ms(self, last: Snapshot) -> tuple[float, ...]:
         return (self.time_s(last) / last.step * 1e3,)
 
     def split(self) -> Split:

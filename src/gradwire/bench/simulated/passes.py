@@ -16,42 +16,44 @@ from torch.func import functional_call
 from gradwire.bench.workloads.base import Workload
 
 
-class Passed(NamedTuple):
-    """What came out of a step, by worker; the next step may write it over."""
+class StepResult(NamedTuple):
+    """Losses and gradients of a step, by worker; the next step may overwrite them."""
 
     losses: Tensor
     gradients: list[dict[str, Tensor]]
 
 
 class Passes(ABC):
-    """Workers that learn from their own batches; nothing waits for the device."""
+    """Passes of all workers on their own batches; they do not wait for the device."""
 
     @abstractmethod
-    def run(self, step: int) -> Passed:
-        """The passes of step number `step`; models are left as they are, but for their buffers.
+    def run(self, step: int) -> StepResult:
+        """Runs the passes of step number `step`; of the models only buffers change.
 
         Running means of a model that workers share are those of worker 0, as on a real cluster,
         where rank 0 evaluates.
         """
 
 
-class Eager(Passes):
-    """One worker after the other."""
+class EagerPasses(Passes):
+    """Runs one worker after the other."""
 
     def __init__(self, workload: Workload, models: Sequence[nn.Module], seed: int) -> None:
         self._workload, self._models, self._seed = workload, models, seed
         # Worker 0 owns a shared model.
-        self._lent = [m for m in {id(m): m for m in models}.values() if models.count(m) > 1]
+        self._shared_models = [
+            m for m in {id(m): m for m in models}.values() if models.count(m) > 1
+        ]
 
-    def run(self, step: int) -> Passed:
+    def run(self, step: int) -> StepResult:
         first = self._pass(step, 0)
-        kept = [buffer.clone() for model in self._lent for buffer in model.buffers()]
+        saved = [buffer.clone() for model in self._shared_models for buffer in model.buffers()]
         found = [first, *(self._pass(step, rank) for rank in range(1, len(self._models)))]
-        buffers = (buffer for model in self._lent for buffer in model.buffers())
-        for buffer, own in zip(buffers, kept, strict=True):
+        buffers = (buffer for model in self._shared_models for buffer in model.buffers())
+        for buffer, own in zip(buffers, saved, strict=True):
             buffer.copy_(own)
         losses, gradients = zip(*found, strict=True)
-        return Passed(torch.stack(losses), list(gradients))
+        return StepResult(torch.stack(losses), list(gradients))
 
     def _pass(self, step: int, rank: int) -> tuple[Tensor, dict[str, Tensor]]:
         inputs, targets = self._workload.batch(step, rank, len(self._models), self._seed)
@@ -67,21 +69,21 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
 def gradients_of(loss: Tensor, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
     found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
     pairs = zip(parameters.items(), found, strict=True)
-    # A parameter that had no part in the loss counts as one that need not change.
+    # A parameter that the loss does not use gets a zero gradient.
     return {name: torch.zeros_like(p) if g is None else g for (name, p), g in pairs}
 
 
 STREAMS = 8
-"""Workers side by side; more fill no card, and each needs room for its activations."""
+"""Workers in parallel; more do not use a GPU better, and each needs memory for activations."""
 
 _WARM_UPS = 3
-"""Steps in which libraries choose their algorithms, which a capture must not contain."""
+"""Steps before the capture, in which libraries choose their algorithms."""
 
 
-class Captured(Passes):
-    """Takes a few steps as they come, then records one and replays it.
+class CapturedPasses(Passes):
+    """Takes a few eager steps, then captures one as a CUDA graph and replays it.
 
-    Gradients and losses are the same tensors in every step. Random numbers of dropout go on from
+    Gradients and losses are the same tensors in every step. Random numbers of dropout differ from
     step to step, since a replay advances torch's generator of the device.
     """
 
@@ -93,18 +95,18 @@ class Captured(Passes):
         self._buffers = [_own_buffers(models, rank) for rank in range(len(models))]
         first = workload.batches(0, len(models), seed)
         self._inputs, self._targets = (torch.empty_like(part) for part in first)
-        self._passed = Passed(
+        self._result = StepResult(
             torch.zeros(len(models), device=device),
             [{n: torch.zeros_like(p) for n, p in some.items()} for some in self._parameters],
         )
-        self._taken = 0
+        self._steps_run = 0
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    def run(self, step: int) -> Passed:
+    def run(self, step: int) -> StepResult:
         batch = self._workload.batches(step, len(self._models), self._seed)
         self._inputs.copy_(batch.inputs)
         self._targets.copy_(batch.targets)
-        if self._taken == _WARM_UPS:
+        if self._steps_run == _WARM_UPS:
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph):
                 self._pass_all()
@@ -112,39 +114,39 @@ class Captured(Passes):
             self._pass_all()
         else:
             self._graph.replay()
-        self._taken += 1
-        return self._passed
+        self._steps_run += 1
+        return self._result
 
     def _pass_all(self) -> None:
-        """Forks from the current stream, and joins it again."""
-        home = torch.cuda.current_stream()
+        """Runs all passes on side streams that fork from the current stream and join it again."""
+        main_stream = torch.cuda.current_stream()
         for stream in self._streams:
-            stream.wait_stream(home)
+            stream.wait_stream(main_stream)
         workers = len(self._models)
         pairs = zip(self._inputs.chunk(workers), self._targets.chunk(workers), strict=True)
         for rank, (inputs, targets) in enumerate(pairs):
             with torch.cuda.stream(self._streams[rank % len(self._streams)]):
                 self._pass(rank, inputs, targets)
         for stream in self._streams:
-            home.wait_stream(stream)
+            main_stream.wait_stream(stream)
 
     def _pass(self, rank: int, inputs: Tensor, targets: Tensor) -> None:
         output = functional_call(self._models[rank], self._buffers[rank], (inputs,))
         loss = self._workload.loss(output, targets)
         found = gradients_of(loss, self._parameters[rank])
-        room = self._passed.gradients[rank]
-        torch._foreach_copy_([room[name] for name in found], list(found.values()))
-        self._passed.losses[rank].copy_(loss.detach())
+        out = self._result.gradients[rank]
+        torch._foreach_copy_([out[name] for name in found], list(found.values()))
+        self._result.losses[rank].copy_(loss.detach())
 
 
 def _own_buffers(models: Sequence[nn.Module], rank: int) -> dict[str, Tensor]:
-    """What a worker writes in place of a shared model's buffers; worker 0 writes the model's."""
+    """Returns a worker's copies of a shared model's buffers; worker 0 writes the model's own."""
     if any(models[rank] is other for other in models[:rank]):
         return {name: buffer.clone() for name, buffer in models[rank].named_buffers()}
     return {}
 
 
 def passes_of(workload: Workload, models: Sequence[nn.Module], seed: int) -> Passes:
-    """Captured on a GPU; on a CPU one after the other."""
-    kind = Captured if next(models[0].parameters()).is_cuda else Eager
+    """Returns captured passes on a GPU and eager ones on a CPU."""
+    kind = CapturedPasses if next(models[0].parameters()).is_cuda else EagerPasses
     return kind(workload, models, seed)

@@ -6,18 +6,18 @@ from dataclasses import dataclass, replace
 from rich.console import Console
 
 from gradwire.bench.machine import device_facts, machine_facts
-from gradwire.bench.predictions.measured_model import Subject, measure_workload
+from gradwire.bench.predictions.measured_model import MeasuredModel, measure_workload
 from gradwire.bench.predictions.simulate import SimulateBench
 from gradwire.bench.records.compare import Target
 from gradwire.bench.records.files import append
 from gradwire.bench.records.schema import TrainRecord
 from gradwire.bench.report.tables import train_tables
-from gradwire.bench.runs.cluster_run import Place
+from gradwire.bench.runs.cluster_run import Provenance
 from gradwire.bench.runs.train_records import TrainCollector
-from gradwire.bench.simulated.base import Seen, Trainee, train
-from gradwire.bench.simulated.clock import ForecastPace, Pace
-from gradwire.bench.simulated.trainer import crew_of
-from gradwire.bench.worker.protocol import Finished, Job, Look, Message, Started
+from gradwire.bench.simulated.base import SimulatedTrainer, Snapshot, train
+from gradwire.bench.simulated.clock import PredictedRunClock, RunClock
+from gradwire.bench.simulated.trainer import exchange_trainer
+from gradwire.bench.worker.protocol import Evaluated, Finished, Job, Message, Started
 from gradwire.bench.workloads.base import parameter_count
 from gradwire.comm.cost_model import format_rate
 from gradwire.comm.meter import ring_bytes
@@ -26,63 +26,76 @@ from gradwire.errors import ConfigError
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """A case that is being run; `paces` are by the links' rate."""
+    """A simulated run of one case; `clocks` are by the links' rate."""
 
     job: Job
     case: str
-    paces: Mapping[str, Pace]
+    clocks: Mapping[str, RunClock]
     command: str
     facts: Mapping[str, str]
     target: Target | None = None
     compute_ms: float | None = None
 
-    def records(self, trainee: Trainee, seen: Sequence[Seen]) -> list[TrainRecord]:
-        """One a rate."""
-        return [self._record(trainee, seen, rate, pace) for rate, pace in self.paces.items()]
+    def records(
+        self, trainer: SimulatedTrainer, snapshots: Sequence[Snapshot]
+    ) -> list[TrainRecord]:
+        """Returns one record per rate."""
+        return [
+            self._record(trainer, snapshots, rate, clock) for rate, clock in self.clocks.items()
+        ]
 
-    def _record(self, trainee: Trainee, seen: Sequence[Seen], rate: str, pace: Pace) -> TrainRecord:
+    def _record(
+        self, trainer: SimulatedTrainer, snapshots: Sequence[Snapshot], rate: str, clock: RunClock
+    ) -> TrainRecord:
         machine = {**machine_facts(), **self.facts}
-        place = Place(trainee.workers, rate, True, self.command, machine)
-        collector = TrainCollector(place, self.job, trainee.workload, self.target, self.compute_ms)
-        for message in self._messages(trainee, seen, pace):
-            record = collector.hear(message)
+        provenance = Provenance(trainer.workers, rate, True, self.command, machine)
+        collector = TrainCollector(
+            provenance, self.job, trainer.workload, self.target, self.compute_ms
+        )
+        for message in self._messages(trainer, snapshots, clock):
+            record = collector.receive(message)
         assert isinstance(record, TrainRecord)
-        title = f"{trainee.workload.heading} (simulated)"
-        # The first steps compile kernels and record graphs, and others may be at work here too.
-        lockstep_ms = min((one.lockstep_s * 1e3 for one in seen if one.losses), default=None)
+        title = f"{trainer.workload.heading} (simulated)"
+        # The minimum, since the first steps compile kernels and capture graphs, and other programs
+        # may use the device.
+        lockstep_ms = min(
+            (snapshot.lockstep_s * 1e3 for snapshot in snapshots if snapshot.losses), default=None
+        )
         return replace(record, workload=title, simulated=True, lockstep_ms=lockstep_ms)
 
-    def _messages(self, trainee: Trainee, seen: Sequence[Seen], pace: Pace) -> Iterator[Message]:
-        """What rank 0 of a real cluster would tell."""
+    def _messages(
+        self, trainer: SimulatedTrainer, snapshots: Sequence[Snapshot], clock: RunClock
+    ) -> Iterator[Message]:
+        """Yields the messages that rank 0 of a real cluster would send."""
         yield Started(case=self.case)
-        for one in seen:
-            loss, metric_name, metric = one.evaluation
-            yield Look(
+        for snapshot in snapshots:
+            loss, metric_name, metric = snapshot.evaluation
+            yield Evaluated(
                 case=self.case,
-                step=one.step,
-                time_s=pace.time_s(one),
-                sent_bytes=one.sent_bytes,
+                step=snapshot.step,
+                time_s=clock.time_s(snapshot),
+                sent_bytes=snapshot.sent_bytes,
                 loss=loss,
                 metric_name=metric_name,
                 metric=metric,
-                losses=one.losses,
+                losses=snapshot.losses,
             )
-        last = seen[-1]
-        grad_bytes = sum(p.nbytes for p in trainee.model.parameters() if p.requires_grad)
+        last = snapshots[-1]
+        grad_bytes = sum(p.nbytes for p in trainer.model.parameters() if p.requires_grad)
         yield Finished(
             case=self.case,
-            parameters=parameter_count(trainee.model),
-            steps_ms=pace.steps_ms(last),
+            parameters=parameter_count(trainer.model),
+            steps_ms=clock.steps_ms(last),
             sent_bytes=last.sent_bytes / last.step,
-            dense_bytes=ring_bytes(grad_bytes, trainee.workers),
-            **pace.split()._asdict(),
-            timeline=trainee.timeline(),
+            dense_bytes=ring_bytes(grad_bytes, trainer.workers),
+            **clock.split()._asdict(),
+            timeline=trainer.timeline(),
         )
 
 
 @dataclass(frozen=True)
 class SimulatedTrain:
-    """Every case from the same start; `bench` says what a step of it takes."""
+    """Trains every case from the same start; `bench` predicts its step times."""
 
     bench: SimulateBench
     steps: int
@@ -99,11 +112,11 @@ class SimulatedTrain:
     def run(self, console: Console) -> list[TrainRecord]:
         """Trains, shows the table, and writes the records one by one."""
         self.bench.check_writable()
-        subject = measure_workload(self.bench.workload, seed=self.seed)
+        measured = measure_workload(self.bench.workload, seed=self.seed)
         records: list[TrainRecord] = []
         for workers in self.bench.workers:
             for case in self.bench.cases:
-                records += self._train(subject, case, workers)
+                records += self._train(measured, case, workers)
                 if self.bench.json_path is not None:
                     append(self.bench.json_path, records[-1])
         for table in train_tables(records):
@@ -113,28 +126,30 @@ class SimulatedTrain:
             console.print(f"{took} {record.lockstep_ms:.1f} ms here", markup=False, highlight=False)
         return records
 
-    def _train(self, subject: Subject, case: str, workers: int) -> list[TrainRecord]:
+    def _train(self, measured: MeasuredModel, case: str, workers: int) -> list[TrainRecord]:
         workload = self.bench.workload
         job = Job(
             workload=workload.title,
-            turns=(case,),
+            case_order=(case,),
             steps=self.steps,
             warmup=0,
             evaluate_every=self.evaluate_every,
             seed=self.seed,
             device=str(workload.device),
         )
-        crew = crew_of(workload, case, workers, self.seed)
-        watch = crew.watched(case, lambda plan: self.bench.predict_plan(subject, plan, workers))
-        seen = list(train(crew, self.steps, self.evaluate_every))
+        trainer = exchange_trainer(workload, case, workers, self.seed)
+        times = trainer.track_times(
+            case, lambda plan: self.bench.predict_plan(measured, plan, workers)
+        )
+        snapshots = list(train(trainer, self.steps, self.evaluate_every))
         rate = format_rate(self.bench.links.rate_bits)
-        compute_ms = subject.compute.compute_s * 1e3
+        compute_ms = measured.compute.compute_s * 1e3
         run = SimulatedRun(
             job,
             case,
-            {rate: ForecastPace(watch)},
+            {rate: PredictedRunClock(times)},
             self.bench.command,
             device_facts(job.device),
             compute_ms=compute_ms,
         )
-        return run.records(crew, seen)
+        return run.records(trainer, snapshots)

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradwire.bench.case import Change
-from gradwire.bench.cases.local import Around, LocalCase
+from gradwire.bench.cases.local import LocalCase, WorkerContext
 from gradwire.bench.cases.parse import timeline_of
 from gradwire.bench.predictions.measured_model import controller_of, plan_of
-from gradwire.bench.simulated.base import Trainee
-from gradwire.bench.simulated.clock import Watch, watch_over
+from gradwire.bench.simulated.base import SimulatedTrainer
+from gradwire.bench.simulated.clock import RunTimes, track_times
 from gradwire.bench.simulated.passes import Passes, passes_of
 from gradwire.bench.workloads.base import Epochs, Evaluation, Workload, update
 from gradwire.comm.meter import Meter
@@ -31,8 +31,8 @@ from gradwire.simulate import Simulation
 
 
 @dataclass(frozen=True)
-class Crew(Trainee):
-    """Workers at the start of a run."""
+class ExchangeTrainer(SimulatedTrainer):
+    """Simulated workers that exchange gradients and share one model."""
 
     workload: Workload
     model: nn.Module
@@ -40,7 +40,7 @@ class Crew(Trainee):
     exchange: Simulation
     seed: int
     _epochs: list[Epochs] = field(default_factory=list, init=False, repr=False)
-    """None before the first step, which says how many there will be."""
+    """Empty before the first step, which gives the number of steps."""
 
     @property
     def workers(self) -> int:
@@ -51,15 +51,15 @@ class Crew(Trainee):
         return passes_of(self.workload, [self.model] * self.workers, self.seed)
 
     def step(self, step: int, steps: int) -> Tensor:
-        passed = self.passes.run(step)
+        result = self.passes.run(step)
         parameters = dict(self.model.named_parameters())
-        for name, mean in self.exchange.step(passed.gradients).items():
+        for name, mean in self.exchange.step(result.gradients).items():
             parameters[name].grad = mean
         update(self.workload, self.model, self.optimiser, step, steps)
-        self._tell_epochs(step + 1, steps)
-        return passed.losses
+        self._report_epochs(step + 1, steps)
+        return result.losses
 
-    def _tell_epochs(self, step: int, steps: int) -> None:
+    def _report_epochs(self, step: int, steps: int) -> None:
         if not self._epochs:
             self._epochs.append(Epochs(self.workload, self.workers, steps))
         if (rate := self._epochs[0].ended(step)) is not None:
@@ -74,37 +74,37 @@ class Crew(Trainee):
     def timeline(self) -> tuple[Change, ...]:
         return timeline_of(self.exchange.stats())
 
-    def watched(self, case: str, predict: Callable[[Plan], Prediction]) -> Watch:
-        """What steps take, by forecasts; lets the case's controller steer, if it has one."""
-        return watch_over(
+    def track_times(self, case: str, predict: Callable[[Plan], Prediction]) -> RunTimes:
+        """Attaches the case's controller, if it has one; returns the predicted step times."""
+        return track_times(
             self.exchange,
             controller_of(case),
             self.exchange.workers[0].plan,
-            lambda plan: predict(plan).forecast,
+            lambda plan: predict(plan).times,
         )
 
 
-def crew_of(workload: Workload, case: str, workers: int, seed: int) -> Crew:
-    """Workers who exchange their gradients as a case says."""
+def exchange_trainer(workload: Workload, case: str, workers: int, seed: int) -> ExchangeTrainer:
+    """Builds workers that exchange their gradients by the method of a case."""
     torch.manual_seed(seed)
     model = workload.build().to(workload.device)
     tensors = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    plan = plan_of(case, tensors, workers, steered=True)
-    lanes = [Engine(plan, tensors, r, workers, seed, wants_mean=r == 0) for r in range(workers)]
-    return Crew(workload, model, workload.optimiser(model), Simulation(lanes), seed)
+    plan = plan_of(case, tensors, workers, controlled=True)
+    engines = [Engine(plan, tensors, r, workers, seed, wants_mean=r == 0) for r in range(workers)]
+    return ExchangeTrainer(workload, model, workload.optimiser(model), Simulation(engines), seed)
 
 
-class LocalCrew(Trainee):
-    """Workers in lock step, each with its own parameters."""
+class LocalTrainer(SimulatedTrainer):
+    """Simulated workers in lock step, each with its own parameters."""
 
     def __init__(self, workload: Workload, case: LocalCase, workers: int, seed: int) -> None:
         self.workload = workload
         self.models = [_model(workload, seed) for _ in range(workers)]
         self.model = self.models[0]
         self.optimisers = [workload.optimiser(model) for model in self.models]
-        self._seats = simulated(workers)
-        trios = zip(self.models, self.optimisers, self._seats, strict=True)
-        self.members = [case.build(Around(*trio, seed)) for trio in trios]
+        self._workers = simulated(workers)
+        triples = zip(self.models, self.optimisers, self._workers, strict=True)
+        self.members = [case.build(WorkerContext(*trio, seed)) for trio in triples]
         self._passes = passes_of(workload, self.models, seed)
 
     @property
@@ -112,36 +112,38 @@ class LocalCrew(Trainee):
         return len(self.models)
 
     def step(self, step: int, steps: int) -> Tensor:
-        passed = self._passes.run(step)
-        trios = zip(self.models, self.optimisers, passed.gradients, strict=True)
-        for model, optimiser, gradients in trios:
+        result = self._passes.run(step)
+        triples = zip(self.models, self.optimisers, result.gradients, strict=True)
+        for model, optimiser, gradients in triples:
             for name, gradient in gradients.items():
                 model.get_parameter(name).grad = gradient
             update(self.workload, model, optimiser, step, steps)
-        return passed.losses
+        return result.losses
 
     def evaluate(self) -> Evaluation:
-        """Of the mean of all models."""
+        """Evaluates the mean of all models."""
         with ExitStack() as stack:
             for member in self.members:
                 stack.enter_context(member.averaged())
             return self.workload.evaluate(self.model)
 
     def meter(self) -> Meter:
-        return self._seats[0].meter
+        return self._workers[0].meter
 
     def timeline(self) -> tuple[Change, ...]:
         return ()
 
 
 @contextmanager
-def local_crew(workload: Workload, case: LocalCase, workers: int, seed: int) -> Iterator[LocalCrew]:
-    """Workers at the start of a run, whose steps are followed until the end of the context."""
-    crew = LocalCrew(workload, case, workers, seed)
+def local_trainer(
+    workload: Workload, case: LocalCase, workers: int, seed: int
+) -> Iterator[LocalTrainer]:
+    """Builds workers of a local method, which observes their steps until the context ends."""
+    trainer = LocalTrainer(workload, case, workers, seed)
     with ExitStack() as stack:
-        for member in crew.members:
+        for member in trainer.members:
             stack.enter_context(member)
-        yield crew
+        yield trainer
 
 
 def _model(workload: Workload, seed: int) -> nn.Module:

@@ -15,39 +15,39 @@ from rich.console import Console
 
 from gradwire.bench import human
 from gradwire.bench.cases.parse import parse_case
-from gradwire.bench.machine import check_device, hurry
-from gradwire.bench.predictions.measured_model import Subject, measure_workload
-from gradwire.bench.records.files import append, check_writable
-from gradwire.bench.records.schema import TrainRecord, read
+from gradwire.bench.machine import check_device, enable_tf32
+from gradwire.bench.predictions.measured_model import MeasuredModel, measure_workload
+from gradwire.bench.records.files import append, check_writable, read
+from gradwire.bench.records.schema import TrainRecord
 from gradwire.bench.runs.cluster_run import Ending
 from gradwire.bench.studies.definitions import Study
-from gradwire.bench.studies.device_lock import Room
-from gradwire.bench.studies.run import Outcome, Run, Setting, TimeIsUp, runs_of
+from gradwire.bench.studies.device_lock import DeviceLock
+from gradwire.bench.studies.run import Outcome, Run, Setting, TimeLimitReached, runs_of
 from gradwire.bench.workloads.base import parse_workload
 from gradwire.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class _ProcessRunner:
-    """What processes are told; all measure in one room."""
+    """Runs studies in processes of their own, which share one device lock."""
 
     setting: Setting
-    subjects: Mapping[str, Subject]
+    measured_models: Mapping[str, MeasuredModel]
     end_s: float
     folder: Path
 
-    def take(self, run: Run) -> tuple[Run, Outcome, float]:
-        """Lets a process of its own do it, so that no run meets what another has left behind."""
+    def run_in_process(self, run: Run) -> tuple[Run, Outcome, float]:
+        """Starts a new process for the run, so that no run is affected by an earlier one."""
         start_s = time.monotonic()
         context = get_context("spawn")
-        ours, theirs = context.Pipe(duplex=False)
-        subject = self.subjects[run.study.workload]
-        told = theirs, run, self.setting, subject, self.end_s, self.folder
-        process = context.Process(target=_run_in_process, args=told)
+        receiver, sender = context.Pipe(duplex=False)
+        measured = self.measured_models[run.study.workload]
+        args = sender, run, self.setting, measured, self.end_s, self.folder
+        process = context.Process(target=_run_in_process, args=args)
         process.start()
-        theirs.close()
+        sender.close()
         try:
-            outcome: Outcome = ours.recv()
+            outcome: Outcome = receiver.recv()
         except EOFError:
             process.join()
             outcome = f"its process ended with {process.exitcode}"
@@ -58,34 +58,39 @@ class _ProcessRunner:
 def in_processes(
     runs: Sequence[Run],
     setting: Setting,
-    subjects: Mapping[str, Subject],
+    measured_models: Mapping[str, MeasuredModel],
     end_s: float,
     jobs: int,
 ) -> Iterator[tuple[Run, Outcome, float]]:
-    """Every run with its outcome and its seconds, as they end; `jobs` of them at a time."""
-    lent = {spec: subject.to("cpu") for spec, subject in subjects.items()}
+    """Yields every run with its outcome and its seconds, as they end; runs `jobs` at a time."""
+    on_cpu = {spec: measured.to("cpu") for spec, measured in measured_models.items()}
     with TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
-        office = _ProcessRunner(setting, lent, end_s, Path(folder))
-        for done in as_completed([pool.submit(office.take, run) for run in runs]):
+        runner = _ProcessRunner(setting, on_cpu, end_s, Path(folder))
+        for done in as_completed([pool.submit(runner.run_in_process, run) for run in runs]):
             yield done.result()
 
 
 def _run_in_process(
-    told: Connection, run: Run, setting: Setting, subject: Subject, end_s: float, folder: Path
+    sender: Connection,
+    run: Run,
+    setting: Setting,
+    measured: MeasuredModel,
+    end_s: float,
+    folder: Path,
 ) -> None:
-    """In a process of its own."""
+    """Runs in a process of its own and sends the outcome."""
     torch.set_num_threads(1)
     if setting.device == "cuda":
-        hurry()
-    room = Room(folder, setting.device)
-    told.send(run.outcome(setting, subject.to(setting.device), end_s, room))
+        enable_tf32()
+    device_lock = DeviceLock(folder, setting.device)
+    sender.send(run.outcome(setting, measured.to(setting.device), end_s, device_lock))
 
 
 @dataclass(frozen=True)
 class StudyBench:
-    """Runs that `json_path` has already are not run again, so that a study can go on later.
+    """Runs studies; skips runs that `json_path` has already, so that a study can resume.
 
-    With several `jobs` so many runs are under way at a time, in a process each.
+    With several `jobs` that many runs take place at a time, each in its own process.
     """
 
     studies: tuple[Study, ...]
@@ -106,37 +111,37 @@ class StudyBench:
                 parse_case(case)
 
     def run(self, console: Console) -> Ending:
-        """Runs all that is left; each one's records are written when it is over."""
+        """Runs all remaining runs; writes the records of each when it ends."""
         check_device(self.setting.device)
         check_writable(self.json_path)
         if self.setting.device == "cuda":
-            hurry()
+            enable_tf32()
         end_s = time.monotonic() + 60 * self.minutes
-        left = self._left()
-        subjects = self._subjects(left)
+        remaining = self._remaining()
+        measured_models = self._subjects(remaining)
         late = failed = 0
-        for run, outcome, took_s in self._outcomes(left, subjects, end_s):
-            if isinstance(outcome, TimeIsUp):
+        for run, outcome, took_s in self._outcomes(remaining, measured_models, end_s):
+            if isinstance(outcome, TimeLimitReached):
                 late += 1
             elif isinstance(outcome, str):
                 failed += 1
-                _say(console, f"{run.case}, seed {run.seed}: {outcome}")
+                _print_line(console, f"{run.case}, seed {run.seed}: {outcome}")
             else:
                 for record in outcome:
                     append(self.json_path, record)
-                _say(console, f"{_words(outcome[0])}; {took_s:.1f} s")
+                _print_line(console, f"{_describe(outcome[0])}; {took_s:.1f} s")
         if late:
-            _say(console, f"Time is up; {late} runs are left.")
+            _print_line(console, f"The time limit is reached; {late} runs remain.")
         return "failed" if failed else "interrupted" if late else "done"
 
-    def _left(self) -> list[Run]:
-        """All that has to be done, each once."""
-        known = self._known()
-        left = {_key(run): run for study in self.studies for run in runs_of(study)}
-        return [run for run in left.values() if not known >= _parts(run)]
+    def _remaining(self) -> list[Run]:
+        """Returns the runs that are not finished, each once."""
+        finished = self._finished()
+        remaining = {_key(run): run for study in self.studies for run in runs_of(study)}
+        return [run for run in remaining.values() if not finished >= _keys_by_rate(run)]
 
-    def _known(self) -> set[tuple[object, ...]]:
-        """Those that came to their end, however good that was."""
+    def _finished(self) -> set[tuple[object, ...]]:
+        """Returns the keys of finished runs, including those that diverged."""
         return {
             (r.workload_spec, r.steps, r.workers, r.spec, r.seed, r.rate)
             for r in read([self.json_path])
@@ -145,24 +150,24 @@ class StudyBench:
             and r.device == self.setting.device
         }
 
-    def _subjects(self, runs: list[Run]) -> dict[str, Subject]:
-        """Each workload's model, measured before anybody trains."""
+    def _subjects(self, runs: list[Run]) -> dict[str, MeasuredModel]:
+        """Measures the model of each workload, before any training starts."""
         specs = dict.fromkeys(run.study.workload for run in runs)
         data, device = self.setting.data, self.setting.device
         return {spec: measure_workload(parse_workload(spec, data, device)) for spec in specs}
 
     def _outcomes(
-        self, runs: list[Run], subjects: dict[str, Subject], end_s: float
+        self, runs: list[Run], measured_models: dict[str, MeasuredModel], end_s: float
     ) -> Iterator[tuple[Run, Outcome, float]]:
-        """Every run with its records, or why there are none, and the seconds that it took."""
+        """Yields every run with its records, or the reason for their absence, and its seconds."""
         if self.jobs > 1:
-            yield from in_processes(runs, self.setting, subjects, end_s, self.jobs)
+            yield from in_processes(runs, self.setting, measured_models, end_s, self.jobs)
             return
         for run in runs:
             start_s = time.monotonic()
-            outcome = run.outcome(self.setting, subjects[run.study.workload], end_s)
+            outcome = run.outcome(self.setting, measured_models[run.study.workload], end_s)
             yield run, outcome, time.monotonic() - start_s
-            # Graphs of a run that is over must not be freed while the next one's are recorded.
+            # Graphs of a finished run must not be freed while those of the next are captured.
             gc.collect()
 
 
@@ -171,18 +176,18 @@ def _key(run: Run) -> tuple[object, ...]:
     return study.workload, study.steps, study.workers, run.case, run.seed, run.rates
 
 
-def _parts(run: Run) -> set[tuple[object, ...]]:
-    """What `_known` has of a run that is over."""
-    *who, _ = _key(run)
-    return {(*who, rate) for rate in run.rates}
+def _keys_by_rate(run: Run) -> set[tuple[object, ...]]:
+    """Returns the keys by which `_finished` lists a run, one per rate."""
+    *common, _ = _key(run)
+    return {(*common, rate) for rate in run.rates}
 
 
-def _words(record: TrainRecord) -> str:
+def _describe(record: TrainRecord) -> str:
     metric = human.digits(record.metric) if record.metric is not None else "none"
     ratio = human.digits(record.ratio) if record.ratio is not None else "no"
     what = f"{record.spec}, seed {record.seed}: {record.metric_name} {metric}"
     return f"{what}, {ratio} times fewer bytes, {record.status}"
 
 
-def _say(console: Console, line: str) -> None:
+def _print_line(console: Console, line: str) -> None:
     console.print(line, markup=False, highlight=False, soft_wrap=True)

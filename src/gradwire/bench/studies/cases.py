@@ -3,7 +3,7 @@
 from gradwire.bench.records.schema import BASELINE
 
 RAW = "gain_ref=raw"
-"""Gains as GraVAC's code has them, which is what its thresholds are meant for."""
+"""Gains as in GraVAC's code, for which its thresholds are meant."""
 
 SWEEP = (
     BASELINE,
@@ -15,18 +15,18 @@ SWEEP = (
     f"topk:ratio=0.1 @ controller=(gravac:low=10,high=1000,window=100,epsilon=0.25,{RAW})",
     "topk:ratio=0.1 @ controller=(accordion:low=0.1,high=0.001,interval=1)",
 )
-"""What controllers choose from, and three of them."""
+"""The settings that controllers choose from, and three controllers."""
 
 
-def qsparse(ratio: float, gap: int, code: str = "qsgd:bits=4") -> str:
-    return f"topk:ratio={ratio} | {code} @ local=(qsparse:sync_every={gap})"
+def qsparse(ratio: float, sync_every: int, code: str = "qsgd:bits=4") -> str:
+    return f"topk:ratio={ratio} | {code} @ local=(qsparse:sync_every={sync_every})"
 
 
-def late(method: str, gap: int, ahead: float = 1.0) -> str:
-    """All of a gap to travel in."""
+def late(method: str, sync_every: int, ahead: float = 1.0) -> str:
+    """Returns a local case whose syncs are delayed by a whole interval between syncs."""
     share = "" if ahead == 1 else f",ahead={ahead}"
     local = "local_sgd" if method == "none" else "qsparse"
-    return f"{method} @ local=({local}:sync_every={gap},delay={gap}{share})"
+    return f"{method} @ local=({local}:sync_every={sync_every},delay={sync_every}{share})"
 
 
 RARE = (
@@ -72,15 +72,15 @@ WITH_AND_WITHOUT = (
 )
 
 
-def cser(updates: int, errors: int, gap: int, qsparse: int) -> tuple[str, ...]:
-    """CSER, error feedback at every step, and Qsparse, all at the same overall ratio."""
+def cser(updates: int, errors: int, sync_every: int, qsparse: int) -> tuple[str, ...]:
+    """Returns CSER, error feedback at every step, and Qsparse, all at the same overall ratio."""
 
     def blocks(ratio: float) -> str:
         return f"grbs:ratio={1 / ratio!r},block=256"
 
-    overall = 1 / (1 / updates + 1 / (errors * gap))
+    overall = 1 / (1 / updates + 1 / (errors * sync_every))
     return (
-        f"{blocks(updates)} @ local=(cser:sync_every={gap},errors=({blocks(errors)}))",
+        f"{blocks(updates)} @ local=(cser:sync_every={sync_every},errors=({blocks(errors)}))",
         f"{blocks(overall)} @ local=(qsparse:sync_every=1)",
         f"{blocks(qsparse)} @ local=(qsparse:sync_every=8)",
     )
@@ -92,10 +92,10 @@ def by_gravac(method: str, epsilon: float, *options: str, window: int = 500) -> 
 
 
 def gravac(method: str) -> tuple[str, ...]:
-    """A method that GraVAC sets, and the ends of its range.
+    """Returns a method under GraVAC, and the two ends of its range.
 
-    With top-k inside, 1000x keeps 0.28 of the norm of a gradient as it came, when the residual has
-    grown: an epsilon of 0.25 lets the whole range pass, one of 0.7 factors up to 40.
+    With top-k, 1000x keeps 0.28 of the norm of a raw gradient once the residual has grown: an
+    epsilon of 0.25 admits the whole range, one of 0.7 factors up to 40.
     """
     ends = f"{method}:ratio=0.1", f"{method}:ratio=0.001"
     return by_gravac(method, 0.25, RAW), *ends

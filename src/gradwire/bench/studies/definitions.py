@@ -21,40 +21,40 @@ from gradwire.errors import ConfigError
 
 _RESNET = "resnet9:bf16=true"
 _EPOCH = 97
-"""Steps in which 8 workers take all of CIFAR-10, 64 images each at a time."""
+"""Steps of one epoch of CIFAR-10 with 8 workers and batches of 64 images."""
 
 _NARROW = f"{_RESNET},flat=true,width=32,batch_size=32,learning_rate=0.2"
-"""Small enough for runs of 5,000 steps, half as many images a step, one vector of weights."""
+"""Small enough for runs of 5,000 steps: half as many images a step, one vector of weights."""
 
 _EPOCHS_OF_FOUR = 195, 332
-"""Steps in which 4 workers take all of CIFAR-10, and all of Penn Treebank."""
+"""Steps of one epoch of CIFAR-10, and of Penn Treebank, with 4 workers."""
 
 _LONG_LSTM = 30 * _EPOCHS_OF_FOUR[1]
 
 
 @dataclass(frozen=True)
 class Study:
-    """Every case with every seed; a case is anything that `gradwire bench train` takes."""
+    """Trains every case with every seed; cases are written as for `gradwire bench train`."""
 
-    shows: str
+    summary: str
     workload: str
     steps: int
     cases: tuple[str, ...]
     seeds: tuple[int, ...] = (0,)
     workers: int = 8
-    looks: int = 12
+    evaluations: int = 12
     target: str | None = None
     rates: tuple[str, ...] = ("10gbit", "1gbit", "100mbit")
     latency: str = "0.1ms"
 
-    def changed(
+    def with_changes(
         self,
         workload: str | None,
         steps: int | None,
         seeds: tuple[int, ...] | None,
         cases: Iterable[str] | None,
     ) -> "Study":
-        """The same but for what is given."""
+        """Returns the study with the given fields replaced."""
         return replace(
             self,
             workload=workload or self.workload,
@@ -66,7 +66,7 @@ class Study:
 
 STUDIES: Mapping[str, Study] = {
     "cifar10": Study(
-        "time to accuracy of methods that talk at every step",
+        "time to accuracy of methods that exchange gradients at every step",
         _RESNET,
         12 * _EPOCH,
         (
@@ -89,14 +89,14 @@ STUDIES: Mapping[str, Study] = {
         target="accuracy=0.9",
     ),
     "error-feedback": Study(
-        "what error feedback is worth to sparsifiers, beside GRACE's table",
+        "effect of error feedback on sparsifiers, compared with GRACE's table",
         _RESNET,
         12 * _EPOCH,
         WITH_AND_WITHOUT,
         target="accuracy=0.9",
     ),
     "error-feedback-long": Study(
-        "the same in a run that is long beside the steps that an entry waits",
+        "error feedback in a run much longer than the delay of an entry in the residual",
         _NARROW,
         5200,
         WITH_AND_WITHOUT,
@@ -104,7 +104,7 @@ STUDIES: Mapping[str, Study] = {
         rates=("1gbit",),
     ),
     "exchanges": Study(
-        "what choosing a second time, shard by shard, costs top-k",
+        "cost of the second selection, shard by shard, for top-k",
         _RESNET,
         12 * _EPOCH,
         (BASELINE, "topk:ratio=0.01", "topk:ratio=0.01 @ exchange=sharded"),
@@ -125,34 +125,34 @@ STUDIES: Mapping[str, Study] = {
         rates=("1gbit",),
     ),
     "rare-resnet18": Study(
-        "whether the fastest over slow links, four workers' local steps, are as accurate as dense",
+        "accuracy of local steps of four workers, fastest over slow links, against dense",
         "resnet18:bf16=true",
         10 * _EPOCHS_OF_FOUR[0],
         (*RARE, *LATE_RESNET),
         workers=4,
-        looks=10,
+        evaluations=10,
         target="accuracy=0.9",
     ),
     "rare-lstm": Study(
-        "the same for the large model of Zaremba et al.",
+        "local steps of four workers against dense, on the large model of Zaremba et al.",
         "lstm_ptb",
         5 * _EPOCHS_OF_FOUR[1],
         (*RARE, *LATE_LSTM),
         workers=4,
-        looks=5,
+        evaluations=5,
     ),
     "late-resnet18": Study(
-        "whether late means are as accurate in three times as many steps at half the rate",
+        "accuracy of delayed means in three times as many steps at half the learning rate",
         "resnet18:bf16=true,learning_rate=0.1",
         30 * _EPOCHS_OF_FOUR[0],
         (BASELINE, late("efsign", 2, ahead=0.6), late("efsign", 2), late("efsign", 3)),
         workers=4,
-        looks=10,
+        evaluations=10,
         target="accuracy=0.92",
         rates=("1gbit",),
     ),
     "long-lstm": Study(
-        "what late means have to reach in thirty epochs, and what talking at every step does",
+        "target of delayed means in thirty epochs, and methods that exchange at every step",
         "lstm_ptb",
         _LONG_LSTM,
         (
@@ -165,11 +165,11 @@ STUDIES: Mapping[str, Study] = {
             "topk:ratio=0.01 @ controller=autopilot",
         ),
         workers=4,
-        looks=15,
+        evaluations=15,
         rates=("1gbit",),
     ),
     "late-lstm": Study(
-        "whether late means reach it where workers clip their own gradients at twice the norm",
+        "delayed means where workers clip their own gradients at twice the norm",
         "lstm_ptb:clip_norm=0.5",
         _LONG_LSTM,
         (
@@ -178,19 +178,19 @@ STUDIES: Mapping[str, Study] = {
             late("topk:ratio=0.01", 3, ahead=0.5),
         ),
         workers=4,
-        looks=15,
+        evaluations=15,
         rates=("1gbit",),
     ),
     "cser": Study(
         "CSER against error feedback and Qsparse at the same overall ratio: 32, 256, 1024",
-        # A quarter of the learning rate, since rare words allow less.
+        # A quarter of the learning rate, since infrequent syncs allow less.
         f"{_RESNET},flat=true,learning_rate=0.1",
         12 * _EPOCH,
         (
             BASELINE,
-            *cser(updates=512, errors=16, gap=32, qsparse=32),
-            *cser(updates=64, errors=4, gap=16, qsparse=4),
-            *cser(updates=2048, errors=8, gap=256, qsparse=128),
+            *cser(updates=512, errors=16, sync_every=32, qsparse=32),
+            *cser(updates=64, errors=4, sync_every=16, qsparse=4),
+            *cser(updates=2048, errors=8, sync_every=256, qsparse=128),
         ),
         target="accuracy=0.9",
     ),
@@ -210,7 +210,7 @@ STUDIES: Mapping[str, Study] = {
         rates=("1gbit",),
     ),
     "gravac-thresholds": Study(
-        "the same for methods that estimate a threshold",
+        "GraVAC against the ends of its range, for methods that estimate a threshold",
         _NARROW,
         5200,
         (BASELINE, *gravac("redsync"), *gravac("dgc")),
@@ -218,7 +218,7 @@ STUDIES: Mapping[str, Study] = {
         rates=("1gbit",),
     ),
     "gravac-accordion": Study(
-        "GraVAC against Accordion with random-k inside, from 1.5x to 1000x",
+        "GraVAC against Accordion with random-k, from 1.5x to 1000x",
         _NARROW,
         5200,
         (
@@ -231,7 +231,7 @@ STUDIES: Mapping[str, Study] = {
         rates=("1gbit",),
     ),
     "accordion": Study(
-        "Accordion's two levels, alone and in turn, for top-k and PowerSGD",
+        "Accordion against each of its two levels, for top-k and PowerSGD",
         _RESNET,
         12 * _EPOCH,
         (
@@ -247,22 +247,22 @@ STUDIES: Mapping[str, Study] = {
         rates=("1gbit",),
     ),
     "autopilot": Study(
-        "Autopilot, GraVAC and Accordion against a sweep of what they choose from",
+        "Autopilot, GraVAC and Accordion against a sweep of the settings they choose from",
         f"{_RESNET},flat=true",
         12 * _EPOCH,
         SWEEP,
         target="accuracy=0.9",
     ),
     "autopilot-long": Study(
-        "the same in a run that is long enough for residuals to be said",
+        "Autopilot, GraVAC and Accordion in a run long enough for residuals to be sent",
         f"{_RESNET},flat=true",
         30 * _EPOCH,
         SWEEP,
-        looks=30,
+        evaluations=30,
         target="accuracy=0.92",
     ),
     "ptb": Study(
-        "perplexity of methods that talk at every step, on the medium model of Zaremba et al.",
+        "perplexity of methods that exchange at every step, on the medium model of Zaremba et al.",
         "lstm_ptb:hidden=650",
         5 * 166,
         (
@@ -275,10 +275,10 @@ STUDIES: Mapping[str, Study] = {
             "dgc:ratio=0.01",
             "randomk:ratio=0.01",
         ),
-        looks=5,
+        evaluations=5,
     ),
     "ptb-adaptive": Study(
-        "GraVAC and Autopilot against what they choose from, on the small model of Zaremba et al.",
+        "GraVAC and Autopilot against their settings, on the small model of Zaremba et al.",
         "lstm_ptb:hidden=200",
         5200,
         (
@@ -287,7 +287,7 @@ STUDIES: Mapping[str, Study] = {
             "topk:ratio=0.01",
             "topk:ratio=0.01 @ controller=autopilot",
         ),
-        looks=13,
+        evaluations=13,
         rates=("1gbit",),
     ),
     "gravac-lstm": Study(
@@ -297,7 +297,7 @@ STUDIES: Mapping[str, Study] = {
         (
             BASELINE,
             by_gravac("topk", 0.25, RAW, window=100),
-            # Of the norm 320x keeps 0.86 here and 640x 0.8, below which the gate falls back to 10x.
+            # 320x keeps 0.86 of the norm and 640x 0.8, below which the gate falls back to 10x.
             by_gravac("topk", 0.8, RAW, "policy=geometric", window=100),
             "topk:ratio=0.1",
             "topk:ratio=0.001",
@@ -305,7 +305,7 @@ STUDIES: Mapping[str, Study] = {
             "topk:ratio=0.01 @ controller=autopilot",
         ),
         workers=4,
-        looks=26,
+        evaluations=26,
     ),
     "sparseloco": Study(
         "SparseLoCo with 30 steps between syncs against dense steps",

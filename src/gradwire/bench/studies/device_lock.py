@@ -11,64 +11,65 @@ import torch
 
 from gradwire.bench.machine import wait_for
 
-PATIENCE_S = 1.0
-AWAY_S = 3.0
+WAIT_S = 1.0
+RETRY_S = 3.0
 
 
-class Room:
-    """Where many train, and who wants to measure waits until they have stopped between two steps.
+class DeviceLock:
+    """A shared lock for training; to measure, a process waits until all others are between steps.
 
-    All of them name the same folder, whose two files are locked. Whoever goes in passes a door, and
-    who waits to be alone stands in it, so that the others do not keep it waiting for ever. If one
-    of them is in for long, as when a step compiles kernels, it lets the rest go on for a while.
+    All processes name the same folder, whose two files are locked. A process takes the turnstile
+    before the lock, and one that waits for exclusive access holds the turnstile, so that the others
+    do not starve it. If one of them holds the lock for long, as when a step compiles kernels, the
+    waiting process releases the turnstile for a while.
     """
 
     def __init__(self, folder: Path, device: str) -> None:
-        # Open for as long as the process lives.
-        self._door, self._room = (
-            os.open(folder / name, os.O_CREAT | os.O_RDWR) for name in ("door", "room")
+        # The files stay open as long as the process lives.
+        self._turnstile, self._lock = (
+            os.open(folder / name, os.O_CREAT | os.O_RDWR) for name in ("turnstile", "lock")
         )
         self._device = torch.device(device)
-        self._inside = False
+        self._holds_shared = False
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Work beside others; it is done when this ends. Work inside of it is part of it."""
-        if self._inside:
+        """Holds the lock with others, until the device's work is done; reentrant."""
+        if self._holds_shared:
             yield
             return
-        with _locked(self._door):
-            flock(self._room, LOCK_SH)
-        self._inside = True
+        with _locked(self._turnstile):
+            flock(self._lock, LOCK_SH)
+        self._holds_shared = True
         try:
             yield
         finally:
             wait_for(self._device)
-            self._inside = False
-            flock(self._room, LOCK_UN)
+            self._holds_shared = False
+            flock(self._lock, LOCK_UN)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Work that nobody disturbs, in the midst of shared work or not."""
-        if self._inside:
+    def exclusive(self) -> Iterator[None]:
+        """Holds the lock exclusively; a shared hold of this process is released meanwhile."""
+        if self._holds_shared:
             wait_for(self._device)
-            flock(self._room, LOCK_UN)
-        self._empty()
+            flock(self._lock, LOCK_UN)
+        self._acquire_exclusive()
         try:
             yield
         finally:
             wait_for(self._device)
-            flock(self._room, LOCK_SH if self._inside else LOCK_UN)
-            flock(self._door, LOCK_UN)
+            flock(self._lock, LOCK_SH if self._holds_shared else LOCK_UN)
+            flock(self._turnstile, LOCK_UN)
 
-    def _empty(self) -> None:
-        """Returns with the room and its door locked."""
+    def _acquire_exclusive(self) -> None:
+        """Locks both files exclusively."""
         while True:
-            flock(self._door, LOCK_EX)
-            if _taken(self._room, PATIENCE_S):
+            flock(self._turnstile, LOCK_EX)
+            if _try_lock(self._lock, WAIT_S):
                 return
-            flock(self._door, LOCK_UN)
-            time.sleep(AWAY_S)
+            flock(self._turnstile, LOCK_UN)
+            time.sleep(RETRY_S)
 
 
 @contextmanager
@@ -80,9 +81,9 @@ def _locked(file: int) -> Iterator[None]:
         flock(file, LOCK_UN)
 
 
-def _taken(file: int, patience_s: float) -> bool:
-    """Whether the file could be locked within so many seconds."""
-    end_s = time.monotonic() + patience_s
+def _try_lock(file: int, wait_s: float) -> bool:
+    """Returns True if the file could be locked within `wait_s` seconds."""
+    end_s = time.monotonic() + wait_s
     while True:
         try:
             flock(file, LOCK_EX | LOCK_NB)

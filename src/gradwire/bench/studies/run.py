@@ -11,27 +11,27 @@ from typing import NamedTuple, TypeAlias
 from gradwire.bench.cases.local import LocalCase
 from gradwire.bench.cases.parse import parse_case
 from gradwire.bench.machine import device_facts
-from gradwire.bench.predictions.measured_model import Subject, controller_of
+from gradwire.bench.predictions.measured_model import MeasuredModel, controller_of
 from gradwire.bench.predictions.simulate import Links, SimulateBench
 from gradwire.bench.records.compare import Target, parse_target
 from gradwire.bench.records.schema import TrainRecord
-from gradwire.bench.simulated.base import Seen, Trainee, train
-from gradwire.bench.simulated.clock import CountedPace, ForecastPace, Pace
+from gradwire.bench.simulated.base import SimulatedTrainer, Snapshot, train
+from gradwire.bench.simulated.clock import ByteCountRunClock, PredictedRunClock, RunClock
 from gradwire.bench.simulated.train import SimulatedRun
-from gradwire.bench.simulated.trainer import Crew, crew_of, local_crew
+from gradwire.bench.simulated.trainer import ExchangeTrainer, exchange_trainer, local_trainer
 from gradwire.bench.studies.definitions import Study
-from gradwire.bench.studies.device_lock import Room
+from gradwire.bench.studies.device_lock import DeviceLock
 from gradwire.bench.worker.protocol import Job
 from gradwire.bench.workloads.base import Workload, parse_workload
 from gradwire.comm.cost_model import parse_latency, parse_rate
 from gradwire.engine.plan import Plan
 from gradwire.errors import GradwireError
-from gradwire.perfmodel.exchange_cost import rehearse
+from gradwire.perfmodel.exchange_cost import measure_exchange
 from gradwire.perfmodel.predict import Prediction
 
 
 class Setting(NamedTuple):
-    """What all runs of a call have in common."""
+    """The settings that all runs of a command have in common."""
 
     data: Path | None
     device: str
@@ -39,19 +39,19 @@ class Setting(NamedTuple):
     commit: str | None
 
 
-class TimeIsUp(Exception):
-    """A run was left before its end, or not begun; nothing is kept of it."""
+class TimeLimitReached(Exception):
+    """A run was stopped before its end, or not started; it leaves no records."""
 
 
-Outcome: TypeAlias = list[TrainRecord] | TimeIsUp | str
-"""A run's records, or why there are none."""
+Outcome: TypeAlias = list[TrainRecord] | TimeLimitReached | str
+"""The records of a run, or the reason why there are none."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training, which gives a record for every rate: what was said is the same at all of them.
+    """One training, which gives a record for every rate: the messages are the same at all rates.
 
-    Only a controller may say something else at each.
+    Only a controller may decide differently at each rate.
     """
 
     study: Study
@@ -60,48 +60,56 @@ class Run:
     rates: tuple[str, ...]
 
     def outcome(
-        self, setting: Setting, subject: Subject, end_s: float, room: Room | None = None
+        self,
+        setting: Setting,
+        measured: MeasuredModel,
+        end_s: float,
+        device_lock: DeviceLock | None = None,
     ) -> Outcome:
-        """What comes of it until `end_s` of the monotonic clock; what fails keeps to itself.
+        """Runs until `end_s` of the monotonic clock at most; a failure is returned as a text.
 
-        In a `room` others may train at the same time, but nobody does while something is timed.
+        With a `device_lock` other processes may train at the same time, but not during timing.
         """
         if time.monotonic() > end_s:
-            return TimeIsUp()
+            return TimeLimitReached()
         try:
-            return self._records(setting, subject, end_s, room)
-        except TimeIsUp as late:
+            return self._records(setting, measured, end_s, device_lock)
+        except TimeLimitReached as late:
             return late
         except (GradwireError, RuntimeError) as error:
             return f"{type(error).__name__}: {error}"
 
     def _records(
-        self, setting: Setting, subject: Subject, end_s: float, room: Room | None
+        self,
+        setting: Setting,
+        measured: MeasuredModel,
+        end_s: float,
+        device_lock: DeviceLock | None,
     ) -> list[TrainRecord]:
-        study, every = self.study, max(1, self.study.steps // self.study.looks)
+        study, every = self.study, max(1, self.study.steps // self.study.evaluations)
         workload = parse_workload(study.workload, setting.data, setting.device)
         facts = device_facts(setting.device)
         if setting.commit is not None:
             facts["commit"] = setting.commit
         with ExitStack() as stack:
-            trainee, paces = self._begin(workload, subject, room, stack)
-            at_work = nullcontext if room is None else room.shared
-            seen = list(_until(end_s, train(trainee, study.steps, every, at_work)))
-            about = SimulatedRun(
+            trainer, clocks = self._begin(workload, measured, device_lock, stack)
+            device_context = nullcontext if device_lock is None else device_lock.shared
+            snapshots = list(_until(end_s, train(trainer, study.steps, every, device_context)))
+            simulated_run = SimulatedRun(
                 self._job(setting, every),
                 self.case,
-                paces,
+                clocks,
                 setting.command,
                 facts,
                 self._target(workload),
-                subject.compute.compute_s * 1e3,
+                measured.compute.compute_s * 1e3,
             )
-            return about.records(trainee, seen)
+            return simulated_run.records(trainer, snapshots)
 
     def _job(self, setting: Setting, every: int) -> Job:
         return Job(
             workload=self.study.workload,
-            turns=(self.case,),
+            case_order=(self.case,),
             steps=self.study.steps,
             warmup=0,
             evaluate_every=every,
@@ -111,22 +119,37 @@ class Run:
         )
 
     def _begin(
-        self, workload: Workload, subject: Subject, room: Room | None, stack: ExitStack
-    ) -> tuple[Trainee, dict[str, Pace]]:
-        workers, compute_s = self.study.workers, subject.compute.compute_s
+        self,
+        workload: Workload,
+        measured: MeasuredModel,
+        device_lock: DeviceLock | None,
+        stack: ExitStack,
+    ) -> tuple[SimulatedTrainer, dict[str, RunClock]]:
+        workers, compute_s = self.study.workers, measured.compute.compute_s
         links = {rate: self._links(rate) for rate in self.rates}
         case = parse_case(self.case)
         if isinstance(case, LocalCase):
-            local = stack.enter_context(local_crew(workload, case, workers, self.seed))
-            known = compute_s, workers, case.rhythm()
-            return local, {r: CountedPace(some, *known) for r, some in links.items()}
-        crew = crew_of(workload, self.case, workers, self.seed)
-        return crew, {r: self._watched(crew, subject, room, some) for r, some in links.items()}
+            local = stack.enter_context(local_trainer(workload, case, workers, self.seed))
+            known = compute_s, workers, case.sync_schedule()
+            return local, {r: ByteCountRunClock(some, *known) for r, some in links.items()}
+        trainer = exchange_trainer(workload, self.case, workers, self.seed)
+        return trainer, {
+            r: self._predicted_clock(trainer, measured, device_lock, some)
+            for r, some in links.items()
+        }
 
-    def _watched(self, crew: Crew, subject: Subject, room: Room | None, links: Links) -> Pace:
-        bench = SimulateBench(crew.workload, (self.case,), (crew.workers,), links, None, "")
-        return ForecastPace(
-            crew.watched(self.case, partial(_predicted, bench, subject, crew.workers, room))
+    def _predicted_clock(
+        self,
+        trainer: ExchangeTrainer,
+        measured: MeasuredModel,
+        device_lock: DeviceLock | None,
+        links: Links,
+    ) -> RunClock:
+        bench = SimulateBench(trainer.workload, (self.case,), (trainer.workers,), links, None, "")
+        return PredictedRunClock(
+            trainer.track_times(
+                self.case, partial(_predicted, bench, measured, trainer.workers, device_lock)
+            )
         )
 
     def _links(self, rate: str) -> Links:
@@ -140,31 +163,35 @@ class Run:
 
 
 def runs_of(study: Study) -> Iterator[Run]:
-    """Every case with every seed; cases with a controller at every rate."""
+    """Yields every case with every seed; cases with a controller once per rate."""
     for seed in study.seeds:
         for case in study.cases:
             local = isinstance(parse_case(case), LocalCase)
-            alike = local or controller_of(case) is None
-            for rates in [study.rates] if alike else [(rate,) for rate in study.rates]:
+            same_at_all_rates = local or controller_of(case) is None
+            for rates in [study.rates] if same_at_all_rates else [(rate,) for rate in study.rates]:
                 yield Run(study, case, seed, rates)
 
 
 def _predicted(
-    bench: SimulateBench, subject: Subject, workers: int, room: Room | None, plan: Plan
+    bench: SimulateBench,
+    measured: MeasuredModel,
+    workers: int,
+    device_lock: DeviceLock | None,
+    plan: Plan,
 ) -> Prediction:
-    """What a step takes, measured while nobody else is at work."""
-    if room is None:
-        return bench.predict_plan(subject, plan, workers)
-    if not subject.has_rehearsed(plan, workers):
-        with room.shared():
-            # Kernels are compiled in this one, for which others need not wait.
-            rehearse(plan, subject.tensors, subject.compute.steps, workers)
-    with room.alone():
-        return bench.predict_plan(subject, plan, workers)
+    """Predicts the step from an exchange that is measured while no other process trains."""
+    if device_lock is None:
+        return bench.predict_plan(measured, plan, workers)
+    if not measured.has_exchange_cost(plan, workers):
+        with device_lock.shared():
+            # Compiles kernels, for which other processes need not wait.
+            measure_exchange(plan, measured.tensors, measured.compute.steps, workers)
+    with device_lock.exclusive():
+        return bench.predict_plan(measured, plan, workers)
 
 
-def _until(end_s: float, looks: Iterator[Seen]) -> Iterator[Seen]:
-    for look in looks:
+def _until(end_s: float, snapshots: Iterator[Snapshot]) -> Iterator[Snapshot]:
+    for snapshot in snapshots:
         if time.monotonic() > end_s:
-            raise TimeIsUp
-        yield look
+            raise TimeLimitReached
+        yield snapshot

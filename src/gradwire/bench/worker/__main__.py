@@ -14,34 +14,34 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from gradwire.bench.worker.protocol import Failed, Job, Message, Started, read_job, say
-from gradwire.bench.worker.run_case import Count, Tell, block, train
+from gradwire.bench.worker.protocol import Failed, Job, Message, Started, read_job, send
+from gradwire.bench.worker.run_case import ByteCounter, Send, time_block, train
 from gradwire.bench.worker.session import Session
 from gradwire.testbed.counters import sent_bytes
 
-# A rank that waits longer than this for another one waits in vain.
-_PATIENCE = timedelta(minutes=5)
+# A collective that takes longer has lost a rank.
+_TIMEOUT = timedelta(minutes=5)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="gradwire.bench.worker.__main__")
+    parser = argparse.ArgumentParser(prog="gradwire.bench.worker")
     parser.add_argument("--config", type=Path, required=True)
-    # The loopback, which all workers share, is nobody's in particular: then there is none.
-    parser.add_argument("--interface", help="what this host, and nobody else, sends through")
-    told = parser.parse_args()
-    job, count = read_job(told.config), _counter(told.interface)
+    # Not given on the loopback, which all workers share.
+    parser.add_argument("--interface", help="the network interface of this host alone")
+    args = parser.parse_args()
+    job, count = read_job(args.config), _counter(args.interface)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=_PATIENCE)
-    tell = say if dist.get_rank() == 0 else _say_nothing
+    dist.init_process_group("gloo", timeout=_TIMEOUT)
+    report = send if dist.get_rank() == 0 else _send_nothing
     sessions: dict[str, Session] = {}
-    for case in job.turns:
-        tell(Started(case=case))
+    for case in job.case_order:
+        report(Started(case=case))
         try:
-            _take_turn(job, case, sessions, tell, count)
+            _run_case(job, case, sessions, report, count)
         except Exception as error:
             traceback.print_exc()
-            say(Failed(case=case, error=f"{type(error).__name__}: {error}"))
-            # A normal exit would wait for threads and groups that no longer answer.
+            send(Failed(case=case, error=f"{type(error).__name__}: {error}"))
+            # A normal exit would wait for threads and process groups that no longer respond.
             os._exit(1)
     for session in sessions.values():
         session.close()
@@ -49,22 +49,24 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def _take_turn(job: Job, case: str, sessions: dict[str, Session], tell: Tell, count: Count) -> None:
+def _run_case(
+    job: Job, case: str, sessions: dict[str, Session], report: Send, count: ByteCounter
+) -> None:
     dist.barrier()
     if job.evaluate_every is not None:
-        train(job, case, tell, count)
+        train(job, case, report, count)
         return
     if case not in sessions:
         sessions[case] = Session(job, case)
-    block(job, sessions[case], case, tell, count)
+    time_block(job, sessions[case], case, report, count)
 
 
-def _counter(interface: str | None) -> Count:
-    """Asks what has left this host."""
+def _counter(interface: str | None) -> ByteCounter:
+    """Returns a counter of the bytes sent by this host."""
     return (lambda: None) if interface is None else partial(sent_bytes, interface)
 
 
-def _say_nothing(message: Message) -> None:
+def _send_nothing(message: Message) -> None:
     return
 
 

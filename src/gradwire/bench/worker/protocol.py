@@ -16,14 +16,14 @@ from gradwire.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Takes the cases in turn, each for some steps.
+    """The cases that the workers run, each for some steps.
 
-    With `evaluate_every` a turn is a training run from the start. Without, it is a block of steps
-    with a model that is kept, so that a case can have several turns between those of others.
+    With `evaluate_every` every entry of `case_order` is a training run from the start. Without, it
+    is a block of steps that continues with the case's model, so that cases can alternate.
     """
 
     workload: str
-    turns: tuple[str, ...]
+    case_order: tuple[str, ...]
     steps: int
     warmup: int
     evaluate_every: int | None = None
@@ -63,7 +63,7 @@ class Started:
 
 @dataclass(frozen=True, kw_only=True)
 class Tick:
-    """A step is done; not every one is told."""
+    """A step is done; only some steps are reported."""
 
     kind: Literal["tick"] = "tick"
     case: str
@@ -72,10 +72,10 @@ class Tick:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
-    """The model was evaluated while the clock, `time_s`, stood still."""
+class Evaluated:
+    """The model was evaluated; the clock `time_s` does not count the evaluation."""
 
-    kind: Literal["look"] = "look"
+    kind: Literal["evaluated"] = "evaluated"
     case: str
     step: int
     time_s: float
@@ -84,12 +84,12 @@ class Look:
     metric_name: str
     metric: float
     losses: tuple[float, ...] = ()
-    """Of the steps since the look before, on rank 0's own batches."""
+    """Losses of the steps since the previous evaluation, on rank 0's batches."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """A turn is over. Bytes and the split of the time are means per step, on rank 0."""
+    """A case is done. Bytes and the parts of the time are means per step, on rank 0."""
 
     kind: Literal["finished"] = "finished"
     case: str
@@ -112,22 +112,22 @@ class Failed:
     error: str
 
 
-Message: TypeAlias = Started | Tick | Look | Finished | Failed
+Message: TypeAlias = Started | Tick | Evaluated | Finished | Failed
 _KINDS: dict[str, type[Message]] = {
     "started": Started,
     "tick": Tick,
-    "look": Look,
+    "evaluated": Evaluated,
     "finished": Finished,
     "failed": Failed,
 }
 
 
-def say(message: Message) -> None:
+def send(message: Message) -> None:
     print(TAG + json.dumps(to_row(message)), flush=True)
 
 
-def hear(line: str) -> Message | None:
-    """The message in a line of a worker's output, if it is one."""
+def parse_message(line: str) -> Message | None:
+    """Parses a line of a worker's output; None if it is not a message."""
     if not line.startswith(TAG):
         return None
     row = json.loads(line.removeprefix(TAG))

@@ -35,7 +35,7 @@ class Cost(NamedTuple):
 
 
 class Session:
-    """Steps of one case; models are equal at the start, whatever the case."""
+    """Takes the steps of one case; initial models are equal for all cases."""
 
     def __init__(self, job: Job, case: str) -> None:
         data = None if job.data is None else Path(job.data)
@@ -43,7 +43,7 @@ class Session:
         self.rank, self.workers, self.seed = dist.get_rank(), dist.get_world_size(), job.seed
         torch.manual_seed(job.seed)
         model = self.workload.build().to(job.device)
-        # Dropout need not be the same everywhere, and is better if it is not.
+        # Dropout differs between ranks.
         torch.manual_seed(mix(job.seed, self.rank))
         self.device, self.parameters = torch.device(job.device), parameter_count(model)
         parsed = parse_case(case)
@@ -58,7 +58,7 @@ class Session:
         self.epochs = Epochs(self.workload, self.workers, job.steps)
 
     def step(self) -> float:
-        """Takes one step and returns its seconds, up to when the device is done with it.
+        """Takes one step and returns its seconds, until the device has finished.
 
         The exchange keeps the ranks together.
         """
@@ -68,11 +68,11 @@ class Session:
         optimizer.zero_grad()
         loss = self.workload.loss(self.ddp(inputs), targets)
         loss.backward()
-        # Blocks of steps go on with one model, each through the whole schedule.
+        # Blocks of steps continue with one model; each runs through the whole schedule.
         step = self.steps % self.planned
         update(self.workload, self.ddp.module, optimizer, step, self.planned)
         self.steps += 1
-        # Whoever waits for it does so in every training loop.
+        # Counted in the step: waiting for the controller is part of every training loop.
         if (rate := self.epochs.ended(self.steps)) is not None:
             self.mounted.epoch_ended(rate)
         wait_for(self.device)
@@ -81,8 +81,8 @@ class Session:
         return taken_s
 
     def take_losses(self) -> tuple[float, ...]:
-        """The losses of the steps since this was last asked."""
-        # As many digits as a float32 has: more would only make long records.
+        """Returns the losses of the steps since the last call."""
+        # The digits of a float32; more would only make records longer.
         losses = tuple(float(f"{float(loss):.7g}") for loss in self.losses)
         self.losses = []
         return losses
@@ -98,11 +98,11 @@ class Session:
 
 
 def _own_buffers() -> dict[str, Any]:
-    """DDP's argument by which running means of batch norm stay at home.
+    """Returns the DDP argument that keeps the running means of batch norm local.
 
-    They are no gradients, so no method can say them in fewer bytes; rank 0 evaluates its own.
+    They are not gradients, so no method compresses them; rank 0 evaluates with its own.
     """
-    # torch has renamed it; the old name warns where there is the new one.
+    # torch renamed the argument; the old name warns in versions that have the new one.
     names = signature(DDP.__init__).parameters
     new, old = "forward_sync_buffers", "broadcast_buffers"
     return {new if new in names else old: False}

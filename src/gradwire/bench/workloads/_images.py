@@ -17,8 +17,20 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy, pad
 from torch.optim import SGD, Optimizer
 
-from gradwire.bench.datasets.cifar10 import CIFAR10, SIDE, Pictures, read_cifar10, synthetic_cifar10
-from gradwire.bench.datasets.sampling import Deal, deal, joined, numbers_below, shuffled
+from gradwire.bench.datasets.cifar10 import (
+    CIFAR10,
+    SIDE,
+    ImageSplits,
+    read_cifar10,
+    synthetic_cifar10,
+)
+from gradwire.bench.datasets.sampling import (
+    BatchSlice,
+    batch_slice,
+    merge_slices,
+    random_integers,
+    random_permutation,
+)
 from gradwire.bench.workloads.base import Batch, Evaluation, Metric, Workload, evaluating
 from gradwire.engine.plan import Plan
 
@@ -26,9 +38,9 @@ _SMALL = Plan.min_numel
 
 
 class Flat(nn.Module):
-    """The same function with the parameters `wide`, all that a plan compresses, and `rest`.
+    """Wraps a model whose parameters become two vectors: `wide`, which is compressed, and `rest`.
 
-    A method then chooses among all layers instead of in each.
+    A method then selects among all layers instead of within each.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -37,7 +49,7 @@ class Flat(nn.Module):
         self._shapes = {name: p.shape for name, p in named.items()}
         self._wide = [n for n, p in named.items() if p.dim() > 1 and p.numel() >= _SMALL]
         self._narrow = [name for name in named if name not in self._wide]
-        # Of one row, since what has one dimension travels dense.
+        # One row, since parameters of one dimension are sent dense.
         self.wide = nn.Parameter(_joined(named, self._wide)[None])
         self.rest = nn.Parameter(_joined(named, self._narrow))
         for name in named:
@@ -51,7 +63,7 @@ class Flat(nn.Module):
         return output
 
     def _cut(self, vector: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
-        # One split, since the gradient of each of many slices would be as long as the vector.
+        # One split: with slices, every slice would have a gradient as long as the vector.
         pieces = vector.split([self._shapes[name].numel() for name in names])
         pairs = zip(names, pieces, strict=True)
         return {name: piece.view(self._shapes[name]) for name, piece in pairs}
@@ -62,14 +74,14 @@ def _joined(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
     return torch.cat([first.new_empty(0), *(tensors[name].flatten() for name in names)])
 
 
-_FRAME = 4
+_PADDING = 4
 _MEAN = (0.4914, 0.4822, 0.4465)
 _DEVIATION = (0.2470, 0.2435, 0.2616)
-_AT_ONCE = 500
+_EVAL_BATCH = 500
 
 
 class Epoch(NamedTuple):
-    """The order of the training images, and what is done to each of them."""
+    """The order of the training images in an epoch, and the augmentation of each."""
 
     order: Tensor
     flip: Tensor
@@ -78,22 +90,22 @@ class Epoch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PictureWorkload(Workload):
+class ImageWorkload(Workload):
     """A classifier of CIFAR-10; the learning rate is that of 8 workers with 64 images each."""
 
     batch_size: int = 64
     learning_rate: float = 0.1
     weight_decay: float = 5e-4
     bf16: bool = False
-    """Whether the net multiplies in bfloat16; parameters and gradients are float32 in any case."""
+    """True if the net runs under bfloat16 autocast; parameters and gradients stay float32."""
     flat: bool = False
-    """Whether all weights are one parameter, so that methods choose among layers."""
+    """True if all weights are one parameter, so that methods select among all layers."""
     metric: ClassVar = Metric("accuracy", "higher")
     source: ClassVar = CIFAR10
 
     @abstractmethod
     def net(self) -> nn.Module:
-        """The model, from torch's global generator."""
+        """Builds the model, initialised from torch's global generator."""
 
     def build(self) -> nn.Module:
         net = _Bf16(self.net()) if self.bf16 else self.net()
@@ -110,83 +122,83 @@ class PictureWorkload(Workload):
         )
 
     def examples(self) -> int:
-        return len(self._pictures().training.classes)
+        return len(self._splits().training.classes)
 
     def batch(self, step: int, rank: int, workers: int, seed: int) -> Batch:
-        count = len(self._pictures().training.classes)
-        return self._dealt(seed, deal(count, self.batch_size, step, rank, workers))
+        count = len(self._splits().training.classes)
+        return self._batch_of(seed, batch_slice(count, self.batch_size, step, rank, workers))
 
     def batches(self, step: int, workers: int, seed: int) -> Batch:
-        """In one go, since workers take what lies side by side in the order of an epoch."""
-        count = len(self._pictures().training.classes)
-        each = [deal(count, self.batch_size, step, rank, workers) for rank in range(workers)]
-        parts = [self._dealt(seed, part) for part in joined(each)]
+        """Builds all batches at once, since those of a step are adjacent in the epoch's order."""
+        count = len(self._splits().training.classes)
+        each = [batch_slice(count, self.batch_size, step, rank, workers) for rank in range(workers)]
+        parts = [self._batch_of(seed, part) for part in merge_slices(each)]
         return parts[0] if len(parts) == 1 else Batch(*map(torch.cat, zip(*parts, strict=True)))
 
-    def _dealt(self, seed: int, part: Deal) -> Batch:
-        images = self._pictures().training
+    def _batch_of(self, seed: int, part: BatchSlice) -> Batch:
+        images = self._splits().training
         whole = _epoch(len(images.classes), seed, part.epoch, self.device)
         epoch = Epoch(*(item[part.start : part.stop] for item in whole))
-        return Batch(_varied(images.pixels[epoch.order], epoch), images.classes[epoch.order])
+        return Batch(_augmented(images.pixels[epoch.order], epoch), images.classes[epoch.order])
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(output, targets)
 
     def evaluate(self, model: nn.Module) -> Evaluation:
-        """On all test images, as they are."""
-        images = self._pictures().held_out
+        """Evaluates on all test images, without augmentation."""
+        images = self._splits().held_out
         loss = right = torch.zeros((), dtype=torch.float64, device=self.device)
         with evaluating(model):
-            for pixels, classes in zip(*(item.split(_AT_ONCE) for item in images), strict=True):
-                output = model(_scaled(pixels))
+            for pixels, classes in zip(*(item.split(_EVAL_BATCH) for item in images), strict=True):
+                output = model(_normalized(pixels))
                 loss = loss + self.loss(output, classes) * len(classes)
                 right = right + (output.argmax(1) == classes).sum()
         count = len(images.classes)
         return Evaluation(float(loss) / count, self.metric.name, float(right) / count)
 
-    def _pictures(self) -> Pictures:
+    def _splits(self) -> ImageSplits:
         if self.synthetic:
             return synthetic_cifar10(self.device)
         return read_cifar10(self.data, self.device)
 
 
-# Ranks of one step may be on both sides of an epoch's end.
+# The ranks of one step may be in two epochs.
 @lru_cache(maxsize=2)
 def _epoch(count: int, seed: int, epoch: int, device: str) -> Epoch:
-    shifts = 2 * _FRAME + 1
+    shifts = 2 * _PADDING + 1
     return Epoch(
-        shuffled(count, device, seed, epoch, 0),
-        numbers_below(2, count, device, seed, epoch, 1).bool(),
-        numbers_below(shifts, count, device, seed, epoch, 2),
-        numbers_below(shifts, count, device, seed, epoch, 3),
+        random_permutation(count, device, seed, epoch, 0),
+        random_integers(2, count, device, seed, epoch, 1).bool(),
+        random_integers(shifts, count, device, seed, epoch, 2),
+        random_integers(shifts, count, device, seed, epoch, 3),
     )
 
 
-def _varied(pixels: Tensor, epoch: Epoch) -> Tensor:
-    framed = pad(pixels, [_FRAME] * 4)
+def _augmented(pixels: Tensor, epoch: Epoch) -> Tensor:
+    framed = pad(pixels, [_PADDING] * 4)
     place = torch.arange(SIDE, device=pixels.device)
     rows = epoch.top[:, None] + place  # [images, 32]
     columns = epoch.left[:, None] + torch.where(epoch.flip[:, None], place.flip(0), place)
     image = torch.arange(len(pixels), device=pixels.device)[:, None, None, None]
     channel = torch.arange(3, device=pixels.device)[:, None, None]
-    return _scaled(framed[image, channel, rows[:, None, :, None], columns[:, None, None, :]])
+    return _normalized(framed[image, channel, rows[:, None, :, None], columns[:, None, None, :]])
 
 
-def _scaled(pixels: Tensor) -> Tensor:
-    """Mean 0 and variance 1 in every channel, over all images."""
-    mean, deviation = _colours(pixels.device)
+def _normalized(pixels: Tensor) -> Tensor:
+    """Scales every channel to mean 0 and variance 1 over all images."""
+    mean, deviation = _channel_stats(pixels.device)
     return (pixels.float() / 255 - mean) / deviation
 
 
 @cache
-def _colours(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Kept on the device, where putting them takes longer than using them."""
+def _channel_stats(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Returns mean and deviation, cached on the device: the copy takes longer than their use."""
     mean, deviation = torch.tensor([_MEAN, _DEVIATION], device=device).view(2, 3, 1, 1)
     return mean, deviation
 
 
 class _Bf16(nn.Module):
-    """A net that multiplies in bfloat16, and lays out images as the units for that like them."""
+    """Runs a net under bfloat16 autocast, with images in the channels-last layout."""
 
     def __init__(self, net: nn.Module) -> None:
         nn.Module.__init__(self)

@@ -15,19 +15,19 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Optimizer
 
-from gradwire.bench.datasets.sampling import deal, numbers_below, shuffled
+from gradwire.bench.datasets.sampling import batch_slice, random_integers, random_permutation
 from gradwire.bench.datasets.text import Words
 from gradwire.bench.workloads import _schedules as schedules
 from gradwire.bench.workloads.base import Batch, Evaluation, Metric, Workload, evaluating
 
 _STREAMS = 10
-_AT_ONCE = 35
+_EVAL_BATCH = 35
 
 State = tuple[Tensor, Tensor]
 
 
 class LanguageModel(nn.Module):
-    """Words to the logits of the next ones, [windows, words, vocabulary]."""
+    """Maps words to the logits of the next words, [windows, words, vocabulary]."""
 
     def __init__(self, vocabulary: int, hidden: int, dropout: float) -> None:
         nn.Module.__init__(self)
@@ -35,16 +35,16 @@ class LanguageModel(nn.Module):
         self.embedding = nn.Embedding(vocabulary, hidden)
         self.lstm = nn.LSTM(hidden, hidden, num_layers=2, dropout=dropout, batch_first=True)
         self.output = nn.Linear(hidden, vocabulary)
-        # 0.04 at 1500, as in the paper; with less than this a narrow model is deaf to its inputs.
+        # 0.04 at 1500, as in the paper; with smaller weights a narrow model ignores its inputs.
         largest = 1.5 / hidden**0.5
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -largest, largest)
 
     def forward(self, words: Tensor) -> Tensor:
-        return self.read_on(words, None)[0]
+        return self.forward_from(words, None)[0]
 
-    def read_on(self, words: Tensor, state: State | None) -> tuple[Tensor, State]:
-        """Goes on from the state after earlier words."""
+    def forward_from(self, words: Tensor, state: State | None) -> tuple[Tensor, State]:
+        """Continues from the LSTM state after earlier words."""
         hidden, state = self.lstm(self.drop(self.embedding(words)), state)
         logits: Tensor = self.output(self.drop(hidden))
         assert state is not None
@@ -52,8 +52,8 @@ class LanguageModel(nn.Module):
 
 
 @dataclass(frozen=True)
-class SentenceWorkload(Workload):
-    """A model of the next word in windows of `words`; gradients are clipped."""
+class LstmWorkload(Workload):
+    """Predicts the next word in windows of `words`; gradients are clipped."""
 
     batch_size: int = 20
     words: int = 35
@@ -77,14 +77,14 @@ class SentenceWorkload(Workload):
         return self.learning_rate * schedules.plateau(progress, end=0.4)
 
     def examples(self) -> int:
-        # Without the last word, which nothing follows, and one window for the shift.
+        # The last word has no successor, and the shift needs one window.
         return (len(self.text().training) - 1) // self.words - 1
 
     def batch(self, step: int, rank: int, workers: int, seed: int) -> Batch:
-        """Windows side by side, which begin elsewhere in every epoch."""
+        """Returns adjacent windows, whose start is shifted in every epoch."""
         text = self.text().training
         count = self.examples()
-        epoch, start, stop = deal(count, self.batch_size, step, rank, workers)
+        epoch, start, stop = batch_slice(count, self.batch_size, step, rank, workers)
         starts = _window_starts(count, self.words, seed, epoch, self.device)[start:stop]
         place = torch.arange(self.words + 1, device=self.device)
         windows = text[starts[:, None] + place]  # [windows, words + 1]
@@ -94,20 +94,20 @@ class SentenceWorkload(Workload):
         return cross_entropy(output.flatten(0, 1), targets.flatten())
 
     def evaluate(self, model: nn.Module) -> Evaluation:
-        """On the test text, cut into ten that are read side by side."""
+        """Evaluates on the test text, as ten streams in parallel."""
         assert isinstance(model, LanguageModel)
         text = self.text().held_out
         length = (len(text) - 1) // _STREAMS
         inputs, targets = (part[: _STREAMS * length].view(_STREAMS, -1) for part in _shift(text))
         loss, state = torch.zeros((), dtype=torch.float64, device=self.device), None
         with evaluating(model):
-            for seen, said in zip(
-                inputs.split(_AT_ONCE, 1), targets.split(_AT_ONCE, 1), strict=True
+            for words, next_words in zip(
+                inputs.split(_EVAL_BATCH, 1), targets.split(_EVAL_BATCH, 1), strict=True
             ):
-                logits, state = model.read_on(seen, state)
-                loss = loss + self.loss(logits, said) * said.numel()
+                logits, state = model.forward_from(words, state)
+                loss = loss + self.loss(logits, next_words) * next_words.numel()
         mean = float(loss) / targets.numel()
-        # exp(700) is near the largest number there is.
+        # exp(700) is near the largest float.
         return Evaluation(mean, self.metric.name, math.exp(mean) if mean < 700 else math.inf)
 
 
@@ -117,5 +117,5 @@ def _shift(text: Tensor) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=2)
 def _window_starts(count: int, words: int, seed: int, epoch: int, device: str) -> Tensor:
-    shift = numbers_below(words, 1, device, seed, epoch, 1)
-    return shift + words * shuffled(count, device, seed, epoch, 0)
+    shift = random_integers(words, 1, device, seed, epoch, 1)
+    return shift + words * random_permutation(count, device, seed, epoch, 0)

@@ -43,7 +43,7 @@ class Metric(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """How good a model is on data that it was not trained on."""
+    """Loss and metric of a model on held-out data."""
 
     loss: float
     metric_name: str
@@ -54,8 +54,8 @@ class Evaluation(NamedTuple):
 class Workload(ABC):
     """A training job; its settings are its fields.
 
-    Data is read from the folder `data` when the first batch is asked for, and is kept on `device`.
-    `synthetic` data needs no folder: it is small and can be learnt, but says nothing of real data.
+    Data is read from the folder `data` at the first batch, and is kept on `device`. `synthetic`
+    data needs no folder: it is small and learnable, but does not predict results on real data.
     """
 
     batch_size: int
@@ -74,12 +74,12 @@ class Workload(ABC):
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ConfigError(f"{self.name}: clip_norm must be positive, got {self.clip_norm}")
         if self.source is None and (self.data is not None or self.synthetic):
-            raise ConfigError(f"{self.name}: makes up its data, so it takes no folder of it")
+            raise ConfigError(f"{self.name}: generates its data, so it takes no data folder")
         if self.data is not None and self.synthetic:
             raise ConfigError(f"{self.name}: synthetic data and the folder {self.data}: choose one")
 
     def _check(self, key: str, kind: object) -> None:
-        """Whole numbers are sizes and counts; of the others only a dropout has an end."""
+        """Checks one setting: whole numbers are at least 1, a dropout is below 1."""
         value = getattr(self, key)
         if kind is int:
             check_whole(self.name, key, value, 1)
@@ -97,39 +97,39 @@ class Workload(ABC):
     @property
     @abstractmethod
     def title(self) -> str:
-        """What the reports call it."""
+        """The name of the workload in reports."""
 
     @property
     def clip_norm(self) -> float | None:
-        """The most that a step's gradient may be long: the mean's, or a worker's own if it is."""
+        """The limit of the gradient's norm in a step, of the mean or of a worker's own gradient."""
         return None
 
     @property
     def heading(self) -> str:
-        """The same, with a word where the data is made up in place of what the title names."""
+        """The title, marked if the data is synthetic."""
         return f"{self.title} (synthetic)" if self.synthetic else self.title
 
     @abstractmethod
     def build(self) -> nn.Module:
-        """A new model on the CPU, from torch's global generator; needs no data."""
+        """Builds a new model on the CPU, from torch's global generator; needs no data."""
 
     @abstractmethod
     def optimiser(self, model: nn.Module) -> Optimizer: ...
 
     @abstractmethod
     def learning_rate_at(self, progress: float) -> float:
-        """The learning rate when the share `progress` of all steps is done."""
+        """Returns the learning rate when the fraction `progress` of all steps is done."""
 
     @abstractmethod
     def examples(self) -> int:
-        """How many an epoch has, of which a batch has `batch_size`; reads the data."""
+        """Returns the number of examples in an epoch; reads the data."""
 
     @abstractmethod
     def batch(self, step: int, rank: int, workers: int, seed: int) -> Batch:
-        """What one worker learns from in one step, the same in every run and on every device."""
+        """Returns one worker's batch of one step, equal in every run and on every device."""
 
     def batches(self, step: int, workers: int, seed: int) -> Batch:
-        """Those of all workers in one step, one after the other."""
+        """Returns the batches of all workers in one step, concatenated."""
         each = [self.batch(step, rank, workers, seed) for rank in range(workers)]
         inputs, targets = zip(*each, strict=True)
         return Batch(torch.cat(inputs), torch.cat(targets))
@@ -139,7 +139,7 @@ class Workload(ABC):
 
     @abstractmethod
     def evaluate(self, model: nn.Module) -> Evaluation:
-        """Leaves the model in the mode that it was in."""
+        """Evaluates on held-out data; restores the mode of the model."""
 
 
 def update(
@@ -148,7 +148,7 @@ def update(
     """Takes step number `step` of `steps`, with the mean gradient that the model holds."""
     if workload.clip_norm is not None:
         clip_grad_norm_(model.parameters(), workload.clip_norm)
-    # At the middle of a step no schedule is at its 0.
+    # Evaluated at the middle of a step, where no schedule is 0.
     rate = workload.learning_rate_at((step + 0.5) / steps)
     for group in optimiser.param_groups:
         group["lr"] = rate
@@ -157,7 +157,7 @@ def update(
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Running means instead of the batch's, no dropout, no graph."""
+    """Switches to evaluation mode without gradients, and back at the end."""
     training = model.training
     model.eval()
     try:
@@ -169,7 +169,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @cache
 def workload_classes() -> Mapping[str, type[Workload]]:
-    """The workloads by file name: the folder is the registry."""
+    """Returns the workloads by file name: the folder is the registry."""
     found: dict[str, type[Workload]] = {}
     for module in iter_modules(workloads.__path__):
         path = f"{workloads.__name__}.{module.name}"
@@ -182,12 +182,12 @@ def workload_classes() -> Mapping[str, type[Workload]]:
 
 
 def parse_workload(text: str, data: Path | None = None, device: str = "cpu") -> Workload:
-    """The workload that `text` describes, such as "mlp:batch_size=32" or "resnet9-tiny"."""
-    said, texts = read_settings(text)
-    name = said.removesuffix(_TINY)
+    """Parses a workload, such as "mlp:batch_size=32" or "resnet9-tiny"."""
+    full_name, texts = read_settings(text)
+    name = full_name.removesuffix(_TINY)
     classes = workload_classes()
     if name in classes:
-        tiny = read_settings(f"{name}:{classes[name].tiny}")[1] if said != name else {}
+        tiny = read_settings(f"{name}:{classes[name].tiny}")[1] if full_name != name else {}
         return from_settings(name, classes[name], {**tiny, **texts}, data=data, device=device)
     close = get_close_matches(name, classes, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(classes)}"
@@ -199,25 +199,25 @@ def parameter_count(model: nn.Module) -> int:
 
 
 class Epochs:
-    """Follows a run of `steps` steps.
+    """Reports the ends of epochs in a run of `steps` steps, with the learning rate.
 
-    Controllers look for decays. A rate that declines a little every step has none, so it is told
-    anew only once it has halved, or has risen.
+    Controllers detect decays of the rate. A rate that declines a little at every step has none, so
+    a new rate is reported only once it has halved, or has risen.
     """
 
     def __init__(self, workload: Workload, workers: int, steps: int) -> None:
         self._workload, self._steps = workload, steps
         self._length = max(1, workload.examples() // (workload.batch_size * workers))
-        self._told = self._rate(0)
+        self._reported = self._rate(0)
 
     def ended(self, step: int) -> float | None:
-        """The learning rate of the next epoch, if one ends after so many steps."""
+        """Returns the learning rate of the next epoch if an epoch ends at `step`, else None."""
         if step % self._length:
             return None
         rate = self._rate(step)
-        if rate > self._told or rate <= self._told / 2:
-            self._told = rate
-        return self._told
+        if rate > self._reported or rate <= self._reported / 2:
+            self._reported = rate
+        return self._reported
 
     def _rate(self, step: int) -> float:
         return self._workload.learning_rate_at(min(1.0, (step + 0.5) / self._steps))

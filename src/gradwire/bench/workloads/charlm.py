@@ -60,15 +60,15 @@ class CharLm(Workload):
 
     def batch(self, step: int, rank: int, workers: int, seed: int) -> Batch:
         text = self._text().training
-        dice = torch.Generator().manual_seed((seed * 1_000_003 + step) * workers + rank)
-        starts = torch.randint(len(text) - self.context, (self.batch_size,), generator=dice)
+        generator = torch.Generator().manual_seed((seed * 1_000_003 + step) * workers + rank)
+        starts = torch.randint(len(text) - self.context, (self.batch_size,), generator=generator)
         return self._windows(text, starts.to(self.device))
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(output, targets)
 
     def evaluate(self, model: nn.Module) -> Evaluation:
-        """On characters spread evenly over what was held out."""
+        """Evaluates on characters spread evenly over the held-out text."""
         text = self._text().held_out
         starts = torch.linspace(0, len(text) - self.context - 1, _EVALUATED).long()
         inputs, targets = self._windows(text, starts.to(self.device))

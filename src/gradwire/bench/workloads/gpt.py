@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 from torch.optim import AdamW, Optimizer
 
-from gradwire.bench.datasets.sampling import numbers_below
+from gradwire.bench.datasets.sampling import random_integers
 from gradwire.bench.datasets.text import SHAKESPEARE, SYMBOLS, Text, find_text
 from gradwire.bench.workloads import _schedules as schedules
 from gradwire.bench.workloads.base import Batch, Evaluation, Metric, Workload, evaluating
@@ -17,7 +17,7 @@ from gradwire.errors import ConfigError
 
 _INITIAL = 0.02
 _EVALUATED = 128
-_AT_ONCE = 16
+_EVAL_BATCH = 16
 
 
 @dataclass(frozen=True)
@@ -58,25 +58,27 @@ class Gpt(Workload):
         return len(self._text().training) // self.context
 
     def batch(self, step: int, rank: int, workers: int, seed: int) -> Batch:
-        """Windows from anywhere in the text."""
+        """Returns windows from random positions of the text."""
         text = self._text().training
         key = seed, step, rank
-        starts = numbers_below(len(text) - self.context, self.batch_size, self.device, *key)
+        starts = random_integers(len(text) - self.context, self.batch_size, self.device, *key)
         return self._windows(text, starts)
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(output.flatten(0, 1), targets.flatten())
 
     def evaluate(self, model: nn.Module) -> Evaluation:
-        """On windows spread evenly over what was held out."""
+        """Evaluates on windows spread evenly over the held-out text."""
         text = self._text().held_out
         last = len(text) - self.context - 1
         starts = torch.linspace(0, last, _EVALUATED, dtype=torch.float64, device=self.device).long()
         inputs, targets = self._windows(text, starts)
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         with evaluating(model):
-            for seen, said in zip(inputs.split(_AT_ONCE), targets.split(_AT_ONCE), strict=True):
-                loss = loss + self.loss(model(seen), said) * len(seen)
+            for text_part, next_part in zip(
+                inputs.split(_EVAL_BATCH), targets.split(_EVAL_BATCH), strict=True
+            ):
+                loss = loss + self.loss(model(text_part), next_part) * len(text_part)
         mean = float(loss) / len(inputs)
         return Evaluation(mean, self.metric.name, mean / math.log(2))
 
@@ -107,7 +109,7 @@ class _Gpt(nn.Module):
 
 
 class _Block(nn.Module):
-    """Looks back, then thinks: attention and a perceptron, each added to what was there."""
+    """A pre-norm transformer block: causal attention and a perceptron, each with a residual."""
 
     def __init__(self, sizes: Gpt) -> None:
         nn.Module.__init__(self)
@@ -120,14 +122,14 @@ class _Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.drop(self._attend(self.before_attention(x)))
-        thought = self.narrow(gelu(self.wide(self.before_thought(x))))
-        changed: Tensor = x + self.drop(thought)
-        return changed
+        hidden = self.narrow(gelu(self.wide(self.before_thought(x))))
+        output: Tensor = x + self.drop(hidden)
+        return output
 
     def _attend(self, x: Tensor) -> Tensor:
-        # [windows, places, 3 heads, width of a head], by places within heads
+        # [windows, 3 heads, positions, width of a head]
         split = self.query_key_value(x).unflatten(2, (3 * self.heads, -1)).transpose(1, 2)
         query, key, value = split.chunk(3, dim=1)
-        seen = scaled_dot_product_attention(query, key, value, is_causal=True)
-        attended: Tensor = self.attended(seen.transpose(1, 2).flatten(2))
+        mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
+        attended: Tensor = self.attended(mixed.transpose(1, 2).flatten(2))
         return attended

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gradwire.bench.datasets.text import PTB, Words, read_words, synthetic_words
-from gradwire.bench.workloads._lstm import SentenceWorkload
+from gradwire.bench.workloads._lstm import LstmWorkload
 
 
 @dataclass(frozen=True)
-class LstmPtb(SentenceWorkload):
-    """1500 numbers a layer, 10,000 words; 66 million parameters."""
+class LstmPtb(LstmWorkload):
+    """1500 units a layer, 10,000 words; 66 million parameters."""
 
     hidden: int = 1500
     source: ClassVar = PTB.source

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gradwire.bench.datasets.text import WIKITEXT2, Words, read_words, synthetic_words
-from gradwire.bench.workloads._lstm import SentenceWorkload
+from gradwire.bench.workloads._lstm import LstmWorkload
 
 
 @dataclass(frozen=True)
-class LstmWikitext2(SentenceWorkload):
-    """650 numbers a layer, 33,278 words; 50 million parameters, most of them embeddings."""
+class LstmWikitext2(LstmWorkload):
+    """650 units a layer, 33,278 words; 50 million parameters, most of them embeddings."""
 
     vocabulary: int = WIKITEXT2.vocabulary
     source: ClassVar = WIKITEXT2.source

@@ -48,14 +48,14 @@ class Mlp(Workload):
         return self.batch_size
 
     def batch(self, step: int, rank: int, workers: int, seed: int) -> Batch:
-        """The same examples in every step, others on every rank."""
+        """Returns fixed examples: equal in every step, different on every rank."""
         return self._examples(self.batch_size, seed * workers + rank)
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(output, targets)
 
     def evaluate(self, model: nn.Module) -> Evaluation:
-        # No rank has this seed.
+        # A seed that no rank uses.
         inputs, targets = self._examples(_EVALUATED, seed=2**31)
         with evaluating(model):
             output = model(inputs)
@@ -63,7 +63,7 @@ class Mlp(Workload):
         return Evaluation(float(self.loss(output, targets)), self.metric.name, float(right))
 
     def _examples(self, count: int, seed: int) -> Batch:
-        dice = torch.Generator().manual_seed(seed)
-        inputs = torch.randn(count, self.inputs, generator=dice)
-        targets = torch.randint(self.classes, (count,), generator=dice)
+        generator = torch.Generator().manual_seed(seed)
+        inputs = torch.randn(count, self.inputs, generator=generator)
+        targets = torch.randint(self.classes, (count,), generator=generator)
         return Batch(inputs.to(self.device), targets.to(self.device))

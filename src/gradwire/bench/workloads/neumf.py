@@ -19,16 +19,16 @@ from gradwire.bench.datasets.movielens import (
     read_movielens,
     synthetic_movielens,
 )
-from gradwire.bench.datasets.sampling import deal, numbers_below, shuffled
+from gradwire.bench.datasets.sampling import batch_slice, random_integers, random_permutation
 from gradwire.bench.workloads.base import Batch, Evaluation, Metric, Workload, evaluating
 
-_BEST = 10
-_USERS_AT_ONCE = 500
+_TOP = 10
+_EVAL_USERS = 500
 _INITIAL = 0.01
 
 
 class Epoch(NamedTuple):
-    """Rated items and others that the users did not rate, in random order."""
+    """Rated items and items that the users did not rate, in random order."""
 
     pairs: Tensor  # [examples, user and item]
     rated: Tensor
@@ -36,9 +36,9 @@ class Epoch(NamedTuple):
 
 @dataclass(frozen=True)
 class NeuMf(Workload):
-    """Who rated what, from `negatives` others beside each rating; 2.0 million parameters.
+    """Predicts who rated what, with `negatives` unrated items per rating; 2.0 million parameters.
 
-    A batch has `batch_size` pairs. The others are drawn anew in every epoch.
+    A batch has `batch_size` pairs. The unrated items are sampled anew in every epoch.
     """
 
     batch_size: int = 1024
@@ -66,7 +66,7 @@ class NeuMf(Workload):
         return len(self.ratings().users) * (1 + self.negatives)
 
     def batch(self, step: int, rank: int, workers: int, seed: int) -> Batch:
-        epoch, start, stop = deal(self.examples(), self.batch_size, step, rank, workers)
+        epoch, start, stop = batch_slice(self.examples(), self.batch_size, step, rank, workers)
         pairs, rated = _epoch(self, seed, epoch)
         return Batch(pairs[start:stop], rated[start:stop].float())
 
@@ -74,16 +74,16 @@ class NeuMf(Workload):
         return binary_cross_entropy_with_logits(output, targets)
 
     def evaluate(self, model: nn.Module) -> Evaluation:
-        """How many users have the item held out among the best 10 of 100."""
-        candidates = self.ratings().candidates  # [users, 100], the item held out first
+        """Evaluates the share of users whose held-out item is among the best 10 of 100."""
+        candidates = self.ratings().candidates  # [users, 100], the held-out item first
         users = torch.arange(len(candidates), device=self.device)[:, None].expand_as(candidates)
         with evaluating(model):
-            pairs = torch.stack([users, candidates], 2).split(_USERS_AT_ONCE)
+            pairs = torch.stack([users, candidates], 2).split(_EVAL_USERS)
             scores = torch.cat([model(some.flatten(0, 1)).view(some.shape[:2]) for some in pairs])
         targets = torch.zeros_like(scores)
         targets[:, 0] = 1
-        # An item that is only as good as another does not stand before it; nor does one of NaN.
-        hits = (scores[:, :1] > scores[:, 1:]).sum(1) > scores.shape[1] - 1 - _BEST
+        # An item with an equal score is not ranked higher, nor is one with NaN.
+        hits = (scores[:, :1] > scores[:, 1:]).sum(1) > scores.shape[1] - 1 - _TOP
         loss = float(self.loss(scores, targets))
         return Evaluation(loss, self.metric.name, float(hits.float().mean()))
 
@@ -94,7 +94,7 @@ class NeuMf(Workload):
 
 
 class _NeuMf(nn.Module):
-    """A product of factors beside a perceptron on other factors, joined by one layer."""
+    """Joins a product of factors and a perceptron on other factors by one layer."""
 
     def __init__(self, sizes: Sizes, factors: int) -> None:
         nn.Module.__init__(self)
@@ -120,20 +120,20 @@ class _NeuMf(nn.Module):
 @lru_cache(maxsize=2)
 def _epoch(workload: NeuMf, seed: int, epoch: int) -> Epoch:
     users, items, rated, _ = workload.ratings()
-    others = users.repeat(workload.negatives)
-    draw = _unrated(rated, others, seed, epoch)
-    order = shuffled(len(users) + len(others), workload.device, seed, epoch, 0)
-    pairs = torch.stack([torch.cat([users, others]), torch.cat([items, draw])], 1)
+    negative_users = users.repeat(workload.negatives)
+    negatives = _unrated(rated, negative_users, seed, epoch)
+    order = random_permutation(len(users) + len(negative_users), workload.device, seed, epoch, 0)
+    pairs = torch.stack([torch.cat([users, negative_users]), torch.cat([items, negatives])], 1)
     return Epoch(pairs[order], order < len(users))
 
 
 def _unrated(rated: Tensor, users: Tensor, seed: int, epoch: int) -> Tensor:
-    """For each of `users` an item that it has not rated; what hits a rated one is drawn again."""
+    """Samples for each of `users` an item that it has not rated; repeats rejected samples."""
     items, device = rated.shape[1], str(users.device)
-    drawn = numbers_below(items, len(users), device, seed, epoch, 1)
+    drawn = random_integers(items, len(users), device, seed, epoch, 1)
     again, tries = rated[users, drawn].nonzero()[:, 0], 1
     while len(again):
         tries += 1
-        drawn[again] = numbers_below(items, len(again), device, seed, epoch, tries)
+        drawn[again] = random_integers(items, len(again), device, seed, epoch, tries)
         again = again[rated[users[again], drawn[again]]]
     return drawn

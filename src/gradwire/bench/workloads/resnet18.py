@@ -1,4 +1,4 @@
-"""ResNet-18 on CIFAR-10: the net for ImageNet (He et al. 2015) with a start for small pictures."""
+"""ResNet-18 on CIFAR-10: the ImageNet net (He et al. 2015) with a stem for small images."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,11 +8,11 @@ from torch.nn.functional import relu
 
 from gradwire.bench.datasets.cifar10 import CLASSES
 from gradwire.bench.workloads import _schedules as schedules
-from gradwire.bench.workloads._images import PictureWorkload
+from gradwire.bench.workloads._images import ImageWorkload
 
 
 @dataclass(frozen=True)
-class ResNet18(PictureWorkload):
+class ResNet18(ImageWorkload):
     """Four stages of two blocks; 11.2 million parameters by default."""
 
     learning_rate: float = 0.2
@@ -36,7 +36,7 @@ class ResNet18(PictureWorkload):
 
 
 class _Block(nn.Module):
-    """Halves the picture where it has more outputs than inputs."""
+    """A residual block; halves the image if it has more outputs than inputs."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         nn.Module.__init__(self)

@@ -8,11 +8,11 @@ from torch.nn.functional import pad, relu
 
 from gradwire.bench.datasets.cifar10 import CLASSES
 from gradwire.bench.workloads import _schedules as schedules
-from gradwire.bench.workloads._images import PictureWorkload
+from gradwire.bench.workloads._images import ImageWorkload
 
 
 @dataclass(frozen=True)
-class ResNet20(PictureWorkload):
+class ResNet20(ImageWorkload):
     """Three stages of `blocks` blocks; 0.27 million parameters by default."""
 
     learning_rate: float = 0.2
@@ -34,9 +34,9 @@ class ResNet20(PictureWorkload):
         ]
         for stage in range(3):
             for block in range(self.blocks):
-                narrows = stage > 0 and block == 0
+                halves = stage > 0 and block == 0
                 outputs = width << stage
-                layers.append(_Block(outputs // 2 if narrows else outputs, outputs))
+                layers.append(_Block(outputs // 2 if halves else outputs, outputs))
         end = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width << 2, CLASSES))
         return nn.Sequential(*layers, *end)
 
@@ -45,7 +45,10 @@ class ResNet20(PictureWorkload):
 
 
 class _Block(nn.Module):
-    """Halves the picture where it has more outputs than inputs; new channels begin with 0."""
+    """A residual block; halves the image if it has more outputs than inputs.
+
+    The shortcut pads new channels with 0.
+    """
 
     def __init__(self, inputs: int, outputs: int) -> None:
         nn.Module.__init__(self)
@@ -61,6 +64,6 @@ class _Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         change: Tensor = self.body(x)
-        kept = x[:, :, :: self.stride, :: self.stride]
+        shortcut = x[:, :, :: self.stride, :: self.stride]
         before = self.missing // 2
-        return relu(change + pad(kept, [0, 0, 0, 0, before, self.missing - before]))
+        return relu(change + pad(shortcut, [0, 0, 0, 0, before, self.missing - before]))

@@ -7,14 +7,14 @@ from torch import Tensor, nn
 
 from gradwire.bench.datasets.cifar10 import CLASSES
 from gradwire.bench.workloads import _schedules as schedules
-from gradwire.bench.workloads._images import PictureWorkload
+from gradwire.bench.workloads._images import ImageWorkload
 
-# The output of the last layer is small, so that the loss begins near that of guessing.
+# Scales the last layer's output down, so that the initial loss is near that of chance.
 _SCALE = 0.125
 
 
 @dataclass(frozen=True)
-class ResNet9(PictureWorkload):
+class ResNet9(ImageWorkload):
     """Four stages, a residual block after the second and the fourth; 6.6 million parameters."""
 
     learning_rate: float = 0.4

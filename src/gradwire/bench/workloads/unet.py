@@ -1,4 +1,4 @@
-"""A small U-Net (Ronneberger et al. 2015) that finds defects of textures, on DAGM 2007 class 1."""
+"""A small U-Net (Ronneberger et al. 2015) that segments defects of textures, DAGM 2007 class 1."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, max_pool2d
 from torch.optim import Adam, Optimizer
 
-from gradwire.bench.datasets.dagm import DAGM, Surfaces, read_dagm, synthetic_dagm
-from gradwire.bench.datasets.sampling import deal, numbers_below, shuffled
+from gradwire.bench.datasets.dagm import DAGM, TextureSplits, read_dagm, synthetic_dagm
+from gradwire.bench.datasets.sampling import batch_slice, random_integers, random_permutation
 from gradwire.bench.workloads import _schedules as schedules
 from gradwire.bench.workloads.base import Batch, Evaluation, Metric, Workload, evaluating
 
-_AT_ONCE = 10
+_EVAL_BATCH = 10
 
 
 class Epoch(NamedTuple):
-    """The order of the pictures, and which are turned upside down or left to right."""
+    """The order of the images in an epoch, and which are flipped vertically or horizontally."""
 
     order: Tensor
     flip_rows: Tensor
@@ -28,7 +28,7 @@ class Epoch(NamedTuple):
 
 @dataclass(frozen=True)
 class UNet(Workload):
-    """Each pixel is a defect or not; 1.9 million parameters by default."""
+    """Classifies each pixel as defect or not; 1.9 million parameters by default."""
 
     batch_size: int = 4
     width: int = 16
@@ -52,42 +52,44 @@ class UNet(Workload):
         return self.learning_rate * schedules.plateau(progress, end=0.5)
 
     def examples(self) -> int:
-        return len(self._surfaces().training.pixels)
+        return len(self._splits().training.pixels)
 
     def batch(self, step: int, rank: int, workers: int, seed: int) -> Batch:
-        pixels, masks = self._surfaces().training
-        number, start, stop = deal(len(pixels), self.batch_size, step, rank, workers)
+        pixels, masks = self._splits().training
+        number, start, stop = batch_slice(len(pixels), self.batch_size, step, rank, workers)
         epoch = Epoch(
             *(item[start:stop] for item in _epoch(len(pixels), seed, number, self.device))
         )
-        seen, said = pixels[epoch.order], masks[epoch.order]
-        return Batch(_scaled(_flipped(seen, epoch)), _flipped(said, epoch).float())
+        inputs, targets = pixels[epoch.order], masks[epoch.order]
+        return Batch(_normalized(_flipped(inputs, epoch)), _flipped(targets, epoch).float())
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Cross entropy of the pixels, plus what the masks' overlap (Dice) lacks of 1."""
-        chance = output.sigmoid()
-        both = 2 * (chance * targets).sum() + 1
-        overlap = both / (chance.sum() + targets.sum() + 1)
+        """Returns the cross entropy of the pixels plus 1 - Dice overlap of the masks."""
+        probability = output.sigmoid()
+        both = 2 * (probability * targets).sum() + 1
+        overlap = both / (probability.sum() + targets.sum() + 1)
         return binary_cross_entropy_with_logits(output, targets) + 1 - overlap
 
     def evaluate(self, model: nn.Module) -> Evaluation:
-        """Pixels in both masks over pixels in either, over all pictures held out."""
-        pixels, masks = self._surfaces().held_out
+        """Evaluates intersection over union of the masks, over all held-out images."""
+        pixels, masks = self._splits().held_out
         loss = both = either = torch.zeros((), dtype=torch.float64, device=self.device)
         with evaluating(model):
-            for seen, said in zip(pixels.split(_AT_ONCE), masks.split(_AT_ONCE), strict=True):
-                output = model(_scaled(seen))
-                loss = loss + self.loss(output, said.float()) * len(seen)
-                found, there = output > 0, said > 0
-                both, either = both + (found & there).sum(), either + (found | there).sum()
+            for inputs, targets in zip(
+                pixels.split(_EVAL_BATCH), masks.split(_EVAL_BATCH), strict=True
+            ):
+                output = model(_normalized(inputs))
+                loss = loss + self.loss(output, targets.float()) * len(inputs)
+                found, true = output > 0, targets > 0
+                both, either = both + (found & true).sum(), either + (found | true).sum()
         return Evaluation(float(loss) / len(pixels), self.metric.name, float(both / either))
 
-    def _surfaces(self) -> Surfaces:
+    def _splits(self) -> TextureSplits:
         return synthetic_dagm(self.device) if self.synthetic else read_dagm(self.data, self.device)
 
 
 class _UNet(nn.Module):
-    """Down by halves and up again, with a bridge at every size."""
+    """Halves the image `depth` times and doubles it again, with a skip connection at every size."""
 
     def __init__(self, width: int, depth: int) -> None:
         nn.Module.__init__(self)
@@ -122,15 +124,15 @@ def _double(inputs: int, outputs: int) -> nn.Module:
 
 @lru_cache(maxsize=2)
 def _epoch(count: int, seed: int, epoch: int, device: str) -> Epoch:
-    coins = (numbers_below(2, count, device, seed, epoch, coin).bool() for coin in (1, 2))
-    return Epoch(shuffled(count, device, seed, epoch, 0), *coins)
+    flips = (random_integers(2, count, device, seed, epoch, axis).bool() for axis in (1, 2))
+    return Epoch(random_permutation(count, device, seed, epoch, 0), *flips)
 
 
-def _flipped(pictures: Tensor, epoch: Epoch) -> Tensor:
+def _flipped(images: Tensor, epoch: Epoch) -> Tensor:
     for axis, flip in ((2, epoch.flip_rows), (3, epoch.flip_columns)):
-        pictures = torch.where(flip[:, None, None, None], pictures.flip(axis), pictures)
-    return pictures
+        images = torch.where(flip[:, None, None, None], images.flip(axis), images)
+    return images
 
 
-def _scaled(pixels: Tensor) -> Tensor:
+def _normalized(pixels: Tensor) -> Tensor:
     return pixels.float() / 64 - 1

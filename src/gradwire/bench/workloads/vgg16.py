@@ -7,14 +7,14 @@ from torch import nn
 
 from gradwire.bench.datasets.cifar10 import CLASSES
 from gradwire.bench.workloads import _schedules as schedules
-from gradwire.bench.workloads._images import PictureWorkload
+from gradwire.bench.workloads._images import ImageWorkload
 
-# Convolutions of each stage, and their width beside that of the first.
+# Convolutions of each stage, and their width as a multiple of the first.
 _STAGES = ((2, 1), (2, 2), (3, 4), (3, 8), (3, 8))
 
 
 @dataclass(frozen=True)
-class Vgg16(PictureWorkload):
+class Vgg16(ImageWorkload):
     """13 convolutions in five stages; 14.7 million parameters by default."""
 
     learning_rate: float = 0.1

@@ -1,4 +1,4 @@
-// Plots of the kind "bars": a row a method, its name above its bar so that long names fit.
+// Plots of the kind "bars": one row per method, with the name above the bar so that long names fit.
 const ROW = 46, BAR = 15, VALUE_PX = 7.4, NAME_PX = 7.6;
 
 function drawBars(canvas, plot, state, methods, hidden) {
@@ -10,10 +10,10 @@ function drawBars(canvas, plot, state, methods, hidden) {
     return;
   }
   const texts = bars.map((bar) => [quantity(bar.total, plot.x.unit), bar.note]);
-  const room = 16 + VALUE_PX * Math.max(...texts.map(([value, note]) => value.length + (note ? note.length + 2 : 0)));
+  const valueWidth = 16 + VALUE_PX * Math.max(...texts.map(([value, note]) => value.length + (note ? note.length + 2 : 0)));
   const longest = Math.max(...bars.map((bar) => Math.max(bar.high || 0, bar.total, partsSum(bar))));
   const most = Math.min(longest, plot.cut || Infinity);
-  const x = linearScale(0, most || 1, 1, width - room, plot.x, Math.max(2, Math.floor(width / 110)));
+  const x = linearScale(0, most || 1, 1, width - valueWidth, plot.x, Math.max(2, Math.floor(width / 110)));
   for (const tick of x.ticks) {
     add(svg, "path", { d: `M${x.at(tick.value)},4V${bottom + 4}`, class: "gridline" });
     add(svg, "text", { x: Math.max(x.at(tick.value), 4), y: bottom + 20, "text-anchor": "middle" }, tick.text);
@@ -25,7 +25,7 @@ function drawBars(canvas, plot, state, methods, hidden) {
 function partsSum(bar) { return bar.segments.reduce((sum, part) => sum + part.value, 0); }
 
 function drawBar(svg, plot, bar, [value, note], top, x, methods, width) {
-  const row = add(svg, "g"), y = top + 20, style = look(methods.get(bar.spec));
+  const row = add(svg, "g"), y = top + 20, style = methodStyle(methods.get(bar.spec));
   add(row, "rect", { x: 0, y: top, width, height: ROW, fill: "transparent" });
   add(row, "text", { x: 1, y: top + 13, class: "name halo" }, shortened(bar.label, Math.floor(width / NAME_PX)));
   let start = 0;
@@ -44,14 +44,14 @@ function drawBar(svg, plot, bar, [value, note], top, x, methods, width) {
   hoverBar(row, plot, bar);
 }
 
-// A name without its middle, if it has more letters than there is room for; the tooltip has it all.
+// Replaces the middle of a name that is longer than `most` by an ellipsis; the tooltip shows all of it.
 function shortened(name, most) {
   if (name.length <= most) return name;
   const half = Math.floor((most - 1) / 2);
   return `${name.slice(0, most - 1 - half)}…${name.slice(-half)}`;
 }
 
-// Two slanted gaps near the end: this bar goes on.
+// Two slanted gaps near the end mark a bar that is cut off.
 function drawCut(row, end, y) {
   for (const at of [end - 22, end - 15]) {
     add(row, "path", { d: `M${at},${y + BAR + 2}l5,${-BAR - 4}`, stroke: "var(--panel)", "stroke-width": 3 });

@@ -1,10 +1,10 @@
-// Plots of the kind "curves": lines over a plane, linear or logarithmic.
+// Plots of the kind "curves": lines on linear or logarithmic axes.
 const FEW = 60, LABEL_PX = 6.9;
 
 function smoothed(values) {
   const most = Math.max(1, Math.round(values.length / 40));
   return values.map((_, i) => {
-    // Even on both sides, also at the ends: a lopsided mean would start and stop too low.
+    // The window is symmetric, also at the ends: an asymmetric mean would be biased there.
     const half = Math.min(most, i, values.length - 1 - i);
     const near = values.slice(Math.max(0, i - half), i + half + 1);
     return near.reduce((sum, value) => sum + value, 0) / near.length;
@@ -18,7 +18,7 @@ function curvePoints(trace, state) {
     .filter((p) => (!state.logX || p.x > 0) && (!state.logY || (p.y > 0 && p.raw > 0)));
 }
 
-// A diverging curve may leave the chart at the top; it must not flatten the others.
+// A diverging curve may leave the chart at the top, so that it does not flatten the others.
 function yRange(curves, levels, log, rises) {
   const ys = curves.flatMap(({ points }) => points.map((p) => p.y));
   const start = Math.max(...curves.map(({ points }) => points[0].y));
@@ -40,14 +40,14 @@ function drawCurves(canvas, plot, state, methods, hidden) {
   const svg = add(canvas, "svg", { width, height, role: "img", "aria-label": `${plot.title}. ${plot.caption}` });
   const curves = plot.traces
     .filter((trace) => !hidden.has(trace.spec))
-    .map((trace) => ({ trace, points: curvePoints(trace, state), style: look(methods.get(trace.spec)) }))
+    .map((trace) => ({ trace, points: curvePoints(trace, state), style: methodStyle(methods.get(trace.spec)) }))
     .filter(({ points }) => points.length > 0);
   if (curves.length === 0) {
     add(svg, "text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, "Nothing to show here.");
     return;
   }
   const levels = plot.levels.filter((level) => !state.logY || level.y > 0);
-  const frame = drawPlane(svg, plot, state, curves, levels, width, height);
+  const frame = drawAxes(svg, plot, state, curves, levels, width, height);
   const inside = clipped(svg, frame);
   for (const curve of curves) drawCurve(inside, curve, state, frame);
   drawLevels(svg, levels, curves, frame);
@@ -55,7 +55,7 @@ function drawCurves(canvas, plot, state, methods, hidden) {
   hoverCurves(svg, plot, curves, frame);
 }
 
-function drawPlane(svg, plot, state, curves, levels, width, height, range = yRange(curves, levels, state.logY, plot.y.rises)) {
+function drawAxes(svg, plot, state, curves, levels, width, height, range = yRange(curves, levels, state.logY, plot.y.rises)) {
   const top = 24, bottom = height - 42, right = width - 10;
   const yOf = state.logY ? logScale : linearScale, xOf = state.logX ? logScale : linearScale;
   const y = yOf(...range, bottom, top, plot.y, 5);
@@ -72,7 +72,7 @@ function drawPlane(svg, plot, state, curves, levels, width, height, range = yRan
   return { x, y, left, right, top, bottom };
 }
 
-// A tick whose text would touch its neighbour or the edge keeps its mark and loses its text.
+// A tick whose label would overlap the previous one or the edge is drawn without its label.
 function drawXTicks(svg, x, bottom, right) {
   let free = -Infinity;
   for (const tick of x.ticks) {
@@ -88,18 +88,18 @@ function drawXTicks(svg, x, bottom, right) {
 function drawLevels(svg, levels, curves, { x, y, left, right }) {
   for (const level of levels) {
     const at = y.at(level.y), wide = LABEL_PX * level.label.length + 8;
-    // The label stands at the end of its line where fewer curves pass.
-    const crowd = (from) => curves.flatMap(({ points }) => points).filter((p) => {
+    // The label is at the end of the line that fewer curves cross.
+    const crossings = (from) => curves.flatMap(({ points }) => points).filter((p) => {
       const px = x.at(p.x), py = y.at(p.y);
       return px > from && px < from + wide && py > at - 22 && py < at + 4;
     }).length;
-    const start = crowd(left) < crowd(right - wide);
+    const start = crossings(left) < crossings(right - wide);
     add(svg, "path", { d: `M${left},${at}H${right}`, class: "level" });
     add(svg, "text", { x: start ? left + 5 : right, y: at - 6, "text-anchor": start ? "start" : "end", class: "halo" }, level.label);
   }
 }
 
-// Named above the plane, beside the name of its axis; who finds no room keeps the line.
+// Labels are above the chart, beside the title of the y axis; a label that does not fit is left out.
 function drawMarks(svg, marks, { x, y, left, bottom }) {
   let free = LABEL_PX * y.title.length + 14;
   for (const mark of marks) {
@@ -143,8 +143,8 @@ function nearest(event, svg, curves, { x, y }) {
 
 function hoverCurves(svg, plot, curves, frame) {
   const dot = add(svg, "circle", { r: 4.5, stroke: "var(--panel)", "stroke-width": 2, visibility: "hidden" });
-  const fade = (kept) => {
-    for (const curve of curves) for (const node of curve.nodes) node.classList.toggle("faded", kept !== null && curve !== kept);
+  const fade = (selected) => {
+    for (const curve of curves) for (const node of curve.nodes) node.classList.toggle("faded", selected !== null && curve !== selected);
   };
   const leave = () => { fade(null); dot.setAttribute("visibility", "hidden"); hideTip(); };
   const move = (event) => {
@@ -153,7 +153,7 @@ function hoverCurves(svg, plot, curves, frame) {
     fade(curve);
     for (const [key, value] of [["cx", frame.x.at(p.x)], ["cy", frame.y.at(p.y)], ["fill", curve.style.colour], ["visibility", "visible"]]) dot.setAttribute(key, value);
     const pairs = [[plot.y.label, quantity(p.raw, plot.y.unit)]];
-    // Where x counts steps or workers, it is said once, and whole.
+    // If x is the step or the number of workers, it is shown once, as an integer.
     if (p.x === p.step) pairs.unshift([plot.x.label, p.step.toLocaleString("en")]);
     else pairs.unshift([plot.x.label, quantity(p.x, plot.x.unit)], ["step", p.step.toLocaleString("en")]);
     return showTip(event, curve.trace.label, pairs);

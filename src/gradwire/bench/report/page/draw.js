@@ -1,4 +1,4 @@
-// SVG elements, the look of a method, and the tooltip.
+// SVG elements, the line style of a method, and the tooltip.
 const SVG = document.querySelector("svg").namespaceURI;
 const HUES = 6, DASHES = ["", "7 4", "2 4"];
 
@@ -18,8 +18,8 @@ function element(parent, name, className = "", text = "") {
   return node;
 }
 
-// Colour, dash and marker together tell methods apart, also without colour vision.
-function look(method) {
+// Colour, dash and marker together distinguish methods, also without colour vision.
+function methodStyle(method) {
   const { baseline, order } = method;
   if (baseline) return { colour: "var(--m0)", dash: "", shape: 0 };
   const cycle = Math.floor(order / HUES);
@@ -38,7 +38,7 @@ function marker(parent, x, y, { colour, shape }, r = 4) {
 
 function swatch(parent, method) {
   const svg = add(parent, "svg", { width: 26, height: 14, viewBox: "0 0 26 14", "aria-hidden": "true" });
-  const style = look(method);
+  const style = methodStyle(method);
   add(svg, "path", { d: "M1,7H25", stroke: style.colour, "stroke-width": 2.2, "stroke-dasharray": style.dash, fill: "none" });
   marker(svg, 13, 7, style);
   return svg;

@@ -1,4 +1,4 @@
-// Numbers as people read them; the twin of human.py.
+// Formats numbers for readers, like human.py.
 const BYTE_UNITS = [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [1, "B"]];
 const TIME_UNITS = [[3600, "h"], [60, "min"], [1, "s"], [1e-3, "ms"]];
 
@@ -33,7 +33,7 @@ function quantity(value, unit) {
   return digits(value);
 }
 
-// The one unit in which an axis that ends at `most` counts: [how many of the axis's own, name].
+// Returns the unit of an axis that ends at `most`: [its size in the axis's own unit, its name].
 function axisUnit(most, unit) {
   if (unit === "B") return BYTE_UNITS.find(([size]) => most >= size) || [1, "B"];
   if (unit === "ms") return most >= 1e4 ? [1e3, "s"] : [1, "ms"];

@@ -1,8 +1,8 @@
-// Puts the page to work: legend, charts and tables share one set of hidden methods.
+// Builds the legend, charts and tables, which share one set of hidden methods.
 const data = JSON.parse(document.getElementById("data").textContent);
 const methods = new Map(data.methods.map((method) => [method.spec, method]));
 const hidden = new Set(), charts = [];
-// A later kind of plot brings its renderer and a line here.
+// A new kind of plot needs a renderer and an entry here.
 const RENDERERS = { curves: drawCurves, bars: drawBars, dots: drawDots };
 
 function toggle(parent, className, text, pressed, act) {
@@ -74,7 +74,7 @@ function buildChart(figure) {
   buildTools(figure, plot, state, draw);
   draw();
   charts.push({ draw });
-  // With the next frame: what an observer changes itself, such as a scroll bar, is an error to browsers.
+  // In the next frame: browsers report an error if a resize observer itself changes the layout.
   const adapt = () => { if (canvas.clientWidth !== width) draw(); };
   new ResizeObserver(() => requestAnimationFrame(adapt)).observe(canvas);
 }
@@ -84,7 +84,7 @@ function sortKey(row, column) {
   return key === undefined ? null : Number.isNaN(Number(key)) ? key : Number(key);
 }
 
-// Cells without a value stay at the end whichever way the others go.
+// Cells without a value stay at the end in both directions.
 function sortTable(table, column, sign) {
   const body = table.tBodies[0], rows = [...body.rows];
   const order = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b)));

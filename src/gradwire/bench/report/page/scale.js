@@ -1,4 +1,4 @@
-// From values to pixels, with ticks at round numbers.
+// Maps values to pixels, with ticks at round numbers.
 function niceStep(span, count) {
   const rough = span / count, power = 10 ** Math.floor(Math.log10(rough));
   return power * [1, 2, 5, 10].find((step) => step * power >= rough * 0.999);
@@ -24,7 +24,7 @@ function logTicks(low, high, count) {
   return ticks;
 }
 
-// A short label for one tick of a logarithmic axis: 10 kB, 0.5, 2 min.
+// Returns a short label for one tick of a logarithmic axis: 10 kB, 0.5, 2 min.
 function logLabel(tick, unit) {
   const [size, name] = axisUnit(tick * 1.001, unit);
   return `${Number((tick / size).toPrecision(2)).toLocaleString("en", { maximumFractionDigits: 6 })}${name && ` ${name}`}`;

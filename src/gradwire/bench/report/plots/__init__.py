@@ -1,4 +1,4 @@
-"""The plots of the report; each takes records and returns the plot's data, or None if it has none.
+"""The plots of the report; each takes records and returns the plot's data, or None if it is empty.
 
 A new plot is a function of one of these modules and an entry of `PLOTS`.
 """
@@ -32,6 +32,6 @@ PLOTS: tuple[Callable[[Sequence[Record]], Plot | None], ...] = (
 
 
 def plots(records: Sequence[Record]) -> list[Plot]:
-    """Every plot that has something to say about these records of one setting, in place."""
-    drawn = [plot(records) for plot in PLOTS]
-    return sorted((plot for plot in drawn if plot is not None), key=lambda plot: plot.place)
+    """Returns every non-empty plot of these records of one setting, in the order of `place`."""
+    found = [plot(records) for plot in PLOTS]
+    return sorted((plot for plot in found if plot is not None), key=lambda plot: plot.place)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gradwire.bench import human
-from gradwire.bench.records.compare import group, middle
+from gradwire.bench.records.compare import group, median_of
 from gradwire.bench.records.schema import BASELINE, KernelRecord, Record, RunRecord, StepRecord
 from gradwire.bench.report.plotdata import Axis, Bar, Bars, Segment, cut_at
 
@@ -15,7 +15,7 @@ def step_time(records: Sequence[Record]) -> Bars | None:
     return Bars(
         place=5,
         title="Step time",
-        caption="Median, and speed against dense; the whisker spans the middle 60 % of steps.",
+        caption="Median, and speed relative to dense; the whisker spans the middle 60 % of steps.",
         x=Axis(name="time", label="step time", unit="ms"),
         traces=tuple(bars),
     )
@@ -37,13 +37,13 @@ def _step_bar(record: StepRecord) -> Bar | None:
 
 
 PARTS = ("encode", "wire", "decode", "rest", "not split", "compute")
-BREAKDOWN_CAPTION = "Median step. The rest is {rest}; baselines of others cannot be split."
-COMPUTE_CAPTION = " Compute is a step in which nobody talks."
+BREAKDOWN_CAPTION = "Median step. The rest is {rest}; baselines cannot be split."
+COMPUTE_CAPTION = " Compute is a step without communication."
 OVERLAP_CAPTION = (
-    " Communication runs beside the backward pass, so parts may add up to more than the step: "
+    " Communication overlaps the backward pass, so parts may add up to more than the step: "
     "the mark is the step itself."
 )
-CUT_CAPTION = " Broken bars go on: their numbers count."
+CUT_CAPTION = " Bars with gaps are cut off; their numbers are exact."
 
 
 def step_breakdown(records: Sequence[Record]) -> Bars | None:
@@ -53,8 +53,8 @@ def step_breakdown(records: Sequence[Record]) -> Bars | None:
     split = [bar for bar in bars if any(part.name == "wire" for part in bar.segments)]
     if not split:
         return None
-    apart = any(run.compute_ms is not None for run in steps)
-    caption = BREAKDOWN_CAPTION.format(rest="waiting" if apart else "compute and waiting")
+    has_compute = any(run.compute_ms is not None for run in steps)
+    caption = BREAKDOWN_CAPTION.format(rest="waiting" if has_compute else "compute and waiting")
     overlap = any(_bar_length(bar) > bar.total for bar in split)
     cut = _breakdown_cut(max(map(_bar_length, split)), max(map(_bar_length, bars)))
     return Bars(
@@ -63,7 +63,7 @@ def step_breakdown(records: Sequence[Record]) -> Bars | None:
         caption="".join(
             [
                 caption,
-                COMPUTE_CAPTION if apart else "",
+                COMPUTE_CAPTION if has_compute else "",
                 OVERLAP_CAPTION if overlap else "",
                 CUT_CAPTION if cut else "",
             ]
@@ -80,20 +80,20 @@ def _bar_length(bar: Bar) -> float:
 
 
 def _breakdown_cut(longest_split_ms: float, longest_ms: float) -> float | None:
-    """Where to break bars off when dense is so slow that the parts of the others vanish."""
+    """Returns where to cut bars off if dense is so slow that parts of the others are invisible."""
     return 1.3 * longest_split_ms if longest_ms > 2.5 * longest_split_ms else None
 
 
 def _breakdown_bar(spec: str, runs: Sequence[RunRecord]) -> Bar | None:
-    """The medians of a method's runs; None if no step was measured."""
-    step_ms = middle(run.step_ms for run in runs)
+    """Makes a bar of the medians of a method's runs; None if no step was measured."""
+    step_ms = median_of(run.step_ms for run in runs)
     if step_ms is None:
         return None
     parts = {
-        "compute": middle(run.compute_ms for run in runs),
-        "encode": middle(run.encode_ms for run in runs),
-        "wire": middle(run.wire_ms for run in runs),
-        "decode": middle(run.decode_ms for run in runs),
+        "compute": median_of(run.compute_ms for run in runs),
+        "encode": median_of(run.encode_ms for run in runs),
+        "wire": median_of(run.wire_ms for run in runs),
+        "decode": median_of(run.decode_ms for run in runs),
     }
     known = [Segment(name=name, value=ms) for name, ms in parts.items() if ms is not None]
     rest_ms = max(0.0, step_ms - sum(segment.value for segment in known))
@@ -102,8 +102,8 @@ def _breakdown_bar(spec: str, runs: Sequence[RunRecord]) -> Bar | None:
     return Bar(spec=spec, label=spec, segments=(*known, rest), total=step_ms)
 
 
-KERNEL_CAPTION = "Gradient and residual in, message and new residual out; a copy's speed is 1."
-BY_CALLS_CAPTION = " As CUDA graphs, and by calls."
+KERNEL_CAPTION = "From gradient and residual to message and new residual; 1 is the speed of a copy."
+BY_CALLS_CAPTION = " As CUDA graphs, and by single calls."
 
 
 def kernel_cost(records: Sequence[Record]) -> Bars | None:
@@ -145,7 +145,7 @@ def kernel_decode(records: Sequence[Record]) -> Bars | None:
     return Bars(
         place=7,
         title="Cost of adding up eight messages",
-        caption="Its floor is reading all of them, and reading and writing the sum once.",
+        caption="The floor is to read all of them, and to read and write the sum once.",
         x=Axis(name="cost", label="times the floor"),
         traces=tuple(_decode_bar(spec, cost) for spec, cost in costs.items()),
         cut=cut_at(list(costs.values())),

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from gradwire.bench.records.compare import LOSS, common_target
 from gradwire.bench.records.schema import Point, Record, TrainRecord
-from gradwire.bench.report.plotdata import Axis, Curve, Curves, Level, thin
+from gradwire.bench.report.plotdata import Axis, Curve, Curves, Level, subsample
 
 Read = Callable[[Point], float]
 
@@ -17,13 +17,13 @@ class RunCurves(NamedTuple):
 
 
 def loss_curves(records: Sequence[Record], x: Read) -> RunCurves | None:
-    """One curve a run, without the points that are not numbers."""
+    """Makes one loss curve per run, without non-finite points; None without runs."""
     runs = [record for record in records if isinstance(record, TrainRecord) and record.points]
     return _curves(runs, x, lambda point: point.loss, LOSS) if runs else None
 
 
 def metric_curves(records: Sequence[Record], x: Read) -> RunCurves | None:
-    """The same of the metric, where all runs have one and the same."""
+    """Makes one metric curve per run; None unless all runs have the same metric."""
     runs = [record for record in records if isinstance(record, TrainRecord) and record.points]
     names = {run.metric_name for run in runs}
     if len(names) != 1 or any(point.metric is None for run in runs for point in run.points):
@@ -45,7 +45,7 @@ def _metric(point: Point) -> float:
 
 
 def _curve(run: TrainRecord, x: Read, y: Read, several_seeds: bool) -> Curve:
-    points = thin([p for p in run.points if math.isfinite(y(p)) and math.isfinite(x(p))])
+    points = subsample([p for p in run.points if math.isfinite(y(p)) and math.isfinite(x(p))])
     return Curve(
         spec=run.spec,
         label=f"{run.spec}, seed {run.seed}" if several_seeds else run.spec,
@@ -78,7 +78,7 @@ def loss_by_bytes(records: Sequence[Record]) -> Curves | None:
         place=20,
         title="Loss against bytes sent",
         caption="Further left is better: the same loss for fewer bytes from each worker.",
-        # Methods differ a hundredfold; on a linear axis all but dense would be one wall.
+        # Methods differ a hundredfold; on a linear axis all but dense would coincide.
         x=Axis(name="bytes", label="sent by each worker", unit="B", log=True),
         y=Axis(name="loss", label="loss"),
         traces=curves.traces,
@@ -95,7 +95,7 @@ def metric_by_time(records: Sequence[Record]) -> Curves | None:
     return Curves(
         place=25,
         title=f"{name.capitalize()} against time",
-        caption="Of held-out data. Further left is better: the same, earlier.",
+        caption="Of held-out data. Further left is better: the same value, earlier.",
         x=Axis(name="time", label="time", unit="s"),
         y=Axis(name=name, label=name, rises=better != "lower"),
         traces=curves.traces,

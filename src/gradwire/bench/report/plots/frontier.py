@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from gradwire.bench.records.compare import LOSS, group, middle
+from gradwire.bench.records.compare import LOSS, group, median_of
 from gradwire.bench.records.schema import COMPUTE, Direction, Record, TrainRecord
 from gradwire.bench.report.plotdata import Axis, Dot, Dots
 
 
 class Frontier(NamedTuple):
-    """What is good, whether more of it is better, and who has how much of it."""
+    """The metric or loss of runs, its better direction, and one dot per method."""
 
     name: str
     better: Direction
@@ -19,15 +19,15 @@ class Frontier(NamedTuple):
 def frontier_plot(
     records: Sequence[Record], place: int, axis: Axis, cost: Callable[[TrainRecord], float]
 ) -> Dots | None:
-    """Where runs end, with what they cost along `axis`."""
+    """Plots the final metric or loss of runs against their cost on `axis`."""
     found = frontier(records, cost)
     if found is None:
         return None
-    where = "left and up" if found.better == "higher" else "left and down"
+    direction = "left and up" if found.better == "higher" else "left and down"
     return Dots(
         place=place,
-        title=f"Where runs end: {found.name} and {axis.name}",
-        caption=f"The end of each run; {where} is better. The line joins those that none beats.",
+        title=f"Final {found.name} against {axis.name}",
+        caption=f"The end of each run; {direction} is better. The line is the Pareto front.",
         x=axis,
         y=Axis(name=found.name, label=f"{found.name} at the end"),
         traces=found.dots,
@@ -35,7 +35,7 @@ def frontier_plot(
 
 
 def frontier(records: Sequence[Record], cost: Callable[[TrainRecord], float]) -> Frontier | None:
-    """The end of every finished run: the metric, or else the loss, against what it cost."""
+    """Returns the final metric, or else the loss, of finished runs against their cost."""
     runs = [
         r
         for r in records
@@ -43,13 +43,13 @@ def frontier(records: Sequence[Record], cost: Callable[[TrainRecord], float]) ->
     ]
     if len({run.spec for run in runs}) < 2:
         return None
-    name, better = _goal(runs)
+    name, better = _quality(runs)
     groups = group(runs, lambda run: run.spec)
     dots = [_dot(spec, own, cost, name) for spec, own in groups.items()]
     return Frontier(name, better, _marked(dots, -1 if better == "higher" else 1))
 
 
-def _goal(runs: Sequence[TrainRecord]) -> tuple[str, Direction]:
+def _quality(runs: Sequence[TrainRecord]) -> tuple[str, Direction]:
     names = {run.metric_name for run in runs}
     if len(names) == 1 and None not in {run.metric for run in runs}:
         return str(names.pop()), runs[0].metric_better or "higher"
@@ -59,21 +59,21 @@ def _goal(runs: Sequence[TrainRecord]) -> tuple[str, Direction]:
 def _dot(
     spec: str, runs: Sequence[TrainRecord], cost: Callable[[TrainRecord], float], name: str
 ) -> Dot:
-    """The medians over seeds, and the range of what is good."""
+    """Makes a dot of the medians over seeds, with the range of the metric or loss."""
     values = [run.points[-1].loss if name == LOSS else run.metric or 0.0 for run in runs]
-    x, y = middle(map(cost, runs)), middle(values)
+    x, y = median_of(map(cost, runs)), median_of(values)
     assert x is not None
     assert y is not None
     return Dot(spec=spec, x=x, y=y, low=min(values), high=max(values), best=False)
 
 
 def _marked(dots: Sequence[Dot], sign: int) -> tuple[Dot, ...]:
-    """In order of cost, with a mark on those that are better than all that cost no more."""
+    """Sorts dots by cost, and marks those that are better than all that cost no more."""
     marked: list[Dot] = []
-    record = float("inf")
+    lowest = float("inf")
     for dot in sorted(dots, key=lambda dot: (dot.x, sign * dot.y)):
-        best = sign * dot.y < record
-        record = min(record, sign * dot.y)
+        best = sign * dot.y < lowest
+        lowest = min(lowest, sign * dot.y)
         marked.append(Dot(dot.spec, dot.x, dot.y, dot.low, dot.high, best))
     return tuple(marked)
 

@@ -12,33 +12,44 @@ from gradwire.bench.records.schema import (
     KillRecord,
 )
 from gradwire.bench.report.grid import Cell
-from gradwire.bench.report.section import Section, count, grid_of, ms, ratio, seconds, word, yes
+from gradwire.bench.report.section import (
+    Section,
+    count,
+    grid_of,
+    ms,
+    ratio,
+    seconds,
+    text_cell,
+    yes_cell,
+)
 
 
 def guard_sections(records: Sequence[AnyRecord]) -> list[Section]:
-    """One for each workload and cluster."""
+    """Returns one section per workload and cluster."""
     found = (record for record in records if isinstance(record, GuardRecord))
-    alike = group(found, lambda r: (r.workload, Links(r.workers, r.rate, r.shaped)))
-    return [_guard_section(f"{name}, {on.words()}", rows) for (name, on), rows in alike.items()]
+    settings = group(found, lambda r: (r.workload, Links(r.workers, r.rate, r.shaped)))
+    return [
+        _guard_section(f"{name}, {links.words()}", rows) for (name, links), rows in settings.items()
+    ]
 
 
 def _guard_section(setting: str, records: Sequence[GuardRecord]) -> Section:
     within = [record.ratio <= record.limit for record in records]
     columns = {
-        "method": [word(r.spec) for r in records],
-        "guard": [word(r.guard) for r in records],
+        "method": [text_cell(r.spec) for r in records],
+        "guard": [text_cell(r.guard) for r in records],
         "rounds": [count(r.rounds) for r in records],
         "without": [ms(r.without_ms) for r in records],
         "with": [ms(r.with_ms) for r in records],
         "ratio": [ratio(r.ratio, 3) for r in records],
         "quartiles": [_quartiles(r) for r in records],
         "limit": [ratio(r.limit) for r in records],
-        "status": [word("within" if fine else "over") for fine in within],
+        "status": [text_cell("within" if fine else "over") for fine in within],
     }
     return Section(
-        f"What guards cost: {setting}",
-        f"{sum(within)} of {len(records)} measurements are within their limit, which is for the "
-        "median over rounds of a step with the guard to one without.",
+        f"Cost of guards: {setting}",
+        f"{sum(within)} of {len(records)} measurements are within their limit, which holds for the "
+        "median over rounds of the ratio of a step with the guard to one without.",
         grid_of(columns, within),
     )
 
@@ -58,7 +69,7 @@ def _fuzz_section(records: Sequence[FuzzRecord]) -> Section:
     crashed = [[record] for record in records if record.crashes]
     rows = [*runs, *crashed]
     columns = {
-        "sent to": [_fuzz_targets(run) for run in runs] + [word(r.spec) for [r] in crashed],
+        "sent to": [_fuzz_targets(run) for run in runs] + [text_cell(r.spec) for [r] in crashed],
         "seed": [count(row[0].seed) for row in rows],
         "messages": [count(sum(r.messages for r in row)) for row in rows],
         "decoded": [count(sum(r.decoded for r in row)) for row in rows],
@@ -68,7 +79,9 @@ def _fuzz_section(records: Sequence[FuzzRecord]) -> Section:
         "status": [_fuzz_status(row) for row in rows],
     }
     return Section(
-        "Hostile bytes", _fuzz_summary(records), grid_of(columns, [_without_crash(r) for r in rows])
+        "Fuzzed messages",
+        _fuzz_summary(records),
+        grid_of(columns, [_without_crash(r) for r in rows]),
     )
 
 
@@ -82,76 +95,76 @@ def _without_crash(records: Sequence[FuzzRecord]) -> bool:
 
 
 def _fuzz_status(records: Sequence[FuzzRecord]) -> Cell:
-    return word("sound" if _without_crash(records) else "crashed")
+    return text_cell("ok" if _without_crash(records) else "crashed")
 
 
 def _fuzz_summary(records: Sequence[FuzzRecord]) -> str:
     crashes, names = sum(r.crashes for r in records), {_method_name(r.spec) for r in records}
-    whom = f"{len(names)} methods" if len(names) > 1 else names.pop()
-    messages = f"{sum(r.messages for r in records):,} hostile or broken messages to {whom}"
+    target = f"{len(names)} methods" if len(names) > 1 else names.pop()
+    messages = f"{sum(r.messages for r in records):,} malicious or corrupted messages to {target}"
     if crashes:
-        return f"Of {messages}, {crashes:,} made something crash."
-    return f"Each of {messages} was read or refused."
+        return f"Of {messages}, {crashes:,} caused a crash."
+    return f"Each of {messages} was decoded or refused."
 
 
 def _method_name(spec: str) -> str:
-    """The method of a setting, or the first of a pipeline."""
+    """Returns the method of a spec, or the first of a pipeline."""
     return spec.partition(":")[0].partition(" ")[0]
 
 
 def chaos_sections(records: Sequence[AnyRecord]) -> list[Section]:
-    """One about jobs, and one about all kills by the moment in which they came."""
+    """Returns one section on jobs, and one on all kills by the phase in which they occurred."""
     jobs = [record for record in records if isinstance(record, ChaosRecord)]
     kills = [record for record in records if isinstance(record, KillRecord)]
     return ([_jobs_section(jobs)] if jobs else []) + ([_kills_section(kills)] if kills else [])
 
 
 def _jobs_section(jobs: Sequence[ChaosRecord]) -> Section:
-    sound = [_undamaged(job) for job in jobs]
+    undamaged = [_undamaged(job) for job in jobs]
     columns = {
-        "method": [word(job.spec) for job in jobs],
+        "method": [text_cell(job.spec) for job in jobs],
         "workers": [count(job.workers) for job in jobs],
-        "links": [word(human.rate(job.rate)) for job in jobs],
+        "links": [text_cell(human.rate(job.rate)) for job in jobs],
         "kills": [count(job.kills) for job in jobs],
-        "noticed": [count(job.detected) for job in jobs],
+        "detected": [count(job.detected) for job in jobs],
         "after at most": [seconds(job.max_detected_s) for job in jobs],
         "ended": [count(job.ended) for job in jobs],
         "wrong losses": [count(job.wrong_losses) for job in jobs],
         "corrupted checkpoints": [count(job.corrupted_checkpoints) for job in jobs],
-        "same weights": [yes(job.same_weights) for job in jobs],
-        "status": [word("sound" if fine else "damaged") for fine in sound],
+        "same weights": [yes_cell(job.same_weights) for job in jobs],
+        "status": [text_cell("ok" if fine else "damaged") for fine in undamaged],
     }
     return Section(
-        "Jobs whose workers were killed",
-        f"{sum(sound)} of {len(jobs)} came to the weights of a job that was left alone, with "
-        "every kill noticed and nothing wrong on the way.",
-        grid_of(columns, sound),
+        "Jobs with killed workers",
+        f"{sum(undamaged)} of {len(jobs)} reached the weights of a job without kills, with every "
+        "kill detected and no wrong loss or checkpoint.",
+        grid_of(columns, undamaged),
     )
 
 
 def _undamaged(job: ChaosRecord) -> bool:
-    whole = job.wrong_losses == job.corrupted_checkpoints == 0 and job.same_weights
-    return whole and job.detected == job.ended == job.kills
+    correct = job.wrong_losses == job.corrupted_checkpoints == 0 and job.same_weights
+    return correct and job.detected == job.ended == job.kills
 
 
 def _kills_section(kills: Sequence[KillRecord]) -> Section:
-    moments = group(kills, lambda kill: kill.phase)
-    rows = moments.values()
+    phases = group(kills, lambda kill: kill.phase)
+    rows = phases.values()
     ended = [all(kill.ended for kill in row) for row in rows]
     columns = {
-        "killed in": [word(phase) for phase in moments],
+        "killed in": [text_cell(phase) for phase in phases],
         "kills": [count(len(row)) for row in rows],
-        "noticed": [count(sum(kill.detected_s >= 0 for kill in row)) for row in rows],
+        "detected": [count(sum(kill.detected_s >= 0 for kill in row)) for row in rows],
         "after at most": [seconds(_slowest_s(row)) for row in rows],
         "threads left": [count(sum(kill.threads_left for kill in row)) for row in rows],
         "others ended": [count(sum(kill.ended for kill in row)) for row in rows],
     }
     unended = sum(not kill.ended for kill in kills)
-    said = "the others ended with an error each time"
+    outcome = "the others ended with an error each time"
     if unended:
         cases = "case" if unended == 1 else "cases"
-        said = f"in {unended:,} {cases} the others did not all end with an error"
-    return Section("Kills", f"{len(kills):,} kills: {said}.", grid_of(columns, ended))
+        outcome = f"in {unended:,} {cases} the others did not all end with an error"
+    return Section("Kills", f"{len(kills):,} kills: {outcome}.", grid_of(columns, ended))
 
 
 def _slowest_s(kills: Sequence[KillRecord]) -> float | None:

@@ -15,14 +15,14 @@ from gradwire.bench.records.schema import (
 )
 from gradwire.bench.report.grid import Cell
 from gradwire.bench.report.plotdata import Axis, Curve, Curves, Mark
-from gradwire.bench.report.section import Section, count, grid_of, ms, ratio, seconds, word
+from gradwire.bench.report.section import Section, count, grid_of, ms, ratio, seconds, text_cell
 
 
 def follow_sections(records: Sequence[AnyRecord]) -> list[Section]:
-    """One for each workload, number of workers and sequence of rates."""
+    """Returns one section per workload, number of workers and sequence of rates."""
     found = (record for record in records if isinstance(record, FollowRecord))
-    alike = group(found, lambda r: (r.workload, r.workers, tuple(p.rate for p in r.phases)))
-    return [_follow_section(rows) for rows in alike.values()]
+    settings = group(found, lambda r: (r.workload, r.workers, tuple(p.rate for p in r.phases)))
+    return [_follow_section(rows) for rows in settings.values()]
 
 
 def _follow_section(records: Sequence[FollowRecord]) -> Section:
@@ -30,9 +30,9 @@ def _follow_section(records: Sequence[FollowRecord]) -> Section:
     rates = ", then ".join(human.rate(phase.rate) for phase in one.phases)
     best = min(records, key=_total_s)
     return Section(
-        f"Links that change: {one.workload}, {one.workers} workers, {rates}",
-        f"{best.spec} was through first, in {human.duration_s(_total_s(best))}. These are times of "
-        "steps; how much a step teaches is another matter.",
+        f"Changing links: {one.workload}, {one.workers} workers, {rates}",
+        f"{best.spec} finished first, in {human.duration_s(_total_s(best))}. This compares step "
+        "times only, not the progress of training per step.",
         grid_of(_follow_columns([(r, phase) for r in records for phase in r.phases]), methods=True),
         (_follow_plot(records),) if one.phases else (),
         tuple(records),
@@ -45,13 +45,13 @@ def _total_s(record: FollowRecord) -> float:
 
 def _follow_columns(rows: Sequence[tuple[FollowRecord, Phase]]) -> dict[str, list[Cell]]:
     columns = {
-        "method": [word(record.spec) for record, _ in rows],
-        "links": [word(human.rate(phase.rate)) for _, phase in rows],
+        "method": [text_cell(record.spec) for record, _ in rows],
+        "links": [text_cell(human.rate(phase.rate)) for _, phase in rows],
         "settled step": [ms(phase.settled_ms) for _, phase in rows],
         "time": [seconds(phase.seconds) for _, phase in rows],
         "from step": [count(phase.first) for _, phase in rows],
         "steps": [count(phase.steps) for _, phase in rows],
-        "settled on": [word(phase.setting or human.NOTHING) for _, phase in rows],
+        "settled on": [text_cell(phase.setting or human.NO_VALUE) for _, phase in rows],
     }
     if all(phase.setting is None for _, phase in rows):
         del columns["settled on"]
@@ -61,8 +61,8 @@ def _follow_columns(rows: Sequence[tuple[FollowRecord, Phase]]) -> dict[str, lis
 def _follow_plot(records: Sequence[FollowRecord]) -> Curves:
     return Curves(
         place=1,
-        title="Step time while the links change",
-        caption="Where steps settled at each rate: the median of the second half of them.",
+        title="Step time on changing links",
+        caption="Settled step time at each rate: the median of the second half of its steps.",
         x=Axis(name="step", label="step"),
         y=Axis(name="time", label="step time", unit="ms", log=True, rises=True),
         traces=tuple(_follow_curve(record) for record in records),
@@ -71,7 +71,7 @@ def _follow_plot(records: Sequence[FollowRecord]) -> Curves:
 
 
 def _follow_curve(record: FollowRecord) -> Curve:
-    """A level line for each phase."""
+    """Makes a horizontal line for each phase."""
     ends = [(p.first + at, p.settled_ms) for p in record.phases for at in (0, p.steps)]
     return Curve(
         spec=record.spec,
@@ -83,12 +83,12 @@ def _follow_curve(record: FollowRecord) -> Curve:
 
 
 def forecast_sections(records: Sequence[AnyRecord]) -> list[Section]:
-    """One for each workload, device and kind of link."""
+    """Returns one section per workload, device and link."""
     found = (record for record in records if isinstance(record, ForecastRecord))
-    alike = group(
+    settings = group(
         found, lambda r: (r.workload, r.parameters, r.rate, r.latency_ms, r.device, r.command)
     )
-    return [_forecast_section(rows) for rows in alike.values()]
+    return [_forecast_section(rows) for rows in settings.values()]
 
 
 def _forecast_section(records: Sequence[ForecastRecord]) -> Section:
@@ -102,47 +102,53 @@ def _forecast_section(records: Sequence[ForecastRecord]) -> Section:
 
 
 def _forecast_words(record: ForecastRecord) -> str:
-    rate = "links as probed" if record.rate is None else f"links of {human.rate(record.rate)}"
+    rate = "probed links" if record.rate is None else f"links of {human.rate(record.rate)}"
     latency = "" if record.latency_ms is None else f" and {record.latency_ms:g} ms"
     device = "" if record.device == "cpu" else f"{record.device}, "
     return f"{record.workload}, {device}{rate}{latency}"
 
 
 def _forecast_summary(records: Sequence[ForecastRecord]) -> str:
-    offs = [abs(record.off) for record in records if record.off is not None]
-    if not offs:
+    errors = [
+        abs(record.prediction_error) for record in records if record.prediction_error is not None
+    ]
+    if not errors:
         return "Computed from a model of the links; nothing here was timed on a cluster."
     return (
-        f"Half of {len(offs)} predictions are within {median(offs):.0%} of what was measured, "
-        f"all within {max(offs):.0%}."
+        f"Half of {len(errors)} predictions are within {median(errors):.0%} of the measured time, "
+        f"all within {max(errors):.0%}."
     )
 
 
 def _forecast_columns(records: Sequence[ForecastRecord]) -> dict[str, list[Cell]]:
     columns = {
-        "method": [word(r.spec) for r in records],
+        "method": [text_cell(r.spec) for r in records],
         "workers": [count(r.workers) for r in records],
         "predicted": [ms(r.step_ms) for r in records],
         "measured": [ms(r.measured_ms) for r in records],
-        "off by": [
-            Cell(human.NOTHING if r.off is None else f"{r.off:+.0%}", r.off) for r in records
+        "error": [
+            Cell(
+                human.NO_VALUE if r.prediction_error is None else f"{r.prediction_error:+.0%}",
+                r.prediction_error,
+            )
+            for r in records
         ],
-        "exchange": [word(r.exchange) for r in records],
+        "exchange": [text_cell(r.exchange) for r in records],
         "compute": [ms(r.compute_ms) for r in records],
         "encode": [ms(r.encode_ms) for r in records],
         "wire": [ms(r.wire_ms) for r in records],
         "decode": [ms(r.decode_ms) for r in records],
         "sent per step": [Cell(human.byte_size(r.sent_bytes), r.sent_bytes) for r in records],
-        "risk": [word(r.risk or human.NOTHING) for r in records],
-        "advised": [word("yes" if r.advised else human.NOTHING) for r in records],
+        "risk": [text_cell(r.risk or human.NO_VALUE) for r in records],
+        "advised": [text_cell("yes" if r.advised else human.NO_VALUE) for r in records],
     }
-    untold = {
+    empty = {
         "measured": all(r.measured_ms is None for r in records),
-        "off by": all(r.measured_ms is None for r in records),
+        "error": all(r.measured_ms is None for r in records),
         "risk": all(r.risk is None for r in records),
         "advised": not any(r.advised for r in records),
     }
-    return {name: cells for name, cells in columns.items() if not untold.get(name)}
+    return {name: cells for name, cells in columns.items() if not empty.get(name)}
 
 
 def _forecast_plot(records: Sequence[ForecastRecord]) -> Curves:
@@ -158,64 +164,64 @@ def _forecast_plot(records: Sequence[ForecastRecord]) -> Curves:
 
 
 def _forecast_curve(spec: str, records: Sequence[ForecastRecord]) -> Curve:
-    places = sorted(records, key=lambda record: record.workers)
+    points = sorted(records, key=lambda record: record.workers)
     return Curve(
         spec=spec,
         label=spec,
-        x=tuple(float(record.workers) for record in places),
-        y=tuple(record.step_ms for record in places),
-        step=tuple(record.workers for record in places),
+        x=tuple(float(record.workers) for record in points),
+        y=tuple(record.step_ms for record in points),
+        step=tuple(record.workers for record in points),
     )
 
 
 def levels_sections(records: Sequence[AnyRecord]) -> list[Section]:
-    """One for each device, its kernels and a pair of factors."""
+    """Returns one section per device, kernel backend and pair of factors."""
     found = (record for record in records if isinstance(record, LevelsRecord))
-    alike = group(found, lambda r: (r.device, r.backend, r.factors))
-    return [_levels_section(rows) for rows in alike.values()]
+    settings = group(found, lambda r: (r.device, r.backend, r.factors))
+    return [_levels_section(rows) for rows in settings.values()]
 
 
 def _levels_section(records: Sequence[LevelsRecord]) -> Section:
     one, ratios = records[0], [record.ratio for record in records]
     low, high = one.factors
     columns = {
-        "method": [word(r.spec) for r in records],
+        "method": [text_cell(r.spec) for r in records],
         "elements": [count(r.numel) for r in records],
         "in two levels": [ms(r.two_levels_us / 1e3) for r in records],
         "twice": [ms(r.twice_us / 1e3) for r in records],
         "twice / two levels": [ratio(r.ratio) for r in records],
-        "timed by": [word("CUDA graph" if r.by == "graph" else "calls") for r in records],
+        "timed by": [text_cell("CUDA graph" if r.by == "graph" else "calls") for r in records],
     }
     if all(record.by == "eager" for record in records):
         del columns["timed by"]
     return Section(
         f"Two levels of a sparsifier, factors {low:g} and {high:g}, on {one.device}, "
         f"{one.backend} kernels",
-        f"Choosing twice takes {min(ratios):.2f} to {max(ratios):.2f} times what it takes to "
-        "choose the second time among what was chosen first.",
+        f"Selecting twice takes {min(ratios):.2f} to {max(ratios):.2f} times as long as selecting "
+        "the second time among the entries that were selected first.",
         grid_of(columns),
     )
 
 
 def keras_sections(records: Sequence[AnyRecord]) -> list[Section]:
-    """One for each size and cluster."""
+    """Returns one section per model size and cluster."""
     found = (record for record in records if isinstance(record, KerasRecord))
-    alike = group(found, lambda r: (r.hidden, r.batch, r.workers, r.rate))
-    return [_keras_section(rows) for rows in alike.values()]
+    settings = group(found, lambda r: (r.hidden, r.batch, r.workers, r.rate))
+    return [_keras_section(rows) for rows in settings.values()]
 
 
 def _keras_section(records: Sequence[KerasRecord]) -> Section:
     one, best = records[0], min(records, key=lambda record: record.step_ms)
     columns = {
-        "method": [word(r.spec) for r in records],
+        "method": [text_cell(r.spec) for r in records],
         "step": [ms(r.step_ms) for r in records],
         "ratio": [ratio(r.ratio) for r in records],
-        "against": [word(r.against) for r in records],
+        "against": [text_cell(r.against) for r in records],
         "sent per step": [Cell(human.byte_size(r.sent_bytes), r.sent_bytes) for r in records],
     }
-    on = Links(one.workers, one.rate, one.rate is not None).words()
+    links = Links(one.workers, one.rate, one.rate is not None).words()
     return Section(
-        f"Keras steps: hidden layers of {one.hidden:,}, batch {one.batch}, {on}",
+        f"Keras steps: hidden layers of {one.hidden:,}, batch {one.batch}, {links}",
         f"{best.spec} has the shortest step, {human.duration_ms(best.step_ms)}.",
         grid_of(columns),
     )
