@@ -1,7 +1,7 @@
-"""What Gradwire stands on: declared, ranged for users, pinned for development, and its licences.
+"""The dependencies of Gradwire: declared requirements, pinned versions, and licences.
 
-`make audit` prints the list; `tests/test_dependencies.py` holds the package to the rules. Nothing
-here asks the network: what is known of vulnerabilities is `make audit-online`'s to ask.
+`make audit` prints the list; `tests/test_dependencies.py` checks the rules. Nothing here uses the
+network: `make audit-online` looks for known vulnerabilities.
 """
 
 import re
@@ -15,10 +15,10 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 GPU_LIBRARIES = ("nvidia-", "cuda-")
-"""They come with torch's builds for GPUs, which pin them; the pins here are for CPUs."""
+"""Prefixes of packages that torch's GPU builds pin themselves; the pins here are for CPUs."""
 
 PERMISSIVE = re.compile(r"apache|\bbsd|\bmit\b|psf|python software|\bisc\b|mpl|mozilla", re.I)
-"""Licences under which what we bring along may be used by anybody; MPL asks for its own files."""
+"""Licences that allow any use; MPL only covers changes to its own files."""
 
 
 class Package(NamedTuple):
@@ -32,9 +32,9 @@ def normal(name: str) -> str:
 
 
 def project() -> dict[str, list[Requirement]]:
-    """What pyproject.toml asks for: "" for everybody, extras by name, "build" to build it.
+    """Reads the requirements of pyproject.toml: "" for all users, extras by name, and "build".
 
-    Read by hand, since Python has no reader of TOML before 3.11.
+    Uses regular expressions, since Python has no TOML reader before 3.11.
     """
     text = (ROOT / "pyproject.toml").read_text()
     found: dict[str, list[Requirement]] = {}
@@ -52,13 +52,13 @@ def _listed(match: re.Match[str] | None, group: int = 1) -> list[Requirement]:
 
 
 def pins(file: str = "constraints.txt") -> dict[str, str]:
-    """The versions that development is held to."""
+    """Returns the versions that are pinned for development."""
     lines = (ROOT / file).read_text().split()
     return {normal(name): version for name, version in (line.split("==") for line in lines)}
 
 
 def reached(wanted: Iterable[Requirement]) -> dict[str, Distribution]:
-    """All that is installed because of these, and because of those in turn."""
+    """Returns the installed packages that these requirements lead to, directly or not."""
     found: dict[str, Distribution] = {}
     waiting = [(r, r.extras) for r in wanted]
     while waiting:
@@ -81,7 +81,7 @@ def reached(wanted: Iterable[Requirement]) -> dict[str, Distribution]:
 
 
 def licence(found: Distribution) -> str:
-    """In a few words, from whichever field has it."""
+    """Returns a short form of the licence, from the first metadata field that has it."""
     meta = found.metadata
     named = [c.split(" :: ")[-1] for c in meta.get_all("Classifier") or [] if "License ::" in c]
     text = meta.get("License-Expression") or ", ".join(named) or meta.get("License") or "unknown"
@@ -89,14 +89,14 @@ def licence(found: Distribution) -> str:
 
 
 def installed_extras() -> list[str]:
-    """Those that the Makefile installs for everything but test-tf."""
+    """Returns the extras that the Makefile installs for everything but test-tf."""
     match = re.search(r"--editable '\.\[(bench.*?)\]'", (ROOT / "Makefile").read_text())
     assert match is not None, "the Makefile is not as expected"
     return match[1].split(",")
 
 
 def packages() -> list[Package]:
-    """All that a checkout stands on, without what is built with a GPU's torch."""
+    """Returns all packages that a checkout depends on, without those of torch's GPU builds."""
     wanted = project()
     found = reached(r for part in ("", *installed_extras()) for r in wanted[part])
     return [

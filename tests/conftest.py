@@ -1,4 +1,4 @@
-"""What all tests share: a few real ranks that live for the whole run."""
+"""Fixtures of all tests: a few real ranks that live for the whole run, and emulated hosts."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 from gradwire.testbed.hosts import Testbed
 from processes import Ranks
 
-# Tests run beside each other: threads of their own would only wait for each other's cores.
+# Tests run in parallel, so more threads would only compete for cores.
 torch.set_num_threads(1)
 
 
@@ -34,14 +34,14 @@ LONG = (
     "test_bytes",
     "test_convergence",
 )
-"""Files that take long: begun first, so that nobody waits for them at the end."""
+"""Slow files: they start first, so that no worker waits for them at the end."""
 
 
-def turn(file: Path) -> int:
-    """When a file's tests have their turn.
+def position(file: Path) -> int:
+    """Returns the position of a file's tests in the order of a run.
 
-    One worker compiles the kernels, while another interprets Triton's, which takes as long and
-    needs none of them; then ranks and hosts find them all on the disk.
+    One worker compiles the kernels while another interprets Triton's, which takes as long and needs
+    no compiled kernel; later, ranks and hosts find all compiled kernels on disk.
     """
     if file.parent.name == "kernels":
         return 0 if file.stem == "test_triton" else 1
@@ -49,7 +49,7 @@ def turn(file: Path) -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: turn(item.path))
+    items.sort(key=lambda item: position(item.path))
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +61,7 @@ def four_ranks() -> Iterator[Ranks]:
 
 @pytest.fixture(scope="session")
 def two_ranks() -> Iterator[Ranks]:
-    """Two of their own, for trainers that leave marks on a process."""
+    """Two separate processes, for trainers that change the global state of a process."""
     with Ranks(2) as ranks:
         yield ranks
 
@@ -73,6 +73,6 @@ def _no_testbed() -> str | None:
 
 @pytest.fixture
 def emulated(_no_testbed: str | None) -> None:
-    """Skips the test where no emulated hosts can be had."""
+    """Skips the test if emulated hosts are not available."""
     if _no_testbed is not None:
         pytest.skip(_no_testbed)

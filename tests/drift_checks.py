@@ -1,36 +1,40 @@
-"""How parameters drift, arrive and depart in a backend, held against what it means in torch."""
+"""Compares the drift kernels of a backend with the reference."""
 
 from types import ModuleType
 
 import torch
 
 from gradwire.kernels import reference
-from gradwire.kernels.specs import Drifted
+from gradwire.kernels.specs import DriftTensors
 from odd import normal, odd_numbers, same_numbers
 
 SIZES = 1, 33, 2100
 
 
-def made(dtype: torch.dtype, device: str = "cpu") -> Drifted:
-    """Parameters in several sizes, one of them of odd numbers."""
-    here = [normal(size, size) for size in SIZES]
-    here.append(torch.cat([some for kind, some in odd_numbers(300).items() if kind != "normal"]))
-    rest = [[normal(one.numel(), seed) for one in here] for seed in range(3)]
-    lists = [[one.to(dtype) for one in here], *rest]
-    return Drifted(*([one.to(device) for one in some] for some in lists))
+def make_drifts(dtype: torch.dtype, device: str = "cpu") -> DriftTensors:
+    """Returns parameters of several sizes, one of them with special numbers."""
+    params = [normal(size, size) for size in SIZES]
+    params.append(torch.cat([x for kind, x in odd_numbers(300).items() if kind != "normal"]))
+    rest = [[normal(vector.numel(), seed) for vector in params] for seed in range(3)]
+    lists = [[vector.to(dtype) for vector in params], *rest]
+    return DriftTensors(*([vector.to(device) for vector in vectors] for vectors in lists))
 
 
 def check_drift(
-    backend: ModuleType, rate: float, ahead: float, dtype: torch.dtype, device: str = "cpu"
+    backend: ModuleType, rate: float, lookahead: float, dtype: torch.dtype, device: str = "cpu"
 ) -> int:
-    """How many functions did the same."""
-    calls = {"depart": (ahead,), "arrive": (rate,), "relay": (rate, ahead)}
-    for name, shares in calls.items():
-        mine, theirs = made(dtype, device), made(dtype, device)
-        getattr(backend, name)(mine, *shares)
-        getattr(reference, name)(theirs, *shares)
-        for one, other in zip(mine, theirs, strict=True):
-            for vector, expected in zip(one, other, strict=True):
-                assert vector.dtype == expected.dtype
-                assert same_numbers(vector, expected), (name, vector.numel())
+    """Asserts equality; returns the number of kernels compared."""
+    calls = {
+        "capture_drift": (lookahead,),
+        "apply_outer_mean": (rate,),
+        "apply_and_capture": (rate, lookahead),
+    }
+    for name, args in calls.items():
+        ours, expected = make_drifts(dtype, device), make_drifts(dtype, device)
+        getattr(backend, name)(ours, *args)
+        getattr(reference, name)(expected, *args)
+        for some, others in zip(ours, expected, strict=True):
+            for vector, other in zip(some, others, strict=True):
+                assert vector.dtype == other.dtype
+                assert same_numbers(vector, other), (name, vector.numel())
     return len(calls)

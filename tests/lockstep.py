@@ -8,43 +8,50 @@ from torch import Tensor
 from gradwire.base import Compressor
 from gradwire.comm.simulated import Simulated
 from gradwire.engine.plan import open_lane
-from gradwire.engine.step import Lane, exchange, together
-from gradwire.spec import parse, parse_memory
+from gradwire.engine.step import Lane, lane_rounds, run_rounds
+from gradwire.spec import ExchangeConfig, parse, parse_memory
 from gradwire.types import EncodeContext
 
 
 class Lockstep:
-    """A lane a rank, opened without a plan, so that any size meets the memory and the exchange."""
+    """One lane per rank, opened without a plan, so that small tensors are compressed too."""
 
-    def __init__(self, spec: str, memory: str, way: str, numel: int, size: int) -> None:
+    def __init__(
+        self, spec: str, memory: str, exchange_spec: ExchangeConfig | str, numel: int, size: int
+    ) -> None:
         contexts = [EncodeContext((numel,), rank, size) for rank in range(size)]
-        self.lanes = open_lanes(parse(spec), memory, way, contexts)
+        self.lanes = open_lanes(parse(spec), memory, exchange_spec, contexts)
         self.network = Simulated(size)
 
     def step(self, *grads: Tensor) -> Tensor:
-        """What the gradient becomes on rank 0; on the others it is the same to the bit."""
+        """Returns the mean on rank 0, which is bitwise equal on the others."""
         return mean_of(self.network, self.lanes, grads)
 
-    def kept(self, key: str) -> Tensor:
-        """What all ranks keep under this key, a row a rank."""
+    def stacked_state(self, key: str) -> Tensor:
+        """Returns the memory state under this key, [ranks, numel]."""
         return torch.stack([lane.memory_state[key] for lane in self.lanes])
 
 
 def open_lanes(
-    codec: Compressor, memory: str, way: str, contexts: Sequence[EncodeContext]
+    codec: Compressor,
+    memory: str,
+    exchange_spec: ExchangeConfig | str,
+    contexts: Sequence[EncodeContext],
 ) -> list[Lane]:
-    """A lane a turn, on the CPU."""
+    """Returns one lane per context, on the CPU."""
     device = torch.device("cpu")
-    return [open_lane("w", codec, parse_memory(memory), way, ctx, device) for ctx in contexts]
+    return [
+        open_lane("w", codec, parse_memory(memory), exchange_spec, ctx, device) for ctx in contexts
+    ]
 
 
 def mean_of(network: Simulated, lanes: Sequence[Lane], grads: Sequence[Tensor]) -> Tensor:
-    """What a step makes of the gradients on rank 0; on the others it is the same to the bit."""
+    """Runs a step; returns the mean on rank 0, which is bitwise equal on the others."""
     outs = [grad.clone() for grad in grads]
     pairs = zip(outs, lanes, strict=True)
-    network.run([together([exchange(out, lane)]) for out, lane in pairs])
+    network.run([run_rounds([lane_rounds(out, lane)]) for out, lane in pairs])
     for lane in lanes:
-        lane.keep()
+        lane.commit()
     for out in outs:
         assert torch.equal(out.view(torch.int32), outs[0].view(torch.int32))
     return outs[0]
@@ -55,7 +62,7 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
 
 
 def distance_after(workers: Lockstep, optima: Tensor, steps: int, rate: float) -> float:
-    """Descends on the mean of |x - optimum|²/2 from zero; 1 is as far from its best as zero is."""
+    """Descends on the mean of |x - optimum|²/2 from zero; returns |x - best| / |best|."""
     x = torch.zeros(optima.shape[1])
     for _ in range(steps):
         x -= rate * workers.step(*(x - optima))

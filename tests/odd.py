@@ -1,4 +1,4 @@
-"""Numbers that kernels get wrong, and comparisons that see it."""
+"""Special numbers as inputs of kernels, and exact comparisons."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ def normal(numel: int, seed: int = 0) -> Tensor:
 
 
 def odd_numbers(numel: int) -> dict[str, Tensor]:
-    """Ties, zeros of both signs, NaN and infinities, one bin of a histogram, denormals."""
+    """Returns inputs with ties, zeros of both signs, NaN, infinities, one bin, and denormals."""
     place = torch.arange(numel)
     plain = normal(numel)
     return {
@@ -29,28 +29,28 @@ def odd_numbers(numel: int) -> dict[str, Tensor]:
 
 
 def same_bits(one: Tensor, two: Tensor) -> bool:
-    """Equal bit for bit, so that NaN equals itself and -0.0 is not 0.0."""
+    """Compares bit for bit, so that NaN equals itself and -0.0 is not 0.0."""
     if one.dtype != two.dtype or one.shape != two.shape:
         return False
     return torch.equal(*(t.contiguous().view(-1, 1).view(torch.uint8) for t in (one, two)))
 
 
 def same_numbers(one: Tensor, two: Tensor) -> bool:
-    """Equal, where any NaN equals any other."""
+    """Compares numbers; any NaN equals any other."""
     return torch.equal(one.nan_to_num(nan=7.0), two.nan_to_num(nan=7.0))
 
 
 def apart(one: Tensor, two: Tensor) -> int:
-    """How many float32 numbers lie between two, plus one; 0 where they are equal."""
+    """Returns the distance of two numbers in units of the last place."""
     return abs(int(one.view(torch.int32)) - int(two.view(torch.int32)))
 
 
 def crowd_at_four_fifths() -> Tensor:
-    """4097 numbers, of which 100 are 1 and 240 differ from 0.8 in their last bits at most."""
-    dice = torch.Generator().manual_seed(0)
-    x = torch.randn(4097, generator=dice) / 1000
-    place = torch.randperm(4097, generator=dice)
+    """Returns 4097 numbers: 100 are 1, and 240 differ from 0.8 in their last bits at most."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4097, generator=generator) / 1000
+    place = torch.randperm(4097, generator=generator)
     x[place[:100]] = 1.0
-    beside = torch.randint(-10, 100, (240,), generator=dice, dtype=torch.int32)
-    x[place[100:340]] = (torch.tensor(0.8).view(torch.int32) + beside).view(torch.float32)
+    offsets = torch.randint(-10, 100, (240,), generator=generator, dtype=torch.int32)
+    x[place[100:340]] = (torch.tensor(0.8).view(torch.int32) + offsets).view(torch.float32)
     return x

@@ -31,7 +31,7 @@ def free_port() -> int:
 
 
 def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
-    # Who is stopped does not see that the tests are gone, if they end at once.
+    # A stopped process would not notice that the tests were killed.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
@@ -48,7 +48,7 @@ def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
 
 
 def as_torchrun() -> None:
-    """Tells trainers that look into the environment who this rank is, as torchrun would."""
+    """Sets the environment variables of this rank that trainers read, as torchrun would."""
     rank, size = str(dist.get_rank()), str(dist.get_world_size())
     os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
     os.environ.update(GROUP_RANK="0", TORCHELASTIC_RUN_ID="tests", OMP_NUM_THREADS="1")
@@ -59,7 +59,7 @@ def _call(module: str, name: str, *args: object) -> Any:
 
 
 class Jobs:
-    """The functions of a module that only ranks import, since its packages take seconds."""
+    """The functions of a module that only ranks import, since its packages take seconds to load."""
 
     def __init__(self, module: str) -> None:
         self._module = module
@@ -71,9 +71,8 @@ class Jobs:
 class Ranks:
     """N processes in one gloo group. A failure ends them all; the next job starts new ones.
 
-    They are stopped between jobs, or gloo would wake them a hundred times a second.
-
-    Modules that take seconds to import may be preloaded: once, for all of them.
+    They are stopped between jobs, or gloo would wake them a hundred times a second. Modules that
+    take seconds to import may be preloaded once for all of them.
     """
 
     def __init__(self, size: int, preload: Sequence[str] = ()) -> None:
@@ -96,7 +95,7 @@ class Ranks:
     def run(
         self, function: Callable[..., Any], *args: object, timeout_s: float = TIMEOUT_S
     ) -> list[Any]:
-        """The results of `function(*args)`, called on every rank, by rank."""
+        """Calls `function(*args)` on every rank; returns the results by rank."""
         if not self._processes:
             self._start()
         self._signal(signal.SIGCONT)
@@ -105,7 +104,7 @@ class Ranks:
                 pipe.send((function, args))
             answers = [pipe.recv() if pipe.poll(timeout_s) else None for pipe in self._pipes]
         except BaseException:
-            # Ranks that are still busy would answer the next job with this one's result.
+            # Ranks that are still busy would answer the next job with the result of this one.
             self._kill()
             raise
         wrong = {rank: a for rank, a in enumerate(answers) if a is None or not a[0]}

@@ -1,4 +1,4 @@
-"""Plausible records that are no runs, one or a few of every kind; no number was measured."""
+"""Plausible records other than runs, one or a few of every kind; no number was measured."""
 
 from gradwire.bench.case import Change
 from gradwire.bench.records.schema import (
@@ -17,7 +17,7 @@ from synthetic_runs import MACHINE
 
 
 def follow(spec: str, slow_ms: float, setting: str | None = None) -> FollowRecord:
-    """A case on links that become slow for a while."""
+    """Returns a case on links that become slow for a while."""
     rates = (("1gbit", 100.0), ("50mbit", slow_ms), ("1gbit", 100.0))
     return FollowRecord(
         spec=spec,
@@ -168,7 +168,7 @@ def keras(spec: str, step_ms: float) -> KerasRecord:
 
 
 def others() -> list[OtherRecord]:
-    """Something of every kind."""
+    """Returns records of every kind."""
     return [
         follow("none", 2000.0),
         follow("topk:ratio=0.01 @ controller=autopilot", 180.0, "bf16 (1), topk:ratio=0.01 (1)"),

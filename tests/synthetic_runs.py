@@ -11,7 +11,7 @@ TARGET = 0.35
 
 
 def train(spec: str, step_ms: float, ratio: float, slowdown: float = 1.0) -> TrainRecord:
-    """A run whose loss decays with its step count, `slowdown` times slower than dense."""
+    """Returns a run whose loss decays with its steps, `slowdown` times slower than dense."""
     sent = DENSE_BYTES / ratio
     points = tuple(_point(step, step_ms, sent, slowdown) for step in range(0, 240, 2))
     reached = next((p.time_s for p in points if p.loss <= TARGET), None)
@@ -70,7 +70,7 @@ def step(spec: str, step_ms: float, ratio: float) -> StepRecord:
     )
 
 
-def race() -> list[TrainRecord]:
+def training_runs() -> list[TrainRecord]:
     return [
         train("ddp-fp32", 3117, 1),
         train("torch-fp16", 1617, 2),
@@ -111,8 +111,8 @@ def steps() -> list[StepRecord]:
 
 
 def scaled() -> list[TrainRecord]:
-    """The race with 2 and 8 workers, with all that newer records hold."""
-    runs = [(workers, run) for workers in (2, 8) for run in race()]
+    """Returns the runs with 2 and 8 workers, with all fields of newer records."""
+    runs = [(workers, run) for workers in (2, 8) for run in training_runs()]
     return [
         replace(
             run,

@@ -1,4 +1,4 @@
-"""The arrows of the design: who may import whom, and who may know of what is outside."""
+"""Import rules: the levels of the package, optional dependencies, environment variables."""
 
 import ast
 from functools import cache
@@ -9,32 +9,33 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "gradwire"
 
 LEVELS = (
-    ("errors", "checks", "version", "types"),
-    ("kernels", "comm"),
+    ("errors", "types", "version"),
+    ("checks", "comm", "kernels"),
     ("wire", "testbed"),
     ("base",),
     ("compressors", "memory"),
     ("exchange",),
     ("spec",),
-    ("engine", "control"),
-    ("catalogue", "checkpoint"),
-    ("simulate", "local", "integrations"),
+    ("engine",),
+    ("catalogue", "checkpoint", "control"),
+    ("integrations", "local", "simulate"),
     ("perfmodel",),
     # The package itself: its public names.
     ("gradwire", "keras"),
     ("bench",),
-    ("cli", "__main__"),
+    ("cli",),
+    ("__main__",),
 )
-"""Imports point to the same line or a line above."""
+"""Imports point to a row above, never within a row, so there are no cycles between folders."""
 
 ALONE = {
     "comm": {"errors", "types", "comm"},
     "testbed": {"errors", "comm", "testbed"},
     "kernels": {"errors", "types", "kernels"},
 }
-"""Folders that import nothing else of the package."""
+"""Folders that import no other parts of the package than these."""
 
-GUESTS = {
+OPTIONAL = {
     "triton": ("kernels/cuda/",),
     "numba": ("kernels/cpu/",),
     "matplotlib": ("bench/report/figures.py",),
@@ -47,29 +48,29 @@ GUESTS = {
     "accelerate": ("integrations/accelerate.py", "bench/microbench/trainers.py"),
     "transformers": ("integrations/transformers.py", "bench/microbench/trainers.py"),
 }
-"""Optional packages, and where they may be imported."""
+"""Optional packages, and the files that may import them."""
 
 ENVIRONMENT = ("cli/", "testbed/")
-"""Who may read environment variables: the command line, and what begins a process."""
+"""Folders that may read environment variables: the command line, and what starts processes."""
 
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
-def place(file: Path) -> str:
+def relative_path(file: Path) -> str:
     return file.relative_to(SOURCE).as_posix()
 
 
-def house(file: Path) -> str:
-    """The top-level module or folder that a file belongs to."""
+def part_of(file: Path) -> str:
+    """Returns the top-level module or folder that a file belongs to."""
     first = file.relative_to(SOURCE).parts[0].removesuffix(".py")
     return "gradwire" if first == "__init__" else first
 
 
-HOUSES = sorted({house(file) for file in FILES})
+PARTS = sorted({part_of(file) for file in FILES})
 
 
-def of_house(name: str) -> list[Path]:
-    files = [file for file in FILES if house(file) == name]
+def files_of(name: str) -> list[Path]:
+    files = [file for file in FILES if part_of(file) == name]
     assert files, f"there are no files of {name}"
     return files
 
@@ -81,19 +82,19 @@ def nodes(file: Path) -> list[ast.AST]:
 
 @cache
 def imports(file: Path) -> list[str]:
-    """All that a file imports, wherever it does, as absolute names down to the imported thing."""
+    """Returns all imports of a file, also inside functions, as absolute names of the items."""
     found: list[str] = []
     for node in nodes(file):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{place(file)}: relative import"
+            assert not node.level, f"{relative_path(file)}: relative import"
             found += [f"{node.module}.{alias.name}" for alias in node.names]
     return found
 
 
-def neighbours(file: Path) -> set[str]:
-    """The parts of the house that a file imports."""
+def imported_parts(file: Path) -> set[str]:
+    """Returns the parts of the package that a file imports."""
     found = set()
     for name in imports(file):
         first, _, rest = name.partition(".")
@@ -106,58 +107,61 @@ def neighbours(file: Path) -> set[str]:
 
 def level(name: str) -> int:
     found = [number for number, row in enumerate(LEVELS) if name in row]
-    assert len(found) == 1, f"{name} has no place among the levels: give it one"
+    assert len(found) == 1, f"{name} has no level: give it one"
     return found[0]
 
 
 def within(file: Path, places: tuple[str, ...]) -> bool:
-    return place(file).startswith(places)
+    return relative_path(file).startswith(places)
 
 
 def test_the_source_was_found() -> None:
     assert len(FILES) > 40
 
 
-@pytest.mark.parametrize("name", HOUSES)
-def test_every_part_has_its_level(name: str) -> None:
+@pytest.mark.parametrize("name", PARTS)
+def test_every_part_has_one_level(name: str) -> None:
     level(name)
 
 
-@pytest.mark.parametrize("here", HOUSES)
-def test_imports_point_down(here: str) -> None:
-    for file in of_house(here):
-        up = sorted(name for name in neighbours(file) if level(name) > level(here))
-        assert not up, f"{place(file)} (in {here}) imports {up}, which are above it"
+@pytest.mark.parametrize("here", PARTS)
+def test_imports_point_to_levels_above(here: str) -> None:
+    for file in files_of(here):
+        others = imported_parts(file) - {here}
+        wrong = sorted(name for name in others if level(name) >= level(here))
+        assert not wrong, (
+            f"{relative_path(file)} (in {here}) imports {wrong}, which are not above it"
+        )
 
 
 @pytest.mark.parametrize("here", ALONE)
-def test_some_know_nothing_else(here: str) -> None:
-    for file in of_house(here):
-        others = neighbours(file) - ALONE[here]
-        assert not others, f"{place(file)} knows of {sorted(others)}"
+def test_some_folders_import_only_a_few_parts(here: str) -> None:
+    for file in files_of(here):
+        others = imported_parts(file) - ALONE[here]
+        assert not others, f"{relative_path(file)} imports {sorted(others)}"
 
 
-@pytest.mark.parametrize("here", HOUSES)
-def test_optional_packages_come_in_by_their_own_door(here: str) -> None:
-    for file in of_house(here):
-        guests = {name.partition(".")[0] for name in imports(file)} & GUESTS.keys()
-        wrong = sorted(guest for guest in guests if not within(file, GUESTS[guest]))
-        assert not wrong, f"{place(file)} imports {wrong}"
+@pytest.mark.parametrize("here", PARTS)
+def test_optional_packages_are_imported_in_their_own_files(here: str) -> None:
+    for file in files_of(here):
+        optional = {name.partition(".")[0] for name in imports(file)} & OPTIONAL.keys()
+        wrong = sorted(name for name in optional if not within(file, OPTIONAL[name]))
+        assert not wrong, f"{relative_path(file)} imports {wrong}"
 
 
-@pytest.mark.parametrize("here", HOUSES)
-def test_the_environment_is_read_at_the_edge_only(here: str) -> None:
+@pytest.mark.parametrize("here", PARTS)
+def test_environment_variables_are_read_only_by_the_command_line_and_testbed(here: str) -> None:
     names = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
-    for file in of_house(here):
+    for file in files_of(here):
         if within(file, ENVIRONMENT):
             continue
         for node in nodes(file):
-            assert not (isinstance(node, ast.Attribute) and node.attr in names), place(file)
-            assert not (isinstance(node, ast.alias) and node.name in names), place(file)
+            assert not (isinstance(node, ast.Attribute) and node.attr in names), relative_path(file)
+            assert not (isinstance(node, ast.alias) and node.name in names), relative_path(file)
 
 
-def test_methods_do_not_know_each_other() -> None:
-    """A file of the catalogue builds on the contract, not on another method."""
+def test_methods_do_not_import_each_other() -> None:
+    """A file of the catalogue builds on the base classes, not on another method."""
     for folder in ("compressors", "memory", "exchange"):
         for file in (SOURCE / folder).glob("*.py"):
             siblings = [
@@ -165,7 +169,7 @@ def test_methods_do_not_know_each_other() -> None:
                 for n in imports(file)
                 if n.startswith(f"gradwire.{folder}.") and not n.split(".")[2].startswith("_")
             ]
-            assert not siblings, f"{place(file)} imports {siblings}"
+            assert not siblings, f"{relative_path(file)} imports {siblings}"
 
 
 BENCH = (
@@ -182,34 +186,34 @@ BENCH = (
     ("studies",),
     ("microbench", "fuzz"),
 )
-"""Parts of the bench; imports point to a line above, and never to a neighbour on the same line."""
+"""Parts of the bench; imports point to a line above, never to another part on the same line."""
 
 INSIDE = SOURCE / "bench"
 BENCH_FILES = [file for file in FILES if INSIDE in file.parents and file != INSIDE / "__init__.py"]
 
 
-def room(file: Path) -> str:
-    """The module or folder inside the bench that a file belongs to."""
+def bench_part_of(file: Path) -> str:
+    """Returns the module or folder inside the bench that a file belongs to."""
     return file.relative_to(INSIDE).parts[0].removesuffix(".py")
 
 
-def rooms(file: Path) -> set[str]:
-    """The parts of the bench that a file imports."""
+def imported_bench_parts(file: Path) -> set[str]:
+    """Returns the parts of the bench that a file imports."""
     names = (name.split(".") for name in imports(file))
     return {parts[2] for parts in names if parts[:2] == ["gradwire", "bench"] and len(parts) > 2}
 
 
-@pytest.mark.parametrize("here", sorted({room(file) for file in BENCH_FILES}))
+@pytest.mark.parametrize("here", sorted({bench_part_of(file) for file in BENCH_FILES}))
 def test_parts_of_the_bench_import_one_way(here: str) -> None:
     above = [number for number, row in enumerate(BENCH) if here in row]
-    assert len(above) == 1, f"bench/{here} has no place among the levels: give it one"
+    assert len(above) == 1, f"bench/{here} has no level: give it one"
     allowed = {here}.union(*BENCH[: above[0]])
     for file in BENCH_FILES:
-        wrong = sorted(rooms(file) - allowed) if room(file) == here else []
-        assert not wrong, f"{place(file)} imports {wrong}, which are not above bench/{here}"
+        wrong = sorted(imported_bench_parts(file) - allowed) if bench_part_of(file) == here else []
+        assert not wrong, f"{relative_path(file)} imports {wrong}, which are not above bench/{here}"
 
 
-def test_every_folder_of_the_bench_says_what_lives_there() -> None:
+def test_every_folder_of_the_bench_has_a_docstring() -> None:
     for folder in {file.parent for file in BENCH_FILES}:
-        told = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
-        assert told, f"{place(folder)}/__init__.py has no docstring"
+        docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+        assert docstring, f"{relative_path(folder)}/__init__.py has no docstring"

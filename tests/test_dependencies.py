@@ -1,4 +1,4 @@
-"""Dependencies are few, declared, ranged for users, pinned for development, and free to use."""
+"""Dependencies are few, declared, ranged for users, pinned for development, and permissive."""
 
 import ast
 import sys
@@ -9,12 +9,17 @@ from audit import PERMISSIVE, normal, packages, pins, project, reached
 
 SOURCE = Path(__file__).parents[1] / "src" / "gradwire"
 
-BROUGHT = {"llvmlite": "numba", "keras": "tensorflow-cpu", "tensorflow": "tensorflow-cpu"}
-"""Modules that come with a package that is declared, in the version that it needs."""
+BUNDLED = {
+    "llvmlite": "numba",
+    "keras": "tensorflow-cpu",
+    "tensorflow": "tensorflow-cpu",
+    "typing_extensions": "torch",
+}
+"""Modules that a declared package installs, in the version that it needs."""
 
 
 def imported() -> Iterator[tuple[str, Path]]:
-    """Modules from outside that the source names, and where."""
+    """Yields the external modules that the source imports, and the file."""
     for file in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             names: list[str] = []
@@ -28,12 +33,12 @@ def imported() -> Iterator[tuple[str, Path]]:
                     yield root, file
 
 
-def test_nothing_is_imported_that_is_not_declared() -> None:
+def test_all_imported_packages_are_declared() -> None:
     wanted = project()
     users = {normal(r.name) for part, rs in wanted.items() if part != "dev" for r in rs}
     found = list(imported())
     assert {"torch", "numba"} <= {name for name, _ in found}
-    assert not [(n, f.name) for n, f in found if normal(BROUGHT.get(n, n)) not in users]
+    assert not [(n, f.name) for n, f in found if normal(BUNDLED.get(n, n)) not in users]
 
 
 def test_users_need_two_packages() -> None:
@@ -46,19 +51,19 @@ def test_users_get_ranges_and_no_pins() -> None:
     assert all(">=" in {s.operator for s in r.specifier} <= {">=", "<"} for r in requirements)
 
 
-def test_development_is_pinned_whole() -> None:
-    # TensorFlow's are only there after make test-tf.
+def test_all_packages_are_pinned_for_development() -> None:
+    # TensorFlow's packages are only installed by make test-tf.
     held, here = {**pins(), **pins("constraints-tf.txt")}, packages()
     assert len(here) > 20
     assert not [p for p in here if held.get(p.name) != p.version]
 
 
-def test_every_pin_has_a_use() -> None:
+def test_every_pinned_package_is_required() -> None:
     used = reached(r for part in project().values() for r in part)
     assert not pins().keys() - used.keys()
 
 
-def test_ranges_admit_the_pins() -> None:
+def test_ranges_include_the_pinned_versions() -> None:
     held = pins()
     requirements = {r for part in project().values() for r in part}
     tried = [r for r in requirements if normal(r.name) in held]

@@ -1,4 +1,4 @@
-"""Nothing that comes from the network is ever unpickled, or run."""
+"""Nothing that comes from the network is unpickled or executed."""
 
 import ast
 from pathlib import Path
@@ -14,10 +14,10 @@ NAMES = {
     "all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list",
     "send_object_list", "recv_object_list", "eval", "exec",
 }  # fmt: skip
-"""torch's collectives of objects are pickles."""
+"""torch's collectives of objects use pickle."""
 
 READERS = {"bench/datasets/cifar10.py"}
-"""Reads a public data set from the user's disk, by an unpickler that knows a few harmless names."""
+"""Reads a public data set from disk, with an unpickler restricted to a few harmless names."""
 
 
 def test_the_source_was_found() -> None:
@@ -43,9 +43,9 @@ def check(file: Path) -> None:
         elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "pickle":
             assert node.attr in ("Unpickler", "UnpicklingError"), place
         elif isinstance(node, ast.Attribute):
-            # `model.eval()` and `.load` with weights only are other things.
+            # `model.eval()` is harmless, and so is `torch.load` with weights only.
             assert node.attr not in NAMES - {"eval"}, place
-        elif isinstance(node, ast.Collective) and isinstance(node.func, ast.Name):
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             assert node.func.id not in NAMES, place
-        elif isinstance(node, ast.Collective) and ast.unparse(node.func) == "torch.load":
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
             assert "weights_only=True" in ast.unparse(node), place

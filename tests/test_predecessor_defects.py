@@ -1,13 +1,14 @@
-"""What went wrong in an older collection of such methods must not go wrong here.
+"""Regression tests for the 28 known defects of an older library of such methods.
 
-Its 28 known defects, in its order: one test each, named by what must hold. Where a defect was one
-method's but could be any method's, all methods of the folder are tried. Two have their tests in
-other places, because no method is concerned:
+One test per defect, in its order, named by the property that must hold. Where a defect of one
+method could occur in any method, all methods of the catalogue are tested. Two are tested elsewhere,
+because no method is concerned:
 
-- collectives that are matched by luck (24): `tests/engine/test_step.py` and `tests/integrations/test_ddp.py`
-  hold the order of calls, over threads and buckets;
+- collectives of different buckets that are matched only by chance (24):
+  `tests/engine/test_step.py` and `tests/integrations/test_ddp.py` check their order, over threads
+  and buckets;
 - a host that waits for the GPU in every round of a search (25): here only the number of rounds is
-  bounded; what waits on a card is measured by the kernels' benchmark.
+  bounded; the kernel benchmark measures the waits.
 """
 
 import math
@@ -50,23 +51,23 @@ every_method = pytest.mark.parametrize("method", METHODS, ids=format_spec)
 VARYING = [method for method in METHODS if method.traits().variable_length]
 
 
-def lanes(method: Compressor, numel: int, size: int, way: str = "auto") -> Lockstep:
-    """Ranks with the method's own memory and, unless told otherwise, exchange."""
-    plan = make_plan(method, None, way, [torch.zeros(1, max(1, numel))], size)
+def lanes(method: Compressor, numel: int, size: int, exchange: str = "auto") -> Lockstep:
+    """Returns ranks with the method's default memory and, unless given, its default exchange."""
+    plan = make_plan(method, None, exchange, [torch.zeros(1, max(1, numel))], size)
     return Lockstep(format_spec(method), format_spec(plan.memory), plan.exchange, numel, size)
 
 
-def said(method: Compressor, x: Tensor, ctx: EncodeContext | None = None) -> Tensor:
+def roundtrip(method: Compressor, x: Tensor, ctx: EncodeContext | None = None) -> Tensor:
     return method.decode(method.encode(x, ctx))
 
 
-def off(x: Tensor, out: Tensor) -> float:
+def relative_error(x: Tensor, out: Tensor) -> float:
     return float((x - out).double().norm() / x.double().norm())
 
 
 def test_01_two_sides_decode_to_their_means() -> None:
     x = torch.tensor([-1.0, -3.0, 2.0, 4.0])
-    assert said(OneBit(), x).tolist() == [-2.0, -2.0, 3.0, 3.0]
+    assert roundtrip(OneBit(), x).tolist() == [-2.0, -2.0, 3.0, 3.0]
 
 
 def test_02_low_rank_factors_are_averaged_and_have_the_rank_asked_for() -> None:
@@ -86,17 +87,17 @@ def test_03_low_rank_factors_start_alike_on_all_ranks_and_stay_warm() -> None:
         factors = [worker.lanes["w"].aggregator_state["q"] for worker in sim.workers]
         assert all(torch.equal(factor, factors[0]) for factor in factors)
         q = factors[0] / factors[0].norm()
-        errors.append(off(m, m @ q @ q.T))
+        errors.append(relative_error(m, m @ q @ q.T))
     best = torch.linalg.svdvals(m)[1:].norm() / m.norm()
     assert errors[-1] == pytest.approx(float(best), rel=1e-3)
 
 
 @pytest.mark.parametrize("method", [m for m in METHODS if m.family == "low rank"], ids=format_spec)
-def test_04_low_rank_methods_bear_zeros_numbers_and_no_memory(method: Compressor) -> None:
+def test_04_low_rank_methods_accept_zeros_scalars_and_no_memory(method: Compressor) -> None:
     for shape in ((6, 5), (7,), (), (0, 3)):
         zeros = torch.zeros(shape)
-        assert torch.equal(said(method, zeros), zeros)
-        assert said(method, zeros + 2).isfinite().all()
+        assert torch.equal(roundtrip(method, zeros), zeros)
+        assert roundtrip(method, zeros + 2).isfinite().all()
     ranks = Lockstep(format_spec(method), "none", "mean", 30, size=2)
     assert torch.equal(ranks.step(torch.zeros(30), torch.zeros(30)), torch.zeros(30))
 
@@ -108,18 +109,18 @@ def test_05_kernels_of_convolutions_are_compressed(kernel: tuple[int, ...], most
 
 
 def test_06_momentum_is_applied_once_a_step() -> None:
-    """And asking what a message says, as a residual does, changes no state."""
+    """Decoding a message, as a residual does, changes no state."""
     sim = gradwire.simulate({"w": torch.zeros(40, 30)}, "signum:beta=0.5", workers=1)
     first, second = noise(40, 30), noise(40, 30, seed=1)
     for grad in (first, second):
         sim.step([{"w": grad}])
-    kept = sim.workers[0].lanes["w"].aggregator_state["momentum"].view(40, 30)
-    torch.testing.assert_close(kept, 0.5 * first + 0.5 * second)
+    momentum = sim.workers[0].lanes["w"].aggregator_state["momentum"].view(40, 30)
+    torch.testing.assert_close(momentum, 0.5 * first + 0.5 * second)
     for method in METHODS:
         if isinstance(method, MultiRound):
             ctx = EncodeContext((40, 30))
             state = method.state(ctx, torch.device("cpu"))
-            said(method, first, ctx)
+            roundtrip(method, first, ctx)
             again = method.state(ctx, torch.device("cpu"))
             assert all(torch.equal(state[key], again[key]) for key in state)
 
@@ -128,7 +129,7 @@ def test_07_the_first_step_has_the_scale_of_all_others_and_no_rate_is_fixed() ->
     ranks = Lockstep("efsign", "residual", "gather", 50, size=2)
     for _ in range(3):
         torch.testing.assert_close(ranks.step(torch.ones(50), torch.ones(50)), torch.ones(50))
-    torch.testing.assert_close(ranks.kept("residual"), torch.zeros(2, 50))
+    torch.testing.assert_close(ranks.stacked_state("residual"), torch.zeros(2, 50))
     classes = [*compressor_classes().values(), *memory_classes().values()]
     names = {field.name for cls in classes for field in fields(cls)}  # type: ignore[arg-type]
     assert not names & {"lr", "rate", "learning_rate"}
@@ -136,18 +137,18 @@ def test_07_the_first_step_has_the_scale_of_all_others_and_no_rate_is_fixed() ->
 
 @every_method
 def test_08_more_ranks_that_agree_change_nothing(method: Compressor) -> None:
-    """A mean over ranks, never a sum; votes neither."""
+    """The result is a mean over ranks, never a sum, also for votes."""
     x = noise(4096)
     alone = lanes(method, 4096, 1).step(x)
     many = lanes(method, 4096, 3).step(x, x, x)
-    # Random methods draw anew on each rank, so that it is their length along x that stays.
+    # Random methods draw on each rank separately, so only the projection on x stays the same.
     assert 0.6 < float(many @ x) / float(alone @ x) < 1.6
 
 
 @pytest.mark.parametrize("shift", [-5.0, -2.0, 0.0, 2.0])
 def test_09_a_threshold_is_about_magnitudes(shift: float) -> None:
     x = noise(10_000) + shift
-    out = said(Threshold(value=2.0), x)
+    out = roundtrip(Threshold(value=2.0), x)
     assert torch.equal(out != 0, x.abs() > 2.0)
 
 
@@ -171,7 +172,7 @@ def test_11_no_entry_is_chosen_twice_or_outside(cls: type[Sparsifier], numel: in
         index = method.select(EFInput(noise(numel)), EncodeContext((numel,)))
         assert index.numel() == index.unique().numel()
         assert index.numel() == 0 or 0 <= int(index.min()) <= int(index.max()) < numel
-    if any(field.name == "ratio" for field in fields(cls)) and not cls.told:
+    if any(field.name == "ratio" for field in fields(cls)) and not cls.sends_indices:
         index = cls(ratio=1.0).select(EFInput(noise(numel)), EncodeContext((numel,)))
         assert torch.equal(index, torch.arange(numel))
 
@@ -181,7 +182,7 @@ def test_11_no_entry_is_chosen_twice_or_outside(cls: type[Sparsifier], numel: in
 def test_12_constant_and_one_element_tensors_are_updated(method: Compressor, numel: int) -> None:
     ranks = lanes(method, numel, 1)
     x = torch.full((numel,), 0.75)
-    # Where entries are drawn, one of ten is left out 100 times with a chance of 3e-5.
+    # If entries are drawn at random, one of ten is never drawn in 100 steps with probability 3e-5.
     total = sum(ranks.step(x) for _ in range(100))
     assert total.count_nonzero() == numel
     assert (total > 0).all()
@@ -193,9 +194,9 @@ def test_12_constant_and_one_element_tensors_are_updated(method: Compressor, num
     ids=format_spec,
 )
 def test_13_errors_do_not_grow_with_the_tensor(method: Compressor) -> None:
-    errors = [off(noise(n), said(method, noise(n))) for n in (8192, 500_000)]
+    errors = [relative_error(noise(n), roundtrip(method, noise(n))) for n in (8192, 500_000)]
     assert errors[1] < 1.1 * errors[0]
-    assert torch.equal(said(method, torch.zeros(300)), torch.zeros(300))
+    assert torch.equal(roundtrip(method, torch.zeros(300)), torch.zeros(300))
 
 
 @pytest.mark.parametrize(
@@ -208,7 +209,7 @@ def test_14_shards_of_unequal_size_are_as_good_as_equal_ones(method: Compressor)
     for numel in (3000, 3001):
         ranks = Lockstep(format_spec(method), "none", "sharded", numel, size=3)
         x = noise(3001)[:numel]
-        errors.append(off(x, ranks.step(x, x, x)))
+        errors.append(relative_error(x, ranks.step(x, x, x)))
     assert errors[1] == pytest.approx(errors[0], rel=0.25, abs=0.02)
 
 
@@ -226,12 +227,12 @@ def test_16_clipping_bounds_the_norm() -> None:
         assert float(ef.grad.double().norm()) <= 1 + 1e-5
 
 
-def test_17_everything_can_be_had_by_name_and_refusals_are_for_people() -> None:
+def test_17_all_items_have_names_and_refusals_have_readable_reasons() -> None:
     for name, cls in memory_classes().items():
         assert isinstance(parse_memory(name), cls)
-    for name, way in exchange_classes().items():
-        assert find_exchange(name) is way
-        spec = f"{name}:node=2,between=gather" if issubclass(way, TwoLevelExchange) else name
+    for name, cls in exchange_classes().items():
+        assert find_exchange(name) is cls
+        spec = f"{name}:node=2,between=gather" if issubclass(cls, TwoLevelExchange) else name
         refusals = []
         for method in METHODS:
             try:
@@ -239,7 +240,7 @@ def test_17_everything_can_be_had_by_name_and_refusals_are_for_people() -> None:
             except ConfigError as error:
                 refusals.append(str(error))
         assert len(refusals) < len(METHODS), f"no method goes with {name}"
-        assert all("does not go with" in why for why in refusals)
+        assert all("does not go with" in reason for reason in refusals)
     for wrong in ("broadcast", "allreduce"):
         with pytest.raises(ConfigError, match="no exchange named"):
             find_exchange(wrong)
@@ -255,9 +256,9 @@ def test_18_ranks_may_send_messages_of_different_lengths(method: Compressor, siz
     assert len(lengths) > 1 or method.encode(torch.zeros(700)).nbytes not in lengths
 
 
-def test_19_small_entries_keep_their_size() -> None:
+def test_19_small_entries_keep_their_magnitude() -> None:
     x = torch.logspace(math.log10(2.0**-10), math.log10(0.0156), 200)
-    out = said(Inceptionn(), x)
+    out = roundtrip(Inceptionn(), x)
     assert (x - out).abs().max() <= 2.0**-10
     assert (out > x / 2).all()
     assert out.unique().numel() > 10
@@ -265,19 +266,19 @@ def test_19_small_entries_keep_their_size() -> None:
 
 def test_20_the_largest_entry_is_kept_and_codes_are_the_nearest() -> None:
     x = noise(1024)
-    out = said(EightBit(), x)
+    out = roundtrip(EightBit(), x)
     place = x.abs().argmax()
     assert out[place] == x[place]
     assert ((out - x).abs() <= 0.0071 * x.abs().max()).all()
     # Decoding to the lower end of a step would shrink everything.
     assert float(out.abs().sum() / x.abs().sum()) == pytest.approx(1, abs=1e-3)
-    assert torch.equal(said(EightBit(), torch.zeros(9)), torch.zeros(9))
+    assert torch.equal(roundtrip(EightBit(), torch.zeros(9)), torch.zeros(9))
 
 
 @every_method
-def test_21_what_comes_out_has_the_shape_of_what_went_in(method: Compressor) -> None:
+def test_21_the_output_has_the_shape_of_the_input(method: Compressor) -> None:
     for shape in ((12, 10), (3, 2, 5), (7,), ()):
-        assert said(method, torch.ones(shape)).shape == shape
+        assert roundtrip(method, torch.ones(shape)).shape == shape
 
 
 @pytest.mark.parametrize(
@@ -285,7 +286,7 @@ def test_21_what_comes_out_has_the_shape_of_what_went_in(method: Compressor) -> 
     [m for m in METHODS if "bits" in {f.name for f in fields(m)}],  # type: ignore[arg-type]
     ids=format_spec,
 )
-def test_22_codes_take_the_bits_they_are_said_to(method: Compressor) -> None:
+def test_22_codes_take_the_number_of_bits_in_the_spec(method: Compressor) -> None:
     cls = type(method)
     widest = max(m.bits for m in METHODS if type(m) is cls)
     numel = 1 << 20
@@ -294,7 +295,7 @@ def test_22_codes_take_the_bits_they_are_said_to(method: Compressor) -> None:
 
 
 @pytest.mark.parametrize("spec", ["signsgd", "signum"])
-def test_23_what_has_no_gradient_does_not_drift(spec: str) -> None:
+def test_23_entries_without_a_gradient_do_not_drift(spec: str) -> None:
     sim = gradwire.simulate({"w": torch.zeros(40, 30)}, spec, workers=2)
     zeros = {"w": torch.zeros(40, 30)}
     assert torch.equal(sim.step([zeros, zeros])["w"], zeros["w"])
@@ -305,12 +306,12 @@ def test_23_what_has_no_gradient_does_not_drift(spec: str) -> None:
     x[0] = 0
     for _ in range(100):
         total += sim.step([{"w": x}, {"w": x}])["w"]
-    # A walk of 100 fair steps, half of them ties, and not 100 steps up.
+    # A random walk of 100 steps, half of them ties, instead of 100 steps up.
     assert total[0].abs().max() < 50
 
 
 def test_25_the_search_for_a_threshold_has_few_rounds() -> None:
-    """Where a sample misleads, a few entries less are sent, and never none."""
+    """If a sample misleads, a few entries fewer are sent, but at least one."""
     assert LOWERINGS <= 10
     x = torch.full((100_000,), 1e-20)
     x[7] = 1.0
@@ -327,7 +328,7 @@ def test_26_gradients_keep_their_type(method: Compressor, dtype: torch.dtype) ->
     assert ranks.step(out, out.clone()).dtype == dtype
 
 
-def test_27_methods_need_nothing_that_is_optional() -> None:
+def test_27_methods_need_no_optional_package() -> None:
     code = (
         "import sys, gradwire; gradwire.methods(); "
         "print(sorted({'cupy', 'triton', 'matplotlib', 'tensorflow'} & sys.modules.keys()))"
@@ -338,11 +339,11 @@ def test_27_methods_need_nothing_that_is_optional() -> None:
 
 
 def test_28_every_module_can_be_imported() -> None:
-    """Benchmarks too: none asks for a name that does not exist."""
+    """Includes benchmarks: none imports a name that does not exist."""
     found = pkgutil.walk_packages(gradwire.__path__, "gradwire.")
     names = [module.name for module in found if not module.name.endswith("__main__")]
     assert any(name.startswith("gradwire.bench.") for name in names)
-    # What needs TensorFlow is imported where that is: make test-tf.
+    # Modules that need TensorFlow are imported by make test-tf.
     missing = set()
     for name in names:
         try:

@@ -1,4 +1,4 @@
-"""What the documents say of the code is true."""
+"""The documents agree with the code: table of methods, example, names, files, version."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ def test_the_table_of_methods_is_generated() -> None:
 
 
 def test_the_snippet_runs() -> None:
-    """The part of the README's example that needs no process group."""
+    """Runs the part of the README's example that needs no process group."""
     x = torch.randn(64, 32)
     codec = gradwire.parse("topk:ratio=0.01 | qsgd:bits=4")
     payload = codec.encode(x)
@@ -35,7 +35,7 @@ def test_every_name_of_the_package_in_the_readme_exists() -> None:
         assert getattr(gradwire, name) is not None
 
 
-def test_every_file_that_the_documents_name_exists() -> None:
+def test_every_file_named_in_the_documents_exists() -> None:
     for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
         text = document.read_text()
         for target in re.findall(r"\]\(([^)#]+)\)", text):

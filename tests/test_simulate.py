@@ -1,4 +1,4 @@
-"""Workers in lock step: what they receive, what they count, and where they take up again."""
+"""Simulated workers in lock step: means, statistics, saved state, and refused arguments."""
 
 import io
 import re
@@ -39,7 +39,7 @@ def bits(means: dict[str, Tensor]) -> dict[str, list[int]]:
     return {name: mean.view(torch.int32).flatten().tolist() for name, mean in means.items()}
 
 
-def test_without_compression_it_is_the_mean() -> None:
+def test_without_compression_the_result_is_the_mean() -> None:
     given = gradients(4)
     means = simulation("none", 4).step(given)
     for name in SHAPES:
@@ -75,7 +75,7 @@ def test_some_of_the_parameters_may_take_part() -> None:
     assert means["bias"].tolist() == [0.5] * 40
 
 
-def test_types_are_kept() -> None:
+def test_dtypes_are_kept() -> None:
     sim = gradwire.simulate(parameters(torch.bfloat16), "qsgd", workers=2)
     given = [{name: g.to(torch.bfloat16) for name, g in gradients(1)[0].items()}] * 2
     assert {mean.dtype for mean in sim.step(given).values()} == {torch.bfloat16}
@@ -86,7 +86,7 @@ def test_stats() -> None:
     for step in range(2):
         sim.step(gradients(3, step))
     stats = sim.stats()
-    # The last 4 say whether all is finite.
+    # The last 4 bytes hold the non-finite flag.
     expected = gradwire.TopK(ratio=0.05).nbytes((40, 30)) + 4 * 40 + 4
     dense = 2 * 2 * (3 - 1) * 4 * (1200 + 40) // 3
     assert {key: stats[key] for key in ("spec", "memory", "exchange", "steps", "calls")} == {
@@ -101,8 +101,8 @@ def test_stats() -> None:
     assert stats["dense_bytes"] == pytest.approx(dense, abs=2)
     assert stats["ratio"] == stats["dense_bytes"] / stats["sent_bytes"]
     assert 0 < stats["relative_error"] < 1
-    left = [worker.lanes["weight"].memory_state["residual"].norm() for worker in sim.workers]
-    assert stats["residual_norm"] == pytest.approx(float(left[0]))
+    norms = [worker.lanes["weight"].memory_state["residual"].norm() for worker in sim.workers]
+    assert stats["residual_norm"] == pytest.approx(float(norms[0]))
     assert stats["backend"] in ("numba", "reference")
     assert {"encode_s", "wire_s", "decode_s"} <= stats.keys()
 
@@ -154,12 +154,12 @@ def test_a_state_is_a_copy() -> None:
     sim = simulation()
     sim.step(gradients(3))
     state = sim.state_dict()
-    kept = state["0"]["lanes"]["weight"]["kept"]["residual"].clone()
+    kept = state["0"]["lanes"]["weight"]["memory"]["residual"].clone()
     sim.step(gradients(3, 1))
-    assert torch.equal(state["0"]["lanes"]["weight"]["kept"]["residual"], kept)
+    assert torch.equal(state["0"]["lanes"]["weight"]["memory"]["residual"], kept)
     sim.load_state_dict(state)
     sim.step(gradients(3, 1))
-    assert torch.equal(state["0"]["lanes"]["weight"]["kept"]["residual"], kept)
+    assert torch.equal(state["0"]["lanes"]["weight"]["memory"]["residual"], kept)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_a_state_of_another_set_up_is_refused(other, message: str) -> None:
 def test_a_state_of_another_format_is_refused() -> None:
     state = simulation().state_dict()
     state["0"]["format"] = 99
-    with pytest.raises(ConfigError, match="state: format is 99, expected 2"):
+    with pytest.raises(ConfigError, match="state: format is 99, expected 3"):
         simulation().load_state_dict(state)
 
 
@@ -207,7 +207,7 @@ def test_a_state_without_all_workers_is_refused() -> None:
         simulation().load_state_dict(state)
 
 
-def test_a_switch_says_what_it_drops(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_switch_logs_dropped_residuals(caplog: pytest.LogCaptureFixture) -> None:
     sim = simulation()
     sim.step(gradients(3))
     with caplog.at_level("INFO", "gradwire"):
@@ -241,14 +241,14 @@ def test_there_must_be_a_worker(workers: int) -> None:
         ({"seed": 1.5}, "seed must be a whole number, got 1.5"),
     ],
 )
-def test_settings_that_are_none(settings: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused(settings: dict[str, Any], message: str) -> None:
     given = {"parameters": parameters(), "workers": 2, **settings}
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         gradwire.simulate(compressor="randomk:ratio=0.1", **given)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**70])
-def test_any_whole_number_is_a_seed(seed: int) -> None:
+def test_any_integer_is_a_seed(seed: int) -> None:
     simulation("randomk:ratio=0.05", seed=seed).step(gradients(3))
 
 
@@ -265,7 +265,7 @@ def test_any_whole_number_is_a_seed(seed: int) -> None:
         ),
     ],
 )
-def test_what_is_no_gradient(given: Any, message: str) -> None:
+def test_invalid_gradients_are_refused(given: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         simulation().step(given)
 
@@ -276,7 +276,7 @@ def test_every_worker_must_bring_gradients() -> None:
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "make_wrong",
     [
         pytest.param(lambda g: g[1].pop("bias"), id="one is missing"),
         pytest.param(lambda g: g[1].update(other=torch.zeros(3)), id="one too many"),
@@ -284,24 +284,26 @@ def test_every_worker_must_bring_gradients() -> None:
         pytest.param(lambda g: [d.update(bias=torch.zeros(3)) for d in g], id="another shape"),
     ],
 )
-def test_gradients_must_be_those_of_the_parameters(spoil) -> None:
+def test_gradients_must_be_those_of_the_parameters(make_wrong) -> None:
     given = gradients(3)
-    spoil(given)
+    make_wrong(given)
     with pytest.raises(ConfigError):
         simulation("none").step(given)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0, True, "x"])
 @pytest.mark.parametrize("controller", [None, "accordion:low=0.5,high=0.1"])
-def test_what_is_no_rate_or_scale_is_refused(bad: Any, controller: str | None) -> None:
+def test_an_invalid_learning_rate_or_loss_scale_is_refused(
+    bad: Any, controller: str | None
+) -> None:
     run = gradwire.simulate(parameters(), "topk:ratio=0.05", workers=2, controller=controller)
     with pytest.raises(ConfigError, match="epoch_ended: learning_rate must be "):
         run.epoch_ended(bad)
     for before, after in ((bad, 0.1), (0.1, bad)):
         with pytest.raises(ConfigError, match=r"must be (a number|finite|positive), got "):
-            run.workers[0].rate_changed(before, after)
+            run.workers[0].learning_rate_changed(before, after)
     with pytest.raises(ConfigError, match=r"must be (a number|finite|positive), got "):
-        run.workers[0].follow_loss_scale(bad)
+        run.workers[0].loss_scale_changed(bad)
 
 
 @pytest.mark.parametrize("controller", ["accordion:low=0.5,high=0.1", "autopilot"])
@@ -332,11 +334,11 @@ def test_many_workers() -> None:
     torch.testing.assert_close(mean, torch.full((64, 64), 63.5))
 
 
-class _AllListen(Engine):
-    """Lanes of which every rank makes the mean."""
+class _AllWantMean(Engine):
+    """An engine that computes the mean on every rank."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
-        Engine.__init__(self, *args, **{**named, "listens": True})
+        Engine.__init__(self, *args, **{**named, "wants_mean": True})
 
 
 @pytest.mark.parametrize(
@@ -350,7 +352,7 @@ class _AllListen(Engine):
         ("dgc:ratio=0.05 | qsgd:bits=4", "residual", "gather"),
     ],
 )
-def test_one_rank_listens_for_all(
+def test_only_one_simulated_rank_computes_the_mean(
     monkeypatch: pytest.MonkeyPatch, spec: str, memory: str, exchange: str
 ) -> None:
     def run() -> tuple[list[dict[str, list[int]]], bytes]:
@@ -360,23 +362,25 @@ def test_one_rank_listens_for_all(
         torch.save(made.state_dict(), saved)
         return means, saved.getvalue()
 
-    short = run()
-    monkeypatch.setattr(sys.modules[Simulation.__module__], "Engine", _AllListen)
-    assert run() == short
+    expected = run()
+    monkeypatch.setattr(sys.modules[Simulation.__module__], "Engine", _AllWantMean)
+    assert run() == expected
 
 
-def test_what_nobody_reads_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[int] = []
+def test_ranks_that_do_not_need_the_mean_do_not_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoding_ranks: list[int] = []
     decode_add = TopK.decode_add
 
-    def noted(method: TopK, out: Tensor, messages: Any, weight: float, ctx: EncodeContext) -> None:
-        heard.append(ctx.rank)
+    def recorded(
+        method: TopK, out: Tensor, messages: Any, weight: float, ctx: EncodeContext
+    ) -> None:
+        decoding_ranks.append(ctx.rank)
         decode_add(method, out, messages, weight, ctx)
 
-    monkeypatch.setattr(TopK, "add_to", noted)
+    monkeypatch.setattr(TopK, "decode_add", recorded)
     made = simulation(workers=3)
     made.step(gradients(3))
-    assert set(heard) == {0}
+    assert set(decoding_ranks) == {0}
     made.switch("topk:ratio=0.1", memory="ef21")
     made.step(gradients(3))
-    assert set(heard) == {0, 1, 2}
+    assert set(decoding_ranks) == {0, 1, 2}

@@ -1,4 +1,4 @@
-"""Twenty thousand steps: no growth in memory, threads, files or the time of a step."""
+"""Twenty thousand steps: memory, threads, open files and step time do not grow."""
 
 import gc
 import os
@@ -14,7 +14,7 @@ import gradwire
 
 STEPS, TENTHS = 20_000, 10
 GROWN_KB = 6_000
-"""A leak of a third of a kilobyte a step would be more."""
+"""A leak of a third of a kilobyte per step would exceed it."""
 
 
 def rss_kb() -> int:
@@ -25,7 +25,7 @@ def rss_kb() -> int:
 
 @pytest.mark.timeout(240)
 def test_twenty_thousand_steps() -> None:
-    """Two workers, one small layer; methods in turn, the cheap one more often."""
+    """Two workers, one small layer; two methods in turn, the cheap one more often."""
     specs = ("topk:ratio=0.05", "efsign")
     order = (0, *[1] * 9)
     sims = [gradwire.simulate({"w": torch.zeros(33, 32)}, spec, workers=2) for spec in specs]
@@ -42,5 +42,5 @@ def test_twenty_thousand_steps() -> None:
     assert [sim.stats()["steps"] for sim in sims] == [2_000, 18_000]
     assert memory[-1] < memory[0] + GROWN_KB
     assert held[-1] == held[0]
-    # Time of this process alone, yet other processes share its caches.
+    # CPU time of this process, but other processes share its caches.
     assert min(times[5:]) < 1.5 * sorted(times)[TENTHS // 2]

@@ -1,4 +1,4 @@
-"""Spec strings: what they mean, and what people read when they mean nothing."""
+"""Spec strings: the objects they describe, and the errors for wrong ones."""
 
 import re
 from typing import Any
@@ -12,15 +12,20 @@ from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError
+from gradwire.exchange.gather import GatherExchange
+from gradwire.exchange.hierarchical import HierarchicalExchange
 from gradwire.memory.residual import Residual
 from gradwire.spec import (
+    ExchangeConfig,
     compressor_classes,
     exchange_classes,
+    exchange_of,
     find_exchange,
     format_spec,
     memory_classes,
     name_of,
     parse,
+    parse_exchange,
     parse_memory,
 )
 
@@ -68,7 +73,7 @@ def test_memories_format_and_read_back(memory: Residual) -> None:
 
 @pytest.mark.parametrize("spec", ["ef21-sgdm:eta=0.5", "ef21_sgdm:eta=0.5"])
 def test_hyphens_and_underscores_are_the_same_in_names(spec: str) -> None:
-    """Files cannot have hyphens; people read and write them."""
+    """Module names cannot have hyphens, but specs may."""
     memory = parse_memory(spec)
     assert name_of(memory) == "ef21-sgdm"
     assert format_spec(memory) == "ef21-sgdm:eta=0.5"
@@ -142,7 +147,7 @@ def test_names_of_pipelines() -> None:
         ),
     ],
 )
-def test_errors_are_for_people(spec: str, message: str) -> None:
+def test_wrong_specs_raise_readable_errors(spec: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         parse(spec)
 
@@ -157,7 +162,7 @@ def test_errors_are_for_people(spec: str, message: str) -> None:
         (Residual, "the class Residual; make one, like Residual()"),
     ],
 )
-def test_a_spec_is_text(given: Any, shown: str) -> None:
+def test_a_spec_must_be_a_string(given: Any, shown: str) -> None:
     calls = {"compressor": parse, "memory": parse_memory, "exchange": find_exchange}
     for noun, call in calls.items():
         message = f"{noun}: a spec must be a string, got {shown}"
@@ -166,7 +171,7 @@ def test_a_spec_is_text(given: Any, shown: str) -> None:
 
 
 @pytest.mark.parametrize("item", ["x", None, TopK, int])
-def test_only_what_is_made_has_a_spec(item: object) -> None:
+def test_only_instances_have_a_spec(item: object) -> None:
     shown = "the class TopK; make one, like TopK(ratio=0.01)" if item is TopK else repr(item)
     message = f"format_spec: expected a compressor or a memory, got {shown}"
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
@@ -191,6 +196,157 @@ def test_errors_about_exchanges() -> None:
     message = "no exchange named 'gathers'; did you mean 'gather'?"
     with pytest.raises(ConfigError, match=re.escape(message)):
         find_exchange("gathers")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "mean",
+        "gather",
+        "sharded",
+        "leader",
+        "gather:aggregate=median",
+        "gather:aggregate=mean",
+        "hierarchical:node=2,between=auto",
+        "hierarchical:node=8,between=sharded",
+        "hierarchical:node=2,between=gather:aggregate=trimmed",
+    ],
+)
+def test_exchanges_read_and_format_back(spec: str) -> None:
+    config = parse_exchange(spec)
+    assert str(config) == spec
+    assert exchange_of(spec) == config
+    assert exchange_of(config) is config
+
+
+def test_every_exchange_of_the_folder_reads_back() -> None:
+    for name, cls in exchange_classes().items():
+        for example in cls.examples:
+            settings = ",".join(f"{key}={value}" for key, value in example.items())
+            spec = f"{name}:{settings}" if settings else name
+            assert str(parse_exchange(spec)) == spec
+
+
+def test_an_exchange_is_parsed_into_its_parts() -> None:
+    assert parse_exchange(" gather : aggregate = median ") == ExchangeConfig(
+        "gather", (("aggregate", "median"),)
+    )
+    assert parse_exchange("hierarchical:node=4") == ExchangeConfig("hierarchical", (), 4)
+    assert parse_exchange("hierarchical:between=sharded,node=4") == ExchangeConfig(
+        "hierarchical", (), 4, ExchangeConfig("sharded")
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("gathr", "no exchange named 'gathr'; did you mean 'gather'?"),
+        ("", f"no exchange named ''; there are {', '.join(exchange_classes())}"),
+        (
+            "gather:agregate=median",
+            "gather: unknown parameter ['agregate'], expected ['aggregate']",
+        ),
+        ("mean:aggregate=median", "mean: unknown parameter ['aggregate'], expected []"),
+        # The compressor is a field of the class, but no parameter of the spec.
+        ("gather:codec=topk", "gather: unknown parameter ['codec'], expected ['aggregate']"),
+        (
+            "gather:aggregate=medain",
+            "gather: aggregate must be one of "
+            "['mean', 'majority', 'median', 'trimmed', 'diameter'], got 'medain'",
+        ),
+        ("gather:", "gather: nothing after the colon in 'gather:'"),
+        ("hierarchical", "hierarchical: missing parameter ['node']"),
+        ("hierarchical:node=0", "hierarchical: node must be at least 1, got 0"),
+        (
+            "hierarchical:node=2,inside=mean",
+            "hierarchical: unknown parameter ['inside'], expected ['between', 'node']",
+        ),
+        (
+            "hierarchical:node=2,between=gathr",
+            "no exchange named 'gathr'; did you mean 'gather'?",
+        ),
+        (
+            "hierarchical:node=2,between=sharded:aggregate=median",
+            "sharded: unknown parameter ['aggregate'], expected []",
+        ),
+        (
+            "hierarchical:node=2,between=hierarchical",
+            "hierarchical: between must have one level, got 'hierarchical'",
+        ),
+    ],
+)
+def test_wrong_exchanges_are_refused_by_name(spec: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        parse_exchange(spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "dense"),
+    [
+        ("mean", "mean"),
+        ("gather", "mean"),
+        ("sharded", "mean"),
+        ("leader", "mean"),
+        # Robust aggregations need all gradients, also when they are sent as they are.
+        ("gather:aggregate=median", "gather:aggregate=median"),
+        ("hierarchical:node=2", "hierarchical:node=2,between=mean"),
+        ("hierarchical:node=2,between=sharded", "hierarchical:node=2,between=mean"),
+        (
+            "hierarchical:node=2,between=gather:aggregate=median",
+            "hierarchical:node=2,between=gather:aggregate=median",
+        ),
+    ],
+)
+def test_the_dense_form_of_an_exchange(spec: str, dense: str) -> None:
+    assert str(parse_exchange(spec).dense()) == dense
+
+
+@pytest.mark.parametrize(
+    ("spec", "across"),
+    [
+        ("gather:aggregate=median", "gather:aggregate=median"),
+        ("hierarchical:node=2", "auto"),
+        ("hierarchical:node=2,between=sharded", "sharded"),
+        ("hierarchical:node=2,between=gather:aggregate=median", "gather:aggregate=median"),
+    ],
+)
+def test_the_exchange_across_nodes(spec: str, across: str) -> None:
+    config = parse_exchange(spec)
+    assert str(config.across_nodes) == across
+    assert config.aggregate == ("median" if "median" in spec else "mean")
+
+
+@pytest.mark.parametrize(
+    ("spec", "ranks", "expected"),
+    [
+        ("mean", 8, 0),
+        ("gather", 8, 0),
+        ("gather:aggregate=majority", 8, 0),
+        ("gather:aggregate=median", 1, 0),
+        ("gather:aggregate=median", 8, 3),
+        ("gather:aggregate=trimmed", 8, 2),
+        ("gather:aggregate=diameter", 5, 1),
+        # Four nodes of two: a node with a faulty rank is lost as a whole.
+        ("hierarchical:node=2,between=gather:aggregate=median", 8, 1),
+        ("hierarchical:node=8,between=gather:aggregate=median", 8, 0),
+        ("hierarchical:node=2,between=gather", 8, 0),
+        ("hierarchical:node=2", 8, 0),
+    ],
+)
+def test_tolerated_faulty_ranks(spec: str, ranks: int, expected: int) -> None:
+    assert parse_exchange(spec).tolerated(ranks) == expected
+
+
+def test_an_exchange_wraps_a_compressor() -> None:
+    topk, powersgd = TopK(ratio=0.1), PowerSGD()
+    assert parse_exchange("gather").wrap(topk) == GatherExchange(topk)
+    assert parse_exchange("gather:aggregate=median").wrap(topk) == GatherExchange(topk, "median")
+    # A compressor of several rounds is an aggregator itself.
+    assert parse_exchange("mean").wrap(powersgd) is powersgd
+    two_levels = parse_exchange("hierarchical:node=2,between=gather")
+    assert two_levels.wrap(topk) == HierarchicalExchange(GatherExchange(topk), 2)
+    two_levels = parse_exchange("hierarchical:node=2,between=mean")
+    assert two_levels.wrap(powersgd) == HierarchicalExchange(powersgd, 2)
 
 
 def test_the_catalogue_is_the_folder() -> None:
@@ -223,12 +379,12 @@ def test_other_attributes_do_not_exist(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "meant"), [("Topk", "TopK"), ("topk", "TopK"), ("Attach", "attach")]
 )
-def test_what_was_meant_is_said(name: str, meant: str) -> None:
+def test_a_wrong_attribute_gives_a_hint(name: str, meant: str) -> None:
     with pytest.raises(AttributeError, match=f"no attribute '{name}'; did you mean '{meant}'\\?$"):
         getattr(gradwire, name)
 
 
-def test_all_that_exists_is_listed() -> None:
+def test_dir_lists_all_public_names() -> None:
     names = dir(gradwire)
     assert {*gradwire.__all__, "TopK", "PowerSGD", "__version__"} <= set(names)
     assert all(getattr(gradwire, name) is not None for name in names if not name.startswith("_"))

@@ -1,4 +1,4 @@
-"""Everything that the folders hold, as cases for the contract tests. No method is named here."""
+"""All classes of the catalogue folders as cases for the contract tests. No method is named here."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from torch import Tensor
 from gradwire.base import Compressor
 from gradwire.comm.simulated import Simulated
 from gradwire.engine.plan import check_exchange, check_memory, make_plan, open_lane
-from gradwire.engine.step import Lane, exchange, together
+from gradwire.engine.step import Lane, lane_rounds, run_rounds
 from gradwire.errors import ConfigError
 from gradwire.exchange.sharded import bounds
 from gradwire.spec import (
     compressor_classes,
     exchange_classes,
-    find_layers,
     format_spec,
     memory_classes,
     parse,
+    parse_exchange,
     parse_memory,
 )
 from gradwire.types import EncodeContext
@@ -41,7 +41,7 @@ class Case:
         return f"{self.spec}-{self.memory}-{self.exchange}"
 
     def lanes(self, like: Tensor, seed: int = 0) -> list[Lane]:
-        """One lane a rank, without a plan, so that edge sizes meet the method itself."""
+        """Returns one lane per rank, without a plan, so that edge sizes reach the method itself."""
         contexts = [
             EncodeContext(tuple(like.shape), rank, self.ranks, seed) for rank in range(self.ranks)
         ]
@@ -53,15 +53,15 @@ class Case:
 
     @property
     def ranks(self) -> int:
-        """Two nodes where there are nodes."""
-        layers = find_layers(self.exchange)
-        return RANKS if layers is None else 2 * layers.node
+        """The number of ranks: two nodes if the exchange has nodes."""
+        node = parse_exchange(self.exchange).node
+        return RANKS if node is None else 2 * node
 
     def compressor(self) -> Compressor:
         return parse(self.spec)
 
     def why_not(self) -> str | None:
-        """What the plan says against it."""
+        """Returns the reason why the plan refuses it, or None."""
         memory = parse_memory(self.memory)
         try:
             check_memory(self.compressor(), memory)
@@ -72,7 +72,7 @@ class Case:
 
 
 def singles() -> list[str]:
-    """Every method with every one of its example settings."""
+    """Returns every method with every one of its example settings."""
     return [
         format_spec(cls(**example))
         for cls in compressor_classes().values()
@@ -82,7 +82,7 @@ def singles() -> list[str]:
 
 @cache
 def pipelines() -> list[str]:
-    """Every sparsifier followed by every quantiser, each in its usual setting."""
+    """Returns every sparsifier followed by every quantiser, each in its usual setting."""
     usual = [format_spec(cls(**cls.examples[0])) for cls in compressor_classes().values()]
     found = []
     for one, two in product(usual, usual):
@@ -98,7 +98,7 @@ def memories() -> list[str]:
 
 
 def exchanges() -> list[str]:
-    """Every exchange with every one of its example settings."""
+    """Returns every exchange with every one of its example settings."""
     return [
         name + (":" if example else "") + ",".join(f"{k}={v}" for k, v in example.items())
         for name, cls in exchange_classes().items()
@@ -108,20 +108,22 @@ def exchanges() -> list[str]:
 
 @cache
 def usual_cases() -> list[Case]:
-    """Every setting of every method, and every pipeline, as `attach` would mount it."""
+    """Returns every setting of every method, and every pipeline, as `attach` would use it."""
     cases = []
     for spec in [*singles(), *pipelines()]:
         plan = make_plan(spec, None, "auto", [torch.zeros(40, 33)], RANKS)
-        cases.append(Case(spec, format_spec(plan.memory), plan.exchange))
+        cases.append(Case(spec, format_spec(plan.memory), str(plan.exchange)))
     return cases
 
 
 def combinations() -> Iterator[Case]:
-    """Every method in its usual setting with all of memory and exchange."""
+    """Yields every method in its usual setting with every memory and exchange."""
     usual = [format_spec(cls(**cls.examples[0])) for cls in compressor_classes().values()]
-    for spec, memory, way in product(usual, memories(), exchanges()):
-        votes = parse(spec).traits().is_vote and way.endswith("gather")
-        yield Case(spec, memory, f"{way}:aggregate=majority" if votes else way)
+    for spec, memory, exchange_name in product(usual, memories(), exchanges()):
+        is_vote = parse(spec).traits().is_vote and exchange_name.endswith("gather")
+        yield Case(
+            spec, memory, f"{exchange_name}:aggregate=majority" if is_vote else exchange_name
+        )
 
 
 @cache
@@ -150,26 +152,24 @@ def every_compressor() -> pytest.MarkDecorator:
 
 
 def run_step(lanes: list[Lane], grads: list[Tensor]) -> tuple[list[Tensor], Simulated]:
-    """One exchange among simulated ranks; returns what each rank has afterwards."""
+    """Runs one exchange among simulated ranks; returns the gradient of each rank afterwards."""
     network = Simulated(len(lanes))
     outs = [g.clone() for g in grads]
-    network.run([together([exchange(g, lane)]) for g, lane in zip(outs, lanes, strict=True)])
+    network.run([run_rounds([lane_rounds(g, lane)]) for g, lane in zip(outs, lanes, strict=True)])
     for lane in lanes:
-        lane.keep()
+        lane.commit()
     return outs, network
 
 
-def what_is_left(case: Case, lanes: list[Lane]) -> Tensor:
-    """The mean of what the ranks keep, plus what averaging ranks or nodes keep of their shards."""
-    residual_out = sum(
+def mean_residual(case: Case, lanes: list[Lane]) -> Tensor:
+    """Returns the mean residual of the ranks, plus what averaging ranks or nodes keep of shards."""
+    residual = sum(
         (lane.memory_state["residual"] for lane in lanes), torch.zeros(lanes[0].ctx.numel)
     )
-    residual_out = residual_out / len(lanes)
-    layers = find_layers(case.exchange)
-    speakers = lanes[:: 1 if layers is None else layers.node]
-    for lane, (start, stop) in zip(
-        speakers, bounds(residual_out.numel(), len(speakers)), strict=True
-    ):
+    residual = residual / len(lanes)
+    node = parse_exchange(case.exchange).node
+    senders = lanes[:: node or 1]
+    for lane, (start, stop) in zip(senders, bounds(residual.numel(), len(senders)), strict=True):
         if "server" in lane.aggregator_state:
-            residual_out[start:stop] += lane.aggregator_state["server"]
-    return residual_out
+            residual[start:stop] += lane.aggregator_state["server"]
+    return residual

@@ -1,24 +1,24 @@
-"""What becomes of many gradients: by hand, and among liars."""
+"""Aggregations of gradients: by hand, and with lying ranks."""
 
 import pytest
 import torch
 from torch import Tensor
 
 import gradwire
-from gradwire.base.aggregation import Aggregation, aggregate, check_aggregation, tolerated_faults
+from gradwire.base.aggregation import Aggregation, aggregate, check_aggregation, trimmed_ranks
 from gradwire.errors import ConfigError
 from lockstep import noise
 
 NAN = float("nan")
 ROBUST: tuple[Aggregation, ...] = ("median", "trimmed", "diameter")
-HEARD = torch.tensor([[1.0, -2.0], [2.0, 0.0], [3.0, 2.0], [4.0, -1.0], [100.0, 1.0]])
+GRADIENTS = torch.tensor([[1.0, -2.0], [2.0, 0.0], [3.0, 2.0], [4.0, -1.0], [100.0, 1.0]])
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
         ("mean", [22.0, 0.0]),
-        # Two signs against two, and a zero: nobody wins.
+        # Two signs against two, and a zero: a tie.
         ("majority", [1.0, 0.0]),
         ("median", [3.0, 0.0]),
         # One off at each end.
@@ -28,7 +28,7 @@ HEARD = torch.tensor([[1.0, -2.0], [2.0, 0.0], [3.0, 2.0], [4.0, -1.0], [100.0, 
     ],
 )
 def test_by_hand(name: Aggregation, expected: list[float]) -> None:
-    assert aggregate(HEARD, name).tolist() == expected
+    assert aggregate(GRADIENTS, name).tolist() == expected
 
 
 def test_the_median_of_an_even_number_is_the_middle_of_two() -> None:
@@ -56,17 +56,17 @@ def test_nothing_of_nothing(name: Aggregation) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "borne"), [(1, 0), (2, 0), (3, 1), (4, 1), (7, 1), (8, 2), (16, 4)]
+    ("ranks", "trimmed"), [(1, 0), (2, 0), (3, 1), (4, 1), (7, 1), (8, 2), (16, 4)]
 )
-def test_a_quarter_may_lie(ranks: int, borne: int) -> None:
-    assert tolerated_faults(ranks) == borne
+def test_a_quarter_may_lie(ranks: int, trimmed: int) -> None:
+    assert trimmed_ranks(ranks) == trimmed
 
 
-def lied(lie: float, liar: int, ranks: int = 5) -> tuple[Tensor, Tensor]:
-    """What all said and what the honest said; one worker lies in every entry."""
-    said = noise(ranks, 50)
-    said[liar] = lie
-    return said, said[torch.arange(ranks) != liar]
+def with_lying_rank(lie: float, lying_rank: int, ranks: int = 5) -> tuple[Tensor, Tensor]:
+    """Returns all gradients, one of them all `lie`, and those of the honest ranks."""
+    gradients = noise(ranks, 50)
+    gradients[lying_rank] = lie
+    return gradients, gradients[torch.arange(ranks) != lying_rank]
 
 
 def within(result: Tensor, honest: Tensor) -> bool:
@@ -75,30 +75,30 @@ def within(result: Tensor, honest: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("lie", [1e6, -1e6, 1e30, float("inf"), -float("inf"), NAN])
-@pytest.mark.parametrize("liar", range(5))
+@pytest.mark.parametrize("lying_rank", range(5))
 @pytest.mark.parametrize("name", ROBUST)
-def test_one_liar_of_five_moves_nothing_beyond_the_honest(
-    name: Aggregation, liar: int, lie: float
+def test_one_lying_rank_of_five_moves_nothing_beyond_the_honest(
+    name: Aggregation, lying_rank: int, lie: float
 ) -> None:
-    said, honest = lied(lie, liar)
-    assert within(aggregate(said, name), honest)
+    gradients, honest = with_lying_rank(lie, lying_rank)
+    assert within(aggregate(gradients, name), honest)
 
 
 @pytest.mark.parametrize("ranks", [13, 16])
-def test_liars_among_many_are_left_out(ranks: int) -> None:
-    """Beyond 12 ranks nearest neighbours stand for all ways to choose."""
-    said, honest = lied(1e6, 3, ranks)
-    assert within(aggregate(said, "diameter"), honest)
+def test_lying_ranks_among_many_are_left_out(ranks: int) -> None:
+    """Beyond 12 ranks only sets of nearest gradients are tried."""
+    gradients, honest = with_lying_rank(1e6, 3, ranks)
+    assert within(aggregate(gradients, "diameter"), honest)
 
 
-def test_without_a_robust_mean_one_liar_decides() -> None:
-    said, honest = lied(1e6, 2)
-    assert not within(aggregate(said, "mean"), honest)
+def test_one_lying_rank_decides_a_plain_mean() -> None:
+    gradients, honest = with_lying_rank(1e6, 2)
+    assert not within(aggregate(gradients, "mean"), honest)
 
 
 def test_a_mean_passes_nan_on() -> None:
-    said, _ = lied(NAN, 2)
-    assert aggregate(said, "mean").isnan().all()
+    gradients, _ = with_lying_rank(NAN, 2)
+    assert aggregate(gradients, "mean").isnan().all()
 
 
 def test_nan_is_no_vote() -> None:
@@ -108,8 +108,8 @@ def test_nan_is_no_vote() -> None:
 
 @pytest.mark.parametrize("name", ROBUST)
 def test_the_order_of_ranks_does_not_matter(name: Aggregation) -> None:
-    said, _ = lied(1e6, 1)
-    torch.testing.assert_close(aggregate(said, name), aggregate(said.flip(0), name))
+    gradients, _ = with_lying_rank(1e6, 1)
+    torch.testing.assert_close(aggregate(gradients, name), aggregate(gradients.flip(0), name))
 
 
 def test_an_unknown_name_is_refused() -> None:
@@ -122,10 +122,10 @@ def test_an_unknown_name_is_refused() -> None:
         )
 
 
-def descend(way: str, lie: float) -> float:
-    """The distance from the optimum where one worker of five lies in every step."""
+def descend(exchange_name: str, lie: float) -> float:
+    """Returns the distance from the optimum where one worker of five lies in every step."""
     optimum, x = noise(32, 40, seed=1), torch.zeros(32, 40)
-    sim = gradwire.simulate({"w": x}, "qsgd:bits=8", workers=5, exchange=way)
+    sim = gradwire.simulate({"w": x}, "qsgd:bits=8", workers=5, exchange=exchange_name)
     for step in range(25):
         grads = [{"w": x - optimum + 0.1 * noise(32, 40, seed=5 * step + r)} for r in range(5)]
         grads[2] = {"w": torch.full((32, 40), lie)}
@@ -134,16 +134,16 @@ def descend(way: str, lie: float) -> float:
 
 
 @pytest.mark.parametrize("name", ROBUST)
-def test_training_goes_on_beside_a_liar(name: str) -> None:
+def test_training_converges_despite_a_lying_rank(name: str) -> None:
     assert descend(f"gather:aggregate={name}", 1e6) < 0.1
 
 
-def test_the_mean_is_led_away_by_a_liar() -> None:
+def test_a_lying_rank_leads_the_mean_away() -> None:
     assert descend("gather", 1e6) > 1e3
 
 
 def test_the_median_of_sparse_messages() -> None:
-    """An entry that most ranks do not say is zero: sparse messages need ranks that agree."""
+    """An entry that most ranks do not send is zero: sparse messages need ranks that agree."""
     sim = gradwire.simulate(
         {"w": torch.zeros(64, 64)},
         "topk:ratio=0.1",
@@ -154,6 +154,6 @@ def test_the_median_of_sparse_messages() -> None:
     common = noise(64, 64)
     out = sim.step([{"w": common}, {"w": common}, {"w": 1e6 * noise(64, 64, seed=1)}])["w"]
     assert sim.stats()["exchange"] == "gather:aggregate=median"
-    said = out != 0
-    torch.testing.assert_close(out[said], common[said], rtol=0.01, atol=0)
-    assert 300 < said.sum() <= 410
+    sent = out != 0
+    torch.testing.assert_close(out[sent], common[sent], rtol=0.01, atol=0)
+    assert 300 < sent.sum() <= 410

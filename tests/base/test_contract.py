@@ -1,4 +1,4 @@
-"""What every method must do, with every memory and exchange that it may go with."""
+"""The contract of every method, with every memory and exchange that it may go with."""
 
 import io
 import json
@@ -15,9 +15,9 @@ from catalogue import (
     every_usual_case,
     illegal_cases,
     legal_cases,
+    mean_residual,
     memories,
     run_step,
-    what_is_left,
 )
 
 from gradwire.engine.step import Lane
@@ -36,15 +36,17 @@ def gradients(
 
 
 def resumed(lanes: list[Lane], fresh: list[Lane]) -> list[Lane]:
-    """Fresh lanes with the state of others, by way of a file."""
+    """Returns fresh lanes with the state of others, saved to a file and loaded."""
     file = io.BytesIO()
     torch.save([(lane.ctx.step, lane.memory_state, lane.aggregator_state) for lane in lanes], file)
     file.seek(0)
-    for lane, (step, kept, talk) in zip(fresh, torch.load(file, weights_only=True), strict=True):
+    for lane, (step, memory_state, aggregator_state) in zip(
+        fresh, torch.load(file, weights_only=True), strict=True
+    ):
         lane.ctx, lane.memory_state, lane.aggregator_state = (
             lane.ctx._replace(step=step),
-            kept,
-            talk,
+            memory_state,
+            aggregator_state,
         )
     return fresh
 
@@ -71,8 +73,8 @@ def test_sent_plus_left_is_given(case: Case) -> None:
         grads = gradients(shape, step, ranks=case.ranks)
         outs, _ = run_step(lanes, grads)
         sent, given = sent + outs[0], given + sum(grads) / case.ranks
-    residual_out = what_is_left(case, lanes).view(shape)
-    torch.testing.assert_close(sent + residual_out, given, rtol=1e-4, atol=1e-4)
+    residual = mean_residual(case, lanes).view(shape)
+    torch.testing.assert_close(sent + residual, given, rtol=1e-4, atol=1e-4)
 
 
 @every_legal_case()
@@ -148,7 +150,7 @@ def test_input_of_other_ranks_matters(case: Case) -> None:
 
 
 @pytest.mark.parametrize("memory", memories())
-def test_illegal_combinations_say_why(memory: str) -> None:
+def test_illegal_combinations_give_the_reason(memory: str) -> None:
     cases = [case for case in illegal_cases() if case.memory == memory]
     assert cases
     for case in cases:
@@ -156,6 +158,15 @@ def test_illegal_combinations_say_why(memory: str) -> None:
         assert reason is not None, case
         assert format_spec(parse(case.spec)) in reason
         assert "does not go with" in reason
+
+
+@every_compressor()
+def test_traits_and_layouts_are_computed_once(spec: str) -> None:
+    """Steps ask for them over and over; equal settings share one result."""
+    compressor, equal = parse(spec), parse(spec)
+    assert compressor.traits() is equal.traits()
+    if hasattr(compressor, "layout"):
+        assert compressor.layout(1000) is equal.layout(1000)
 
 
 @every_compressor()
@@ -176,17 +187,17 @@ def test_packed_and_unpacked_decodes_to_the_same(spec: str) -> None:
     compressor = parse(spec)
     x = torch.randn(1000, 3, generator=torch.Generator().manual_seed(0))
     payload = compressor.encode(x)
-    said = compressor.decode(payload)
-    assert said.shape == x.shape
+    decoded = compressor.decode(payload)
+    assert decoded.shape == x.shape
     if hasattr(compressor, "layout"):
         layout = compressor.layout(x.numel())
         [parts] = unpack(pack([payload.parts], [layout]), [layout])
         again = compressor.decode(replace(payload, parts=parts))
-        assert torch.equal(said, again)
+        assert torch.equal(decoded, again)
 
 
 @every_compressor()
-def test_same_turn_same_bytes(spec: str) -> None:
+def test_same_context_same_bytes(spec: str) -> None:
     compressor = parse(spec)
     x = torch.randn(50, 40, generator=torch.Generator().manual_seed(0))
     ctx = EncodeContext((50, 40), rank=1, world_size=3, seed=7, lane_id=5, step=2)
@@ -201,8 +212,8 @@ def test_contraction_means_closer_than_zero(spec: str) -> None:
     errors = []
     for step in range(20):
         x = torch.randn(64, 32, generator=generator)
-        said = compressor.decode(compressor.encode(x, EncodeContext((64, 32), step=step)))
-        errors.append(float((x - said).square().sum() / x.square().sum()))
+        decoded = compressor.decode(compressor.encode(x, EncodeContext((64, 32), step=step)))
+        errors.append(float((x - decoded).square().sum() / x.square().sum()))
     assert sum(errors) / len(errors) < 1
 
 

@@ -1,4 +1,4 @@
-"""Inputs of all sorts: every method has a defined answer to each, and none stops a run."""
+"""Inputs of all kinds: every method has a defined result for each, and none stops a run."""
 
 from typing import Any
 
@@ -20,8 +20,8 @@ MANY = 1_000_003
 """Odd, and no multiple of any bucket, block or chunk."""
 
 
-def blind(compressor: Compressor) -> bool:
-    """Whether it chooses entries without looking at them."""
+def selects_at_random(compressor: Compressor) -> bool:
+    """Returns whether it selects entries without reading them."""
     first = compressor.sparsifier if isinstance(compressor, Pipeline) else compressor
     return isinstance(first, Sparsifier) and not first.sends_indices
 
@@ -30,8 +30,8 @@ def normal(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-def syncs_host(lanes: list[Lane], place: int) -> bool:
-    """Whether a rank keeps what is no finite number there, to say it later."""
+def keeps_nonfinite(lanes: list[Lane], place: int) -> bool:
+    """Returns whether a rank keeps a non-finite entry at this position, to send it later."""
     kept = [lane.memory.unsent(lane.memory_state) for lane in lanes]
     return any(w is not None and not bool(w[place].isfinite()) for w in kept)
 
@@ -41,14 +41,14 @@ def test_a_million_entries_and_three(cls: type[Compressor]) -> None:
     compressor = cls(**cls.examples[0])
     x = normal(MANY)
     payload = compressor.encode(x)
-    said = compressor.decode(payload)
-    assert said.shape == x.shape
-    assert said.isfinite().all()
-    assert said.count_nonzero() > 0
+    decoded = compressor.decode(payload)
+    assert decoded.shape == x.shape
+    assert decoded.isfinite().all()
+    assert decoded.count_nonzero() > 0
     if not compressor.traits().variable_length:
         assert payload.nbytes == compressor.nbytes((MANY,))
     if compressor.traits().contraction:
-        assert (said - x).norm() < x.norm()
+        assert (decoded - x).norm() < x.norm()
 
 
 @pytest.mark.parametrize("cls", compressor_classes().values(), ids=lambda cls: cls.__name__)
@@ -76,7 +76,7 @@ def test_a_message_of_another_method_is_refused(cls: type[Compressor]) -> None:
 
 @pytest.mark.parametrize("given", [[1.0, 2.0], np.ones(8), None])
 @pytest.mark.parametrize("cls", compressor_classes().values(), ids=lambda cls: cls.__name__)
-def test_what_is_no_tensor_is_refused(cls: type[Compressor], given: Any) -> None:
+def test_an_input_that_is_no_tensor_is_refused(cls: type[Compressor], given: Any) -> None:
     kind = type(given).__name__
     with pytest.raises(ConfigError, match=f"a tensor is needed, got {kind}: torch.as_tensor"):
         cls(**cls.examples[0]).encode(given)
@@ -84,21 +84,21 @@ def test_what_is_no_tensor_is_refused(cls: type[Compressor], given: Any) -> None
 
 @every_usual_case()
 def test_constant(case: Case) -> None:
-    """Heard of within three steps, unless it is below what a method cares for."""
+    """It is sent within three steps, unless it is too small for the method."""
     for value in (-0.7, 3e-39):
         lanes = case.lanes(torch.zeros(SHAPE))
-        heard = 0
+        sent = 0
         for _ in range(3):
             outs, _ = run_step(lanes, [torch.full(SHAPE, value)] * RANKS)
             assert all(torch.equal(out, outs[0]) for out in outs)
             assert outs[0].isfinite().all()
-            heard += int(outs[0].count_nonzero())
-        assert heard or value == 3e-39
+            sent += int(outs[0].count_nonzero())
+        assert sent or value == 3e-39
 
 
 @every_usual_case()
 def test_one_huge_entry(case: Case) -> None:
-    """All stays finite, on every rank alike."""
+    """All entries stay finite, and equal on all ranks."""
     lanes = case.lanes(torch.zeros(SHAPE))
     grads = [normal(*SHAPE) for _ in range(RANKS)]
     grads[1].view(-1)[-1] = -1e30
@@ -110,8 +110,8 @@ def test_one_huge_entry(case: Case) -> None:
 
 
 @every_usual_case()
-def test_a_bad_number_shows_or_waits_or_has_no_vote(case: Case) -> None:
-    """And all ranks see the same. Only a blind choice without a memory may pass it by."""
+def test_a_non_finite_entry_appears_or_stays_in_the_residual_or_has_no_vote(case: Case) -> None:
+    """All ranks have the same result. Only a random selection without a memory may miss it."""
     for bad, place in ((torch.nan, 0), (torch.inf, 311), (-torch.inf, 599)):
         lanes = case.lanes(torch.zeros(SHAPE))
         grads = [normal(*SHAPE) for _ in range(RANKS)]
@@ -122,7 +122,7 @@ def test_a_bad_number_shows_or_waits_or_has_no_vote(case: Case) -> None:
         if case.compressor().traits().is_vote:
             assert not propagates_nonfinite
             assert outs[0].count_nonzero() > 0
-        elif not blind(case.compressor()):
+        elif not selects_at_random(case.compressor()):
             assert propagates_nonfinite
         elif case.memory == "residual":
-            assert propagates_nonfinite or syncs_host(lanes, place)
+            assert propagates_nonfinite or keeps_nonfinite(lanes, place)

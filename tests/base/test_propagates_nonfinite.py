@@ -1,4 +1,4 @@
-"""What `propagates_nonfinite` promises: the first message is not finite where any entry is not, and only there."""
+"""The trait `propagates_nonfinite`: the first message is non-finite iff an entry is."""
 
 import pytest
 import torch
@@ -6,13 +6,13 @@ from catalogue import Case, legal_cases, run_step, usual_cases
 from torch import Tensor
 
 from gradwire.engine.nonfinite import NonFiniteGuard
-from gradwire.engine.step import Lane, exchange
+from gradwire.engine.step import Lane, lane_rounds
 
 SHAPE = (61, 40)
 BAD = [float("nan"), float("inf"), float("-inf")]
 
 
-def showing(cases: list[Case]) -> list[Case]:
+def propagating(cases: list[Case]) -> list[Case]:
     like = torch.zeros(SHAPE)
     return [case for case in cases if case.lanes(like)[0].aggregator.propagates_nonfinite]
 
@@ -21,47 +21,48 @@ def gradient(seed: int) -> Tensor:
     return torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed))
 
 
-def begun(case: Case) -> Lane:
-    """A lane that remembers something."""
+def lane_with_state(case: Case) -> Lane:
+    """Returns a lane that has state."""
     lanes = case.lanes(torch.zeros(SHAPE))
     run_step(lanes, [gradient(rank) for rank in range(len(lanes))])
     return lanes[1]
 
 
 def is_raised(lane: Lane, grad: Tensor) -> bool:
-    """Whether who looks at the first message alone sees something."""
-    alarm = NonFiniteGuard([grad], [True])
-    alarm.asks({0: next(exchange(grad.clone(), lane))})
-    lane.forget()
-    return bool(alarm.raised)
+    """Returns whether a guard that checks the first message only raises its flag."""
+    guard = NonFiniteGuard([grad], [True])
+    guard.begin()
+    guard.requests({0: next(lane_rounds(grad.clone(), lane))})
+    lane.discard()
+    return bool(guard.flag)
 
 
-def check(lane: Lane, around: Tensor) -> None:
-    assert not is_raised(lane, around)
+def check(lane: Lane, base: Tensor) -> None:
+    assert not is_raised(lane, base)
     for number, bad in enumerate(BAD):
-        for place in (number, around.numel() // 2, around.numel() - 1):
-            grad = around.clone()
+        for place in (number, base.numel() // 2, base.numel() - 1):
+            grad = base.clone()
             grad.view(-1)[place] = bad
             assert is_raised(lane, grad), f"{bad} at {place}"
-    mixed = around.clone()
+    mixed = base.clone()
     mixed.view(-1)[5:8] = torch.tensor(BAD)
     assert is_raised(lane, mixed)
     assert is_raised(lane, torch.full(SHAPE, BAD[0]))
 
 
-@pytest.mark.parametrize("case", showing(usual_cases()), ids=str)
-def test_every_method_that_says_so_shows_what_is_not_finite(case: Case) -> None:
-    lane = begun(case)
+@pytest.mark.parametrize("case", propagating(usual_cases()), ids=str)
+def test_every_method_with_the_trait_propagates_non_finite_entries(case: Case) -> None:
+    lane = lane_with_state(case)
     check(lane, gradient(9))
     check(lane, torch.zeros(SHAPE))
 
 
-@pytest.mark.parametrize("case", showing(legal_cases()), ids=str)
+@pytest.mark.parametrize("case", propagating(legal_cases()), ids=str)
 def test_with_every_memory_and_exchange(case: Case) -> None:
-    lane, grad = begun(case), gradient(9)
+    lane, grad = lane_with_state(case), gradient(9)
     grad[7, 7] = BAD[1]
     assert is_raised(lane, grad)
 
 
 def test_most_methods_do() -> None:
-    assert len(showing(usual_cases())) > len(usual_cases()) / 2
+    assert len(propagating(usual_cases())) > len(usual_cases()) / 2

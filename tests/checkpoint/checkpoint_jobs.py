@@ -1,4 +1,4 @@
-"""What the ranks of the tests of checkpoint files do."""
+"""Jobs of the ranks in tests of checkpoint files."""
 
 from pathlib import Path
 

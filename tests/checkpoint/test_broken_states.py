@@ -1,4 +1,4 @@
-"""States that are broken, whoever broke them."""
+"""Broken states are refused."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,28 +24,28 @@ def gradients() -> list[dict[str, Tensor]]:
 
 BROKEN: dict[str, Callable[[Any], object]] = {
     "no lanes": lambda own: own.pop("lanes"),
-    "lanes of nothing": lambda own: own.update(lanes=None),
+    "lanes are None": lambda own: own.update(lanes=None),
     "no step": lambda own: own["lanes"]["bias"].pop("step"),
-    "step of a text": lambda own: own["lanes"]["bias"].update(step="x"),
+    "step is a string": lambda own: own["lanes"]["bias"].update(step="x"),
     "a negative step": lambda own: own["lanes"]["bias"].update(step=-1),
-    "kept of nothing": lambda own: own["lanes"]["bias"].update(kept=None),
-    "talk of a number": lambda own: own["lanes"]["bias"].update(talk={"q": 3}),
-    "a lane of nothing": lambda own: own["lanes"].update(bias=None),
-    "another type": lambda own: own["lanes"]["weight"]["kept"].update(
+    "no memory": lambda own: own["lanes"]["bias"].update(memory=None),
+    "a number as aggregator state": lambda own: own["lanes"]["bias"].update(aggregator={"q": 3}),
+    "a lane is None": lambda own: own["lanes"].update(bias=None),
+    "another dtype": lambda own: own["lanes"]["weight"]["memory"].update(
         residual=torch.zeros(1200, dtype=torch.float64)
     ),
-    "a loss scale of a text": lambda own: own.update(loss_scale="x"),
+    "loss scale is a string": lambda own: own.update(loss_scale="x"),
     "no loss scale": lambda own: own.pop("loss_scale"),
-    "a format of a tensor": lambda own: own.update(format=torch.ones(3)),
+    "format is a tensor": lambda own: own.update(format=torch.ones(3)),
 }
 
 
-@pytest.mark.parametrize("how", BROKEN)
-def test_a_broken_state_is_refused_and_leaves_no_trace(how: str) -> None:
+@pytest.mark.parametrize("defect", BROKEN)
+def test_a_broken_state_is_refused_and_changes_nothing(defect: str) -> None:
     saved, fresh = simulation(), simulation()
     saved.step(gradients())
     state = saved.state_dict()
-    BROKEN[how](state["0"])
+    BROKEN[defect](state["0"])
     before = str(fresh.state_dict())
     with pytest.raises(ConfigError, match=r"^state"):
         fresh.load_state_dict(state)
@@ -53,6 +53,6 @@ def test_a_broken_state_is_refused_and_leaves_no_trace(how: str) -> None:
 
 
 @pytest.mark.parametrize("state", [None, 3, {"0": None}])
-def test_what_is_no_state_is_refused(state: Any) -> None:
+def test_an_invalid_state_is_refused(state: Any) -> None:
     with pytest.raises(ConfigError, match=r"^state: "):
         simulation().load_state_dict(state)

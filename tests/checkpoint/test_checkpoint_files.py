@@ -20,7 +20,7 @@ def files(tmp_path: Path) -> Checkpoints:
     return Checkpoints(tmp_path / "run", rank=1, size=4)
 
 
-def test_gives_back_what_was_saved(files: Checkpoints) -> None:
+def test_loads_what_was_saved(files: Checkpoints) -> None:
     path = files.save(10, state(10))
     loaded: Any = files.load(10)
     assert torch.equal(loaded.pop("model")["weight"], state(10)["model"]["weight"])
@@ -36,7 +36,7 @@ def test_keeps_the_newest(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_leaves_the_files_of_others_alone(tmp_path: Path) -> None:
+def test_keeps_the_files_of_other_ranks(tmp_path: Path) -> None:
     ranks = [Checkpoints(tmp_path, rank, 12) for rank in (1, 11)]
     another_run = Checkpoints(tmp_path, 1, 2)
     another_run.save(1, state(1))
@@ -61,7 +61,7 @@ def test_a_truncated_file_is_never_chosen(files: Checkpoints) -> None:
     for size in (0, 1, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:size])
         assert files.steps() == [1]
-    with pytest.raises(ConfigError, match="rank 1 has no sound file of step 2"):
+    with pytest.raises(ConfigError, match="rank 1 has no intact file of step 2"):
         files.load(2)
 
 
@@ -70,9 +70,9 @@ def test_any_flipped_bit_is_found(files: Checkpoints) -> None:
     path = files.save(2, state(2))
     whole = path.read_bytes()
     for place in range(0, len(whole), 101):
-        spoilt = bytearray(whole)
-        spoilt[place] ^= 1 << place % 8
-        path.write_bytes(spoilt)
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(damaged)
         assert files.steps() == [1]
     path.write_bytes(whole)
     assert files.steps() == [1, 2]
@@ -93,13 +93,13 @@ def test_a_crash_while_saving_leaves_the_older_ones(
         files.save(3, state(3))
     monkeypatch.undo()
     assert files.steps() == [1, 2]
-    assert len(list(Path(files.folder).glob("*.draft"))) == 1
+    assert len(list(Path(files.folder).glob("*.tmp"))) == 1
     files.save(4, state(4))
     assert files.steps() == [2, 4]
-    assert not list(Path(files.folder).glob("*.draft"))
+    assert not list(Path(files.folder).glob("*.tmp"))
 
 
-def test_strange_files_are_no_checkpoints(files: Checkpoints) -> None:
+def test_other_files_are_ignored(files: Checkpoints) -> None:
     folder = files.save(1, state(1)).parent
     for name in ("notes.txt", "step2-rank1of4.pt", "step000000002-rank1of4-xyz.pt"):
         (folder / name).write_bytes(b"hello")
@@ -124,36 +124,36 @@ def test_objects_are_not_unpickled(files: Checkpoints) -> None:
         ({"folder": __file__}, f"folder must be a directory, got {__file__}"),
     ],
 )
-def test_refusals(settings: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=f"^checkpoints: {message}$"):
         Checkpoints(**{"folder": "x", "rank": 0, "size": 1, **settings})
 
 
 @pytest.mark.parametrize(
-    ("step", "given", "message"),
+    ("step", "state", "message"),
     [
         ("1", {}, "step must be a whole number, at least 0, got '1'"),
         (-1, {}, "step must be at least 0, got -1"),
         (1, None, "state must be a mapping, got NoneType"),
     ],
 )
-def test_what_could_not_be_loaded_is_not_saved(
-    files: Checkpoints, step: Any, given: Any, message: str
+def test_invalid_states_are_not_saved(
+    files: Checkpoints, step: Any, state: Any, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"^checkpoints: {message}$"):
-        files.save(step, given)
+        files.save(step, state)
     assert not Path(files.folder).exists()
 
 
 def test_resumes_from_the_newest_that_all_ranks_have(four_ranks: Ranks, tmp_path: Path) -> None:
-    """Rank 2's file of step 30 is spoilt, and rank 3 did not come to save step 40."""
+    """Rank 2's file of step 30 is damaged, and rank 3 did not save step 40."""
     for step, value, left in four_ranks.run(jobs.resume_job, str(tmp_path)):
         assert step == value == 20
         assert left == [20]
 
 
-def test_nothing_in_common_is_a_new_start(four_ranks: Ranks, tmp_path: Path) -> None:
-    """Rank 0 has nothing; what the others have must not meet what will be saved."""
+def test_resume_without_a_common_step(four_ranks: Ranks, tmp_path: Path) -> None:
+    """Rank 0 has no file; those of the others must not be combined with later ones."""
     for first, left in four_ranks.run(jobs.fresh_job, str(tmp_path)):
         assert first is None
         assert left == []

@@ -1,11 +1,11 @@
-"""States in one piece: a text, from which all comes back."""
+"""States as one JSON string, from which they are restored."""
 
 import io
 
 import pytest
 import torch
 
-from gradwire.checkpoint.json_state import seal, unseal
+from gradwire.checkpoint.json_state import from_json, to_json
 from gradwire.errors import ConfigError
 
 STATE = {
@@ -15,11 +15,11 @@ STATE = {
 }
 
 
-def test_all_comes_back_by_way_of_a_file() -> None:
+def test_a_state_survives_a_file() -> None:
     file = io.BytesIO()
-    torch.save(seal(STATE), file)
+    torch.save(to_json(STATE), file)
     file.seek(0)
-    back = unseal(torch.load(file, weights_only=True), torch.device("cpu"))
+    back = from_json(torch.load(file, weights_only=True), torch.device("cpu"))
     assert isinstance(back, dict)
     assert back["numbers"] == STATE["numbers"]
     for name, tensor in STATE["by name"].items():  # type: ignore[attr-defined]
@@ -28,17 +28,17 @@ def test_all_comes_back_by_way_of_a_file() -> None:
     assert str(back["deep"][0]["x"][0].tolist()) == "[1.5, nan]"
 
 
-def test_what_comes_back_can_be_written() -> None:
-    back = unseal(seal({"a": torch.ones(3)}), torch.device("cpu"))
+def test_restored_tensors_are_writable() -> None:
+    back = from_json(to_json({"a": torch.ones(3)}), torch.device("cpu"))
     assert isinstance(back, dict)
     assert torch.equal(back["a"].mul_(2), torch.full((3,), 2.0))
 
 
-def test_it_is_one_text() -> None:
-    assert isinstance(seal(STATE), str)
+def test_the_result_is_a_string() -> None:
+    assert isinstance(to_json(STATE), str)
 
 
-@pytest.mark.parametrize("text", [None, 5, {}, "", "garbage", seal(STATE)[:-9]])
-def test_what_is_broken_is_refused(text: object) -> None:
-    with pytest.raises(ConfigError, match=r"^state: a sealed part "):
-        unseal(text, torch.device("cpu"))
+@pytest.mark.parametrize("text", [None, 5, {}, "", "garbage", to_json(STATE)[:-9]])
+def test_broken_json_is_refused(text: object) -> None:
+    with pytest.raises(ConfigError, match=r"^state: a JSON part "):
+        from_json(text, torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""What waits to be said, when ranks become more or fewer."""
+"""Residuals after a change of the number of ranks."""
 
 import pytest
 import torch
@@ -16,8 +16,8 @@ def simulation(workers: int) -> gradwire.Simulation:
     return gradwire.simulate(tensors, "topk:ratio=0.05", workers=workers, exchange="sharded")
 
 
-def owed(run: gradwire.Simulation) -> Tensor:
-    """The sum over ranks; what averaging ranks keep counts once for each of them."""
+def total_residual(run: gradwire.Simulation) -> Tensor:
+    """Returns the sum over ranks; the residuals of shards count once for each rank."""
     lanes = [worker.lanes["weight"] for worker in run.workers]
     server = torch.cat([lane.aggregator_state["server"] for lane in lanes])
     return (
@@ -26,17 +26,17 @@ def owed(run: gradwire.Simulation) -> Tensor:
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4), (3, 3)])
-def test_what_is_folded_stays_the_same_sum(before: int, after: int) -> None:
+def test_folding_keeps_the_sum(before: int, after: int) -> None:
     old, new = simulation(before), simulation(after)
     for _ in range(3):
         old.step([{"weight": torch.randn(SHAPE)} for _ in range(before)])
     states = [save(worker) for worker in old.workers]
     for worker in new.workers:
         load_resized(worker, states, "fold")
-    assert owed(old).norm() > 1
-    torch.testing.assert_close(owed(new), owed(old), rtol=1e-5, atol=1e-5)
+    assert total_residual(old).norm() > 1
+    torch.testing.assert_close(total_residual(new), total_residual(old), rtol=1e-5, atol=1e-5)
 
 
-def test_there_must_be_states() -> None:
+def test_states_are_required() -> None:
     with pytest.raises(ConfigError, match="needs the states of all ranks"):
         load_resized(simulation(2).workers[0], [], "fold")

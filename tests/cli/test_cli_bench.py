@@ -3,14 +3,15 @@ from pathlib import Path
 import pytest
 
 from gradwire import cli
-from gradwire.bench.records import schema as records
+from gradwire.bench.records.files import append, read
+from gradwire.bench.records.schema import StepRecord
 from gradwire.version import VERSION
 from synthetic_others import others
 from synthetic_runs import train
 
 
 def gradwire(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    """The exit code of the command."""
+    """Runs the command and returns its exit code."""
     monkeypatch.setattr("sys.argv", ["gradwire", *words])
     with pytest.raises(SystemExit) as end:
         cli.run()
@@ -31,7 +32,7 @@ def gradwire(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
         ),
         ("bench step --workload resnet9", "CIFAR-10: name its folder with --data DIR"),
         ("bench step --workload mlp --device tpu", "bench: device must be cpu or cuda, got 'tpu'"),
-        ("bench train", "bench train: say steps or epochs, got None and None"),
+        ("bench train", "bench train: expected steps or epochs, got None and None"),
         ("bench train --steps 2 --seeds 0,x", "seeds: expected numbers such as 0,1,2, got '0,x'"),
         ("bench train --steps 2 --seeds 1,1", "bench train: seeds must be different numbers"),
         ("bench train --steps 2 --seeds -1", "bench: seeds must not be negative, got -1"),
@@ -74,7 +75,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 
 
 @pytest.mark.parametrize("words", ["bench step", "bench train --steps 2", "bench kernels", "demo"])
-def test_records_are_not_added_to_what_is_no_file_of_them(
+def test_records_are_not_appended_to_other_files(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, words: str
 ) -> None:
     path = tmp_path / "notes.txt"
@@ -98,9 +99,9 @@ def test_bench_step_writes_the_fields_that_others_rely_on(
     words = "bench step --workers 2 --rate none --steps 3 --warmup 1 --cases none,ddp-fp32 --json"
     assert gradwire(monkeypatch, *words.split(), str(path)) == 0
     assert "links not shaped" in capsys.readouterr().out
-    dense, ours = records.read([path])
-    assert isinstance(dense, records.StepRecord)
-    assert isinstance(ours, records.StepRecord)
+    dense, ours = read([path])
+    assert isinstance(dense, StepRecord)
+    assert isinstance(ours, StepRecord)
     assert (dense.spec, ours.spec) == ("ddp-fp32", "none")
     assert (ours.workers, ours.rate, ours.steps, ours.batch) == (2, None, 3, 32)
     assert ours.parameters == 5_824_522
@@ -111,14 +112,14 @@ def test_bench_step_writes_the_fields_that_others_rely_on(
     assert "5.82 M parameters" in page.read_text()
 
 
-def test_a_report_of_a_folder_has_all_that_is_in_it(
+def test_a_report_of_a_folder_shows_all_its_records(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     page = tmp_path / "report.html"
     assert gradwire(monkeypatch, "report", str(tmp_path), "-o", str(page)) == 2
     assert f"(*.jsonl) in the folder {tmp_path}\n" in capsys.readouterr().err
     for record in (*others(), train("sign", 356, 32)):
-        records.append(tmp_path / "deep" / f"{record.kind}.jsonl", record)
+        append(tmp_path / "deep" / f"{record.kind}.jsonl", record)
     assert gradwire(monkeypatch, "report", str(tmp_path), "-o", str(page)) == 0
     assert capsys.readouterr().out == f"{page}\n"
     assert "of kind kill" in page.read_text()

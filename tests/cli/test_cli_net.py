@@ -22,7 +22,7 @@ TOKEN = "GRADWIRE_TEST_TOKEN"
 
 @pytest.fixture
 def token(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A word in the environment of whatever the test starts."""
+    """Sets a variable in the environment of all processes that the test starts."""
     word = uuid.uuid4().hex
     monkeypatch.setenv(TOKEN, word)
     return word
@@ -36,7 +36,7 @@ def gradwire(*words: str) -> "subprocess.CompletedProcess[str]":
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
-    """Exit code, output and complaints of a command, in this process, which has imported all."""
+    """Runs a command in this process and returns exit code, stdout and stderr."""
 
     def run(*words: str) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["gradwire", *words])
@@ -60,7 +60,7 @@ def processes_with(token: str) -> set[int]:
 
 
 def all_gone(token: str) -> bool:
-    """Whether what the test started has ended, and its namespaces with it, which have no names."""
+    """Returns True if all processes of the test, and so their namespaces, have ended."""
     deadline_s = time.monotonic() + 5
     while processes_with(token):
         if time.monotonic() > deadline_s:
@@ -105,9 +105,9 @@ def test_a_signal_leaves_nothing(
     emulated: None, token: str, number: signal.Signals, code: int
 ) -> None:
     before = visible_network()
-    # A shell that runs us in the background hands down an ignored SIGINT.
+    # A shell that runs the tests in the background passes on an ignored SIGINT.
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Silent from then on, so that no broken pipe ends them; and with a child that must end, too.
+    # Silent after that, so that no broken pipe ends them; their child must end, too.
     script = "echo tick; sleep 50 & wait"
     with subprocess.Popen(
         [*GRADWIRE, "net", "--workers", "2", "--", "sh", "-c", script],
@@ -140,7 +140,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(here: Here, words: list[str], mes
     assert err.count("\n") == 1
 
 
-def test_a_program_that_is_not_there(emulated: None, here: Here) -> None:
+def test_a_missing_program_is_named(emulated: None, here: Here) -> None:
     code, _, err = here("net", "--", "no-such-program")
     assert code == 2
     assert err.startswith("gradwire: command: cannot run 'no-such-program'")
@@ -152,8 +152,8 @@ def test_an_unknown_command_is_named(here: Here) -> None:
     assert "No such command 'nett'" in err
 
 
-def test_without_the_rights_it_says_so(emulated: None) -> None:
-    # PR_CAPBSET_DROP takes CAP_SYS_ADMIN from whatever is executed next.
+def test_missing_rights_are_reported(emulated: None) -> None:
+    # PR_CAPBSET_DROP takes CAP_SYS_ADMIN from the next executed program.
     drop = "import ctypes, os, sys; ctypes.CDLL(None).prctl(24, 21); "
     drop += "os.execv(sys.argv[1], sys.argv[1:])"
     done = subprocess.run(

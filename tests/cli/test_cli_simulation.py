@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from gradwire import cli
-from gradwire.bench.predictions.forecast_records import read_forecasts
-from gradwire.bench.records.schema import TrainRecord, read
+from gradwire.bench.predictions.forecast_records import read_predictions
+from gradwire.bench.records.files import read
+from gradwire.bench.records.schema import TrainRecord
 
 
 def gradwire(monkeypatch: pytest.MonkeyPatch, words: str) -> object:
@@ -31,7 +32,7 @@ def gradwire(monkeypatch: pytest.MonkeyPatch, words: str) -> object:
         ("simulate --case torch-powersgd:rank=1", "torch-powersgd:rank=1: torch's own hooks"),
         (
             "simulate --case efsign,topk:ratio=0.1@controller=autopilot",
-            "topk:ratio=0.1@controller=autopilot: what a controller decides shows in training",
+            "topk:ratio=0.1@controller=autopilot: a controller decides during training",
         ),
         ("simulate --workload mlp-tiny --steps 0", "simulate: steps must be at least 1, got 0"),
         ("simulate --device tpu", "bench: device must be cpu or cuda, got 'tpu'"),
@@ -58,7 +59,7 @@ def test_a_mistake_is_one_line(
         "advise --workload mlp-tiny --rate 1gbit",
     ],
 )
-def test_a_place_for_records_is_tried_before_anything_is_measured(
+def test_the_record_file_is_checked_before_measuring(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -79,7 +80,7 @@ def test_a_thousand_workers(
     words = "simulate --workload mlp-tiny --workers 2,1024 --case ddp-fp32,efsign --rate 100mbit"
     assert gradwire(monkeypatch, f"{words} --latency 1ms --json {path}") == 0
     assert "Sent per step and worker" in capsys.readouterr().out
-    found = {(r.spec, r.workers): r for r in read_forecasts(path)}
+    found = {(r.spec, r.workers): r for r in read_predictions(path)}
     assert found.keys() == {(s, n) for s in ("ddp-fp32", "efsign") for n in (2, 1024)}
     dense = found["ddp-fp32", 1024]
     assert dense.sent_bytes == pytest.approx(2 * 1023 / 1024 * 4 * dense.parameters, rel=1e-3)
@@ -87,7 +88,7 @@ def test_a_thousand_workers(
     assert dense.wire_ms == pytest.approx(2046 + 8 * dense.sent_bytes / 1e5, rel=1e-3)
 
 
-def test_controllers_steer_simulated_training(
+def test_controllers_change_settings_in_simulated_training(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = tmp_path / "t.jsonl"
@@ -98,14 +99,14 @@ def test_controllers_steer_simulated_training(
     assert alone.timeline == ()
     assert [(c.step, c.setting) for c in led.timeline] == [(0, "none"), (10, "topk:ratio=0.1")]
     assert led.timeline[1].reason == "10 steps have passed"
-    # Ten dense steps, then ten like those of the other.
+    # Ten dense steps, then ten equal to those of the other run.
     assert alone.sent_bytes is not None
     assert alone.dense_bytes is not None
     assert led.sent_bytes == pytest.approx((alone.sent_bytes + alone.dense_bytes) / 2, rel=0.01)
     assert led.points[-1].time_s > 2 * alone.points[-1].time_s
 
 
-def test_advice_is_printed_with_a_verdict(
+def test_advice_ends_with_a_recommendation(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     words = "advise --workload mlp-tiny --workers 4 --rate 1mbit --case powersgd:rank=1,efsign"
@@ -113,7 +114,7 @@ def test_advice_is_printed_with_a_verdict(
     out = capsys.readouterr().out
     assert "4 workers, links of 1mbit, 0.1 ms" in out
     assert "Use " in out.splitlines()[-1]
-    records = read_forecasts(tmp_path / "a.jsonl")
+    records = read_predictions(tmp_path / "a.jsonl")
     assert len(records) == 4
     [advised] = [record.spec for record in records if record.advised]
     assert f"Use {advised}:" in out.splitlines()[-1]

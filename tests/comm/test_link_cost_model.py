@@ -1,4 +1,4 @@
-"""Costs of calls by hand, and links that are found again from what was measured on them."""
+"""Costs of collectives by hand, and link models recovered from measured durations."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from gradwire.comm.cost_model import (
 )
 from gradwire.errors import ConfigError
 
-# Half a second a hop, a megabyte a second.
+# Half a second per hop, a megabyte per second.
 LINK = LinkModel(latency_s=0.5, rate_bits=8e6)
 
 
@@ -23,7 +23,7 @@ LINK = LinkModel(latency_s=0.5, rate_bits=8e6)
     [
         ("mean", 6 * (0.5 + 0.25)),
         ("gather", 3 * (0.5 + 1)),
-        ("scatter", 0.5 + 1),
+        ("all_to_all", 0.5 + 1),
         ("broadcast", 2 * (0.5 + 1)),
     ],
 )
@@ -32,7 +32,7 @@ def test_a_megabyte_among_four_by_hand(kind: Kind, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_rank_alone_waits_for_nobody(kind: Kind) -> None:
+def test_a_collective_of_one_rank_takes_no_time(kind: Kind) -> None:
     assert LINK.call_s(kind, 10**6, 1) == 0
 
 
@@ -46,7 +46,7 @@ def test_a_tree_grows_by_levels() -> None:
 
 @pytest.mark.parametrize("size", [2, 8])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_link_is_found_again_from_two_calls(kind: Kind, size: int) -> None:
+def test_fit_recovers_a_link_from_two_collectives(kind: Kind, size: int) -> None:
     small, large = ((n, LINK.call_s(kind, n, size)) for n in (4096, 10**6))
     found = fit(kind, size, small, large)
     assert found.latency_s == pytest.approx(LINK.latency_s)
@@ -64,12 +64,12 @@ def test_work_is_counted_by_hops_and_bytes() -> None:
     assert link.work_s("gather", 1000, 3) == pytest.approx(2 * 2.0 + 2 * 1000 * 0.001)
 
 
-def test_calls_inside_nodes_have_a_link_of_their_own() -> None:
+def test_collectives_inside_nodes_use_their_own_link() -> None:
     fast, measured = LinkModel(rate_bits=1e11), LinkModel(rate_bits=5e8)
     network = Network(LINK, inside=fast, measured={"gather": measured})
-    assert network.of("gather", inside=True) is fast
-    assert network.of("gather", inside=False) is measured
-    assert network.of("mean", inside=False) is LINK
+    assert network.link_for("gather", inside=True) is fast
+    assert network.link_for("gather", inside=False) is measured
+    assert network.link_for("mean", inside=False) is LINK
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_impossible_links_are_refused(settings: dict[str, float], message: str) 
 @pytest.mark.parametrize(
     ("text", "seconds"), [("0.1ms", 1e-4), ("50us", 5e-5), ("2 s", 2.0), ("0ms", 0.0)]
 )
-def test_latencies_are_read(text: str, seconds: float) -> None:
+def test_latencies_are_parsed(text: str, seconds: float) -> None:
     assert parse_latency(text) == pytest.approx(seconds)
 
 
@@ -108,14 +108,14 @@ def test_a_latency_needs_a_unit(text: str) -> None:
         (" 10 Gbit ", 10_000_000_000),
     ],
 )
-def test_reads_what_people_write(text: str, rate_bits: int) -> None:
+def test_rates_are_parsed(text: str, rate_bits: int) -> None:
     assert parse_rate(text) == rate_bits
 
 
 @pytest.mark.parametrize(
     "text", ["fast", "", "100", "mbit", "-1mbit", "1e3bit", "100mbps", "1,5gbit"]
 )
-def test_refuses_the_rest_with_an_example(text: str) -> None:
+def test_other_rates_are_refused_with_an_example(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_rate(text)
     assert str(caught.value) == (
@@ -123,15 +123,15 @@ def test_refuses_the_rest_with_an_example(text: str) -> None:
     )
 
 
-def test_refuses_a_rate_of_nothing() -> None:
+def test_a_rate_of_zero_is_refused() -> None:
     with pytest.raises(ConfigError, match="rate: must be at least 1bit, got '0mbit'"):
         parse_rate("0mbit")
 
 
 @pytest.mark.parametrize("text", ["999bit", "1kbit", "100mbit", "1gbit", "1.5gbit", "33.333mbit"])
-def test_prints_what_it_reads(text: str) -> None:
+def test_formatting_inverts_parsing(text: str) -> None:
     assert format_rate(parse_rate(text)) == text
 
 
-def test_prints_an_idle_link() -> None:
+def test_a_rate_of_zero_is_formatted() -> None:
     assert format_rate(0) == "0bit"

@@ -1,4 +1,4 @@
-"""Simulated ranks: answers in rank order, bytes by formula, and no talking past each other."""
+"""Simulated ranks: results in rank order, bytes by formula, and mismatches that are refused."""
 
 import pytest
 import torch
@@ -10,22 +10,22 @@ from gradwire.comm.simulated import Simulated
 from gradwire.errors import PeerError
 
 
-def talk(*calls: Collective) -> CollectiveProgram[list[list[Tensor]]]:
-    """Makes the calls one after the other, and returns all answers."""
+def run_all(*calls: Collective) -> CollectiveProgram[list[list[Tensor]]]:
+    """Runs the collectives one after the other, and returns all results."""
     answers = []
     for call in calls:
         answers.append((yield call))
     return answers
 
 
-def letter(*values: int) -> Tensor:
+def message(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.uint8)
 
 
 def one_call(calls: list[Collective]) -> tuple[list[list[Tensor]], list[Meter]]:
-    """Each rank's answer to its call, and its meter."""
+    """Returns each rank's result of its collective, and its meter."""
     network = Simulated(len(calls))
-    answers = network.run([talk(call) for call in calls])
+    answers = network.run([run_all(call) for call in calls])
     return [answer[0] for answer in answers], network.meters
 
 
@@ -48,7 +48,7 @@ def test_mean_divides_before_it_adds() -> None:
 
 
 def test_gather_of_known_sizes() -> None:
-    answers, meters = one_call([Collective("gather", [letter(r, r)], [2, 2, 2]) for r in range(3)])
+    answers, meters = one_call([Collective("gather", [message(r, r)], [2, 2, 2]) for r in range(3)])
     for answer in answers:
         assert [buffer.tolist() for buffer in answer] == [[0, 0], [1, 1], [2, 2]]
     for meter in meters:
@@ -56,9 +56,9 @@ def test_gather_of_known_sizes() -> None:
         assert (meter.calls, meter.message_bytes) == (1, 2)
 
 
-def test_gather_of_unknown_sizes_tells_them_first() -> None:
-    """Eight bytes of size, then messages padded to the longest."""
-    calls = [Collective("gather", [letter(*range(length))]) for length in (0, 3, 1)]
+def test_gather_of_unknown_sizes_exchanges_them_first() -> None:
+    """Sends eight bytes of size, then messages padded to the longest."""
+    calls = [Collective("gather", [message(*range(length))]) for length in (0, 3, 1)]
     answers, meters = one_call(calls)
     for answer in answers:
         assert [buffer.tolist() for buffer in answer] == [[], [0, 1, 2], [0]]
@@ -68,14 +68,14 @@ def test_gather_of_unknown_sizes_tells_them_first() -> None:
 
 
 def test_gather_of_different_known_sizes_is_padded() -> None:
-    _, meters = one_call([Collective("gather", [letter(*range(n))], [1, 3]) for n in (1, 3)])
+    _, meters = one_call([Collective("gather", [message(*range(n))], [1, 3]) for n in (1, 3)])
     assert [meter.sent_bytes for meter in meters] == [3, 3]
 
 
 def test_scatter_of_known_sizes() -> None:
     calls = [
         Collective(
-            "scatter", [letter(*[10 * rank + to] * (to + 1)) for to in range(3)], [rank + 1] * 3
+            "all_to_all", [message(*[10 * rank + to] * (to + 1)) for to in range(3)], [rank + 1] * 3
         )
         for rank in range(3)
     ]
@@ -89,42 +89,42 @@ def test_scatter_of_known_sizes() -> None:
     assert [meter.received_bytes for meter in meters] == [2 * 1, 2 * 2, 2 * 3]
 
 
-def test_scatter_of_unknown_sizes_tells_them_first() -> None:
-    """As a gather does: eight bytes to and from every other rank."""
-    calls = [Collective("scatter", [letter(1), letter(1, 2), letter()]) for _ in range(3)]
+def test_scatter_of_unknown_sizes_exchanges_them_first() -> None:
+    """Sends eight bytes to every other rank and receives as many, as a gather does."""
+    calls = [Collective("all_to_all", [message(1), message(1, 2), message()]) for _ in range(3)]
     _, meters = one_call(calls)
     assert [meter.sent_bytes for meter in meters] == [2 * 8 + n for n in (2, 1, 3)]
     assert [meter.received_bytes for meter in meters] == [2 * 8 + n for n in (2, 4, 0)]
 
 
 def test_broadcast() -> None:
-    answers, meters = one_call([Collective("broadcast", [letter(r, r)], root=1) for r in range(3)])
+    answers, meters = one_call([Collective("broadcast", [message(r, r)], root=1) for r in range(3)])
     assert [answer[0].tolist() for answer in answers] == [[1, 1]] * 3
     assert [meter.sent_bytes for meter in meters] == [0, 2, 0]
     assert [meter.received_bytes for meter in meters] == [2, 0, 2]
 
 
-@pytest.mark.parametrize("kind", ["mean", "gather", "scatter"])
+@pytest.mark.parametrize("kind", ["mean", "gather", "all_to_all"])
 def test_one_rank_sends_nothing(kind: str) -> None:
     _, [meter] = one_call([Collective(kind, [torch.ones(4)])])  # type: ignore[arg-type]
     assert (meter.sent_bytes, meter.received_bytes) == (0, 0)
 
 
-def test_a_conversation_without_calls() -> None:
-    assert Simulated(2).run([talk(), talk()]) == [[], []]
+def test_a_program_without_collectives() -> None:
+    assert Simulated(2).run([run_all(), run_all()]) == [[], []]
 
 
-def test_different_calls_are_out_of_step() -> None:
+def test_different_collectives_are_out_of_step() -> None:
     with pytest.raises(PeerError, match="simulated ranks are out of step"):
-        one_call([Collective("mean", [torch.ones(4)]), Collective("gather", [letter(1)])])
+        one_call([Collective("mean", [torch.ones(4)]), Collective("gather", [message(1)])])
 
 
-@pytest.mark.parametrize("quiet", [0, 1])
-def test_a_rank_that_has_finished_is_out_of_step(quiet: int) -> None:
+@pytest.mark.parametrize("finished", [0, 1])
+def test_a_rank_that_has_finished_is_out_of_step(finished: int) -> None:
     calls = [[Collective("mean", [torch.ones(4)])] * 2 for _ in range(2)]
-    calls[quiet].pop()
+    calls[finished].pop()
     with pytest.raises(PeerError, match="simulated ranks are out of step"):
-        Simulated(2).run([talk(*row) for row in calls])
+        Simulated(2).run([run_all(*row) for row in calls])
 
 
 @pytest.mark.parametrize(
@@ -141,17 +141,17 @@ def test_a_rank_that_has_finished_is_out_of_step(quiet: int) -> None:
             id="means of two types",
         ),
         pytest.param(
-            [Collective("broadcast", [letter(1)], root=r) for r in (0, 1)], id="two roots"
+            [Collective("broadcast", [message(1)], root=r) for r in (0, 1)], id="two roots"
         ),
         pytest.param(
             [
-                Collective("gather", [letter(1)], [1, 1]),
-                Collective("gather", [letter(1, 2)], [2, 2]),
+                Collective("gather", [message(1)], [1, 1]),
+                Collective("gather", [message(1, 2)], [2, 2]),
             ],
             id="other sizes than agreed",
         ),
     ],
 )
-def test_calls_that_do_not_match_are_out_of_step(calls: list[Collective]) -> None:
+def test_collectives_that_do_not_match_are_out_of_step(calls: list[Collective]) -> None:
     with pytest.raises(PeerError):
         one_call(calls)

@@ -1,4 +1,4 @@
-"""What the tests of all methods share."""
+"""Fixtures of the tests of all methods."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from gradwire import kernels
 
 @pytest.fixture(params=["numba", "reference"])
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each kernel backend in turn, pinned for one test."""
+    """Pins each CPU kernel backend in turn for one test."""
     kernels.use(request.param)
     yield request.param
     kernels.use("auto")

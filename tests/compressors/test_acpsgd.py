@@ -4,10 +4,10 @@ from hashlib import sha256
 
 import pytest
 import torch
-from few_ranks import CPU, Ranks, normal, said, squared_error, with_entry
+from few_ranks import CPU, Ranks, normal, roundtrip, squared_error, with_entry
 from torch import Tensor
 
-from gradwire.compressors.acpsgd import ANEW, AcpSGD
+from gradwire.compressors.acpsgd import REDRAW_EVERY, AcpSGD
 from gradwire.errors import ConfigError
 from gradwire.types import EFInput, EncodeContext, Mean
 
@@ -20,17 +20,17 @@ def test_two_steps_by_hand() -> None:
     """Two rows (3, 4) and two of zeros: with Q = (.6, .8), P is (5, 5, 0, 0)."""
     flat = torch.tensor([3.0, 4.0, 3.0, 4.0, 0.0, 0.0, 0.0, 0.0])
     state = {"p": torch.zeros(4, 1), "q": torch.tensor([[0.6], [0.8]])}
-    talk = AcpSGD().rounds(EFInput(flat.clone()), state, EncodeContext((4, 2)))
-    request = next(talk)
+    rounds = AcpSGD().rounds(EFInput(flat.clone()), state, EncodeContext((4, 2)))
+    request = next(rounds)
     assert isinstance(request, Mean)
     torch.testing.assert_close(request.parts[0], torch.tensor([[5.0], [5.0], [0.0], [0.0]]))
     with pytest.raises(StopIteration) as end:
-        talk.send([request.parts])
+        rounds.send([request.parts])
     torch.testing.assert_close(end.value.value, flat)
     torch.testing.assert_close(state["p"], torch.tensor([[5.0], [5.0], [0.0], [0.0]]))
-    talk = AcpSGD().rounds(EFInput(flat.clone()), state, EncodeContext((4, 2), step=1))
+    rounds = AcpSGD().rounds(EFInput(flat.clone()), state, EncodeContext((4, 2), step=1))
     half = 0.5**0.5
-    torch.testing.assert_close(next(talk).parts[0], torch.tensor([[6 * half], [8 * half]]))
+    torch.testing.assert_close(next(rounds).parts[0], torch.tensor([[6 * half], [8 * half]]))
 
 
 @pytest.mark.parametrize(
@@ -40,12 +40,12 @@ def test_two_steps_by_hand() -> None:
 def test_exact_on_a_gradient_of_that_rank(rank: int, shape: tuple[int, ...], memory: str) -> None:
     m = low_rank(shape[0], torch.Size(shape[1:]).numel(), rank).view(shape)
     ranks = Ranks(AcpSGD(rank=rank), memory, "mean", shape)
-    heard = torch.stack([ranks.step(m, m) for _ in range(6)])
+    decoded = torch.stack([ranks.step(m, m) for _ in range(6)])
     if memory == "none":
-        assert all(squared_error(m, out) < 1e-8 for out in heard[1:])
-    # What an even step leaves has the columns of P, so the odd one after it says all of it.
+        assert all(squared_error(m, out) < 1e-8 for out in decoded[1:])
+    # The residual of an even step has the columns of P, so the odd one after it sends all of it.
     else:
-        assert all(squared_error(2 * m, heard[i : i + 2].sum(0)) < 1e-8 for i in (0, 2, 4))
+        assert all(squared_error(2 * m, decoded[i : i + 2].sum(0)) < 1e-8 for i in (0, 2, 4))
 
 
 def test_one_mean_a_step_of_one_factor() -> None:
@@ -63,7 +63,7 @@ def test_the_first_step_loses_what_a_random_subspace_does() -> None:
     for shape in ((80, 20), (20, 80)):
         m = normal(*shape)
         errors = [
-            squared_error(m, said(AcpSGD(rank=4), m, EncodeContext(shape, seed=seed)))
+            squared_error(m, roundtrip(AcpSGD(rank=4), m, EncodeContext(shape, seed=seed)))
             for seed in range(50)
         ]
         assert sum(errors) / 50 == pytest.approx(1 - 4 / 20, abs=0.02)
@@ -72,32 +72,36 @@ def test_the_first_step_loses_what_a_random_subspace_does() -> None:
 def test_a_projection_never_adds_error() -> None:
     for step in range(20):
         m = normal(20, 30, seed=step)
-        error = squared_error(m, said(AcpSGD(rank=2), m, EncodeContext((20, 30), step=step)))
+        error = squared_error(m, roundtrip(AcpSGD(rank=2), m, EncodeContext((20, 30), step=step)))
         assert 0 < error < 1
 
 
-def test_a_gradient_at_right_angles_to_the_subspace_is_heard_of_in_the_end() -> None:
+def test_a_gradient_at_right_angles_to_the_subspace_is_sent_eventually() -> None:
     """Rank 1 on the first axis: what lies on the others waits for a column that is drawn anew."""
     m = torch.diag(torch.tensor([1.0, 2.0, 3.0, 4.0]))
     ranks = Ranks("acpsgd", "residual", "mean", (4, 4), size=1)
     for factor in ranks.lanes[0].aggregator_state.values():
         factor.copy_(torch.eye(4)[:, :1])
-    for _ in range(ANEW):
+    for _ in range(REDRAW_EVERY):
         assert ranks.step(m).count_nonzero() == 1
-    for _ in range(2 * ANEW):
+    for _ in range(2 * REDRAW_EVERY):
         ranks.step(m)
     assert squared_error(300 * m, 300 * m - ranks.residual()) < 1e-3
 
 
 @pytest.mark.parametrize("rank", [1, 3])
-def test_a_column_that_is_drawn_anew_says_its_share_whatever_came_before(rank: int) -> None:
+def test_a_column_that_is_redrawn_keeps_its_share_whatever_came_before(rank: int) -> None:
     m = normal(30, 8)
     m[:, :rank] = 0
     axes = {"p": torch.eye(30)[:, :rank], "q": torch.eye(8)[:, :rank]}
     errors = torch.empty(400)
     for seed in range(400):
         ef = EFInput(m.reshape(-1).clone(), torch.zeros(240), torch.empty(240))
-        next(AcpSGD(rank=rank).rounds(ef, dict(axes), EncodeContext((30, 8), seed=seed, step=ANEW)))
+        next(
+            AcpSGD(rank=rank).rounds(
+                ef, dict(axes), EncodeContext((30, 8), seed=seed, step=REDRAW_EVERY)
+            )
+        )
         errors[seed] = squared_error(m, m - ef.residual_out.view(30, 8))
     assert errors.max() <= 1 + 1e-6
     assert errors.mean() <= 1 - 1 / 8 + 4 * errors.std() / 20
@@ -120,7 +124,7 @@ def test_warm_start_comes_close_to_the_best_of_that_rank(rank: int) -> None:
     assert errors[-1] == pytest.approx(float(values[rank:].sum() / values.sum()), rel=1e-2)
 
 
-def test_what_is_left_is_what_this_rank_did_not_say() -> None:
+def test_the_residual_is_what_this_rank_did_not_send() -> None:
     """M - M Q Qᵀ for its own M and the common Q."""
     ranks = Ranks("acpsgd:rank=2", "residual", "mean", (6, 5))
     q = torch.linalg.qr(ranks.lanes[0].aggregator_state["q"]).Q
@@ -144,7 +148,7 @@ def test_factors_are_the_same_on_every_rank_and_others_for_every_parameter() -> 
     assert not torch.equal(start["q"], AcpSGD().state(ctx._replace(lane_id=4), CPU)["q"])
 
 
-def test_zeros_are_said_as_zeros_and_do_not_blind_it() -> None:
+def test_zeros_decode_to_zeros_and_keep_the_factor() -> None:
     ranks = Ranks("acpsgd:rank=2", "none", "mean", (9, 7))
     start = {key: value.clone() for key, value in ranks.lanes[0].aggregator_state.items()}
     for _ in range(2):
@@ -167,7 +171,7 @@ def test_less_than_the_rank_is_finite_and_more_comes_back() -> None:
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("when", [0, 1])
-def test_bad_numbers_show_and_do_not_stay(bad: float, when: int) -> None:
+def test_non_finite_entries_appear_and_do_not_stay(bad: float, when: int) -> None:
     ranks = Ranks("acpsgd:rank=2", "none", "mean", (9, 7), size=3)
     for step in range(2):
         value = bad if step == when else 1.0
@@ -192,8 +196,8 @@ def test_shapes_without_two_dimensions(shape: tuple[int, ...], memory: str) -> N
     ranks = Ranks("acpsgd", memory, "mean", shape)
     x = torch.full(shape, -1.5)
     outs = [ranks.step(x, x) for _ in range(4)]
-    heard = outs[-1] if memory == "none" else (outs[-1] + outs[-2]) / 2
-    torch.testing.assert_close(heard, x, rtol=1e-4, atol=1e-4)
+    decoded = outs[-1] if memory == "none" else (outs[-1] + outs[-2]) / 2
+    torch.testing.assert_close(decoded, x, rtol=1e-4, atol=1e-4)
 
 
 def test_bits_on_the_wire() -> None:
@@ -205,12 +209,12 @@ def test_bytes_on_the_wire_are_frozen() -> None:
     """One even and one odd step about integers, from factors whose norm is a power of two."""
     m = torch.arange(64.0)
     state = {"p": torch.ones(16, 1), "q": torch.ones(4, 1)}
-    told = [
+    sent = [
         next(AcpSGD().rounds(EFInput(m), dict(state), EncodeContext((16, 4), step=s)))
         for s in (0, 1)
     ]
-    said_bytes = b"".join(r.parts[0].contiguous().numpy().tobytes() for r in told)
-    assert sha256(said_bytes).hexdigest()[:8] == "6e5fb81d"
+    wire_bytes = b"".join(r.parts[0].contiguous().numpy().tobytes() for r in sent)
+    assert sha256(wire_bytes).hexdigest()[:8] == "6e5fb81d"
 
 
 @pytest.mark.parametrize("rank", [0, -1, 1.5])

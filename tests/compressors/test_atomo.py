@@ -4,7 +4,7 @@ from hashlib import sha256
 
 import pytest
 import torch
-from few_ranks import Ranks, normal, said, squared_error, with_entry
+from few_ranks import Ranks, normal, roundtrip, squared_error, with_entry
 from torch import Tensor
 
 from gradwire.compressors.atomo import Atomo, chances
@@ -15,19 +15,19 @@ from gradwire.types import EncodeContext
 
 
 def draws(codec: Atomo, m: Tensor, count: int) -> Tensor:
-    """What independent messages about `m` say, one a row."""
+    """Returns decoded independent messages of `m`, one per row."""
     shape = tuple(m.shape)
     return torch.stack(
-        [said(codec, m, EncodeContext(shape, step=s)).view(-1) for s in range(count)]
+        [roundtrip(codec, m, EncodeContext(shape, step=s)).view(-1) for s in range(count)]
     )
 
 
 def test_by_hand() -> None:
     """Singular values 3 and 1: one atom, 4 on the first diagonal place for three of four draws."""
-    heard = draws(Atomo(rank=1), torch.diag(torch.tensor([3.0, 1.0])), 400)
-    kinds = heard.round(decimals=4).abs().unique(dim=0).tolist()
+    decoded = draws(Atomo(rank=1), torch.diag(torch.tensor([3.0, 1.0])), 400)
+    kinds = decoded.round(decimals=4).abs().unique(dim=0).tolist()
     assert kinds == [[0, 0, 0, 4], [4, 0, 0, 0]]
-    assert (heard[:, 0] > 2).float().mean() == pytest.approx(0.75, abs=4 * 0.433 / 20)
+    assert (decoded[:, 0] > 2).float().mean() == pytest.approx(0.75, abs=4 * 0.433 / 20)
 
 
 def test_probabilities() -> None:
@@ -51,27 +51,27 @@ def test_probabilities() -> None:
 @pytest.mark.parametrize("rank", [1, 3])
 def test_unbiased(rank: int) -> None:
     m = normal(12, 9)
-    heard = draws(Atomo(rank=rank), m, 1000).double()
+    decoded = draws(Atomo(rank=rank), m, 1000).double()
     directions = torch.cat([m.view(1, -1), torch.ones(1, 108), normal(8, 108, seed=5)]).double()
-    sums = heard @ directions.T
+    sums = decoded @ directions.T
     error = (sums.mean(0) - directions @ m.double().view(-1)).abs()
     assert (error <= 4 * sums.std(0) / 1000**0.5 + 1e-4).all()
 
 
 @pytest.mark.parametrize("rank", [1, 3, 8])
-def test_variance_is_what_the_paper_says(rank: int) -> None:
+def test_variance_is_what_the_paper_states(rank: int) -> None:
     m = normal(20, 10)
     s = torch.linalg.svdvals(m.double())
     expected = (s.square() * (1 / chances(s, rank) - 1)).sum() / s.square().sum()
-    heard = draws(Atomo(rank=rank), m, 300)
-    errors = torch.tensor([squared_error(m.view(-1), out) for out in heard])
+    decoded = draws(Atomo(rank=rank), m, 300)
+    errors = torch.tensor([squared_error(m.view(-1), out) for out in decoded])
     assert errors.mean() == pytest.approx(float(expected), abs=4 * float(errors.std()) / 300**0.5)
     assert expected <= 10 / rank - 1
 
 
 def test_exactly_so_many_atoms() -> None:
     for step in range(20):
-        out = said(Atomo(rank=3), normal(12, 9), EncodeContext((12, 9), step=step))
+        out = roundtrip(Atomo(rank=3), normal(12, 9), EncodeContext((12, 9), step=step))
         assert torch.linalg.matrix_rank(out) == 3
 
 
@@ -79,7 +79,7 @@ def test_exactly_so_many_atoms() -> None:
 def test_exact_on_a_gradient_of_that_rank(shape: tuple[int, ...]) -> None:
     cols = torch.Size(shape[1:]).numel()
     m = (normal(shape[0], 3) @ normal(3, cols, seed=1)).view(shape)
-    assert squared_error(m, said(Atomo(rank=3), m)) < 1e-9
+    assert squared_error(m, roundtrip(Atomo(rank=3), m)) < 1e-9
     ranks = Ranks("atomo:rank=3", "none", "gather", shape)
     assert squared_error(m, ranks.step(m, m)) < 1e-9
 
@@ -91,7 +91,7 @@ def test_ranks_draw_independently_and_the_mean_is_over_all() -> None:
     assert squared_error(m, many) < 0.1 * squared_error(m, one)
 
 
-def test_no_contraction_and_says_why() -> None:
+def test_no_contraction_and_the_reason_is_given() -> None:
     with pytest.raises(ConfigError, match="n/3 - 1 of the squared norm"):
         check_memory(Atomo(), parse_memory("residual"))
 
@@ -102,18 +102,18 @@ def test_shapes_without_two_dimensions(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(Ranks("atomo", "none", "gather", shape).step(x, x), x)
 
 
-def test_zeros_are_said_as_zeros() -> None:
-    assert torch.equal(said(Atomo(), torch.zeros(9, 7)), torch.zeros(9, 7))
+def test_zeros_decode_to_zeros() -> None:
+    assert torch.equal(roundtrip(Atomo(), torch.zeros(9, 7)), torch.zeros(9, 7))
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e30])
 def test_the_size_of_a_gradient_does_not_matter(size: float) -> None:
     m = normal(9, 7) * size
-    assert squared_error(m, said(Atomo(rank=7), m)) < 1e-9
+    assert squared_error(m, roundtrip(Atomo(rank=7), m)) < 1e-9
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_bad_numbers_show_everywhere(bad: float) -> None:
+def test_non_finite_entries_appear_everywhere(bad: float) -> None:
     ranks = Ranks("atomo", "none", "gather", (9, 7), size=3)
     out = ranks.step(normal(9, 7), with_entry(normal(9, 7), 7, bad), normal(9, 7))
     assert out.isnan().all()
@@ -132,8 +132,8 @@ def test_bytes_on_the_wire_are_frozen() -> None:
     """Of diagonal matrices the vectors are unit vectors, up to a sign that goes with LAPACK."""
     m = torch.diag(torch.tensor([4.0, 2.0, 1.5, 0.5]))
     parts = Atomo(rank=2).encode(m).parts
-    said_bytes = b"".join((part.abs() + 0.0).numpy().tobytes() for part in parts)
-    assert sha256(said_bytes).hexdigest()[:8] == "044f879a"
+    wire_bytes = b"".join((part.abs() + 0.0).numpy().tobytes() for part in parts)
+    assert sha256(wire_bytes).hexdigest()[:8] == "044f879a"
 
 
 @pytest.mark.parametrize("rank", [0, -1, 1.5])

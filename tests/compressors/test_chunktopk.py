@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from few_ranks import Ranks, eighths, normal, said, squared_error, wire_hash, with_entry
+from few_ranks import Ranks, eighths, normal, roundtrip, squared_error, wire_hash, with_entry
 
 from gradwire.compressors.chunktopk import ChunkTopK
 from gradwire.errors import ConfigError
@@ -26,12 +26,12 @@ def test_of_equal_magnitudes_the_first_are_kept() -> None:
 @pytest.mark.parametrize("numel", [1, 15, 16, 17, 1000])
 def test_every_chunk_has_its_share(numel: int) -> None:
     codec, x = ChunkTopK(k=4, chunk=16, values="fp32"), normal(numel)
-    out = said(codec, x)
+    out = roundtrip(codec, x)
     assert int((out != 0).sum()) == codec.count(numel)
-    for own, told in zip(x.split(16), out.split(16), strict=True):
-        kept = told != 0
+    for own, sent in zip(x.split(16), out.split(16), strict=True):
+        kept = sent != 0
         assert int(kept.sum()) == max(1, round(own.numel() / 4))
-        assert torch.equal(told[kept], own[kept])
+        assert torch.equal(sent[kept], own[kept])
         if not kept.all():
             assert own[kept].abs().min() >= own[~kept].abs().max()
 
@@ -39,11 +39,11 @@ def test_every_chunk_has_its_share(numel: int) -> None:
 def test_error_is_at_most_what_an_even_spread_would_lose() -> None:
     codec = ChunkTopK(k=4, chunk=64, values="fp32")
     for x in (normal(6400), torch.ones(6400), normal(6400) ** 5):
-        assert squared_error(x, said(codec, x)) <= 1 - 4 / 64 + 1e-6
+        assert squared_error(x, roundtrip(codec, x)) <= 1 - 4 / 64 + 1e-6
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_bad_numbers_are_chosen_first(bad: float) -> None:
+def test_non_finite_entries_are_selected_first(bad: float) -> None:
     ranks = Ranks(ChunkTopK(k=1, chunk=10), "residual", "gather", (100,), size=3)
     out = ranks.step(normal(100), with_entry(normal(100), 7, bad), normal(100))
     assert not out[7].isfinite()

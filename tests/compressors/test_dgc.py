@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from few_ranks import Ranks, eighths, normal, said, squared_error, wire_hash, with_entry
+from few_ranks import Ranks, eighths, normal, roundtrip, squared_error, wire_hash, with_entry
 from torch import Tensor
 
 from gradwire.compressors.dgc import DGC
@@ -16,7 +16,7 @@ def chosen(x: Tensor, codec: DGC, step: int = 0) -> Tensor:
 
 def test_with_all_entries_in_the_sample_it_is_top_k() -> None:
     x = torch.tensor([1.0, -4.0, 2.0, 3.0])
-    assert said(DGC(ratio=0.5), x).tolist() == [0.0, -4.0, 0.0, 3.0]
+    assert roundtrip(DGC(ratio=0.5), x).tolist() == [0.0, -4.0, 0.0, 3.0]
     x = normal(1000)
     best = x.abs().topk(100).indices.sort().values
     assert torch.equal(chosen(x, DGC(ratio=0.1, sample=1.0)), best)
@@ -36,7 +36,7 @@ def test_sends_the_top_and_nearly_all_of_it(ratio: float, power: int) -> None:
 
 def test_error_is_at_most_what_an_even_spread_would_lose() -> None:
     for x in (normal(10_000), torch.ones(10_000), normal(10_000) ** 5, eighths(10_000)):
-        assert squared_error(x, said(DGC(ratio=0.1, values="fp32"), x)) <= 1 - 0.08
+        assert squared_error(x, roundtrip(DGC(ratio=0.1, values="fp32"), x)) <= 1 - 0.08
 
 
 def test_a_threshold_that_only_passes_few_is_lowered() -> None:
@@ -68,21 +68,21 @@ def test_ranks_draw_samples_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("numel", [0, 1, 7, 1000])
-def test_zeros_say_nothing(numel: int) -> None:
+def test_zeros_send_nothing(numel: int) -> None:
     assert chosen(torch.zeros(numel), DGC(ratio=0.1)).tolist() == []
-    assert torch.equal(said(DGC(ratio=0.1), torch.zeros(numel)), torch.zeros(numel))
+    assert torch.equal(roundtrip(DGC(ratio=0.1), torch.zeros(numel)), torch.zeros(numel))
 
 
-@pytest.mark.parametrize("way", ["gather", "sharded"])
+@pytest.mark.parametrize("exchange_name", ["gather", "sharded"])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_bad_numbers_are_chosen(backend: str, way: str, bad: float) -> None:
-    ranks = Ranks("dgc:ratio=0.1", "residual", way, (100,), size=3)
+def test_non_finite_entries_are_selected(backend: str, exchange_name: str, bad: float) -> None:
+    ranks = Ranks("dgc:ratio=0.1", "residual", exchange_name, (100,), size=3)
     out = ranks.step(normal(100), with_entry(normal(100), 7, bad), normal(100))
     assert not out[7].isfinite()
     assert out[torch.arange(100) != 7].isfinite().all()
 
 
-def test_momentum_starts_anew_where_it_was_sent() -> None:
+def test_momentum_is_reset_where_it_was_sent() -> None:
     """The two halves of the paper together."""
     ranks = Ranks("dgc:ratio=0.5,values=fp32", "momentum:momentum=0.5", "gather", (2,), size=1)
     grad = torch.tensor([4.0, 3.0])

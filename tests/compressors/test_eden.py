@@ -7,10 +7,10 @@ import pytest
 import torch
 from few_ranks import (
     Ranks,
-    bits_an_element,
+    bits_per_entry,
     eighths,
     normal,
-    said,
+    roundtrip,
     squared_error,
     wire_hash,
     with_entry,
@@ -26,7 +26,14 @@ ERRORS = {1: math.pi / 2 - 1, 2: 0.1331, 3: 0.0358, 4: 0.0096}
 
 
 def draws(codec: Eden, x: Tensor, count: int) -> Tensor:
-    return torch.stack([said(codec, x, EncodeContext((x.numel(),), step=s)) for s in range(count)])
+    return torch.stack(
+        [roundtrip(codec, x, EncodeContext((x.numel(),), step=s)) for s in range(count)]
+    )
+
+
+def ideal_bits(codec: Eden, x: Tensor) -> float:
+    """Returns the fewest bits per entry that hold the message; `test_bits.py` compares."""
+    return codec.bits + 32 / codec.block
 
 
 def test_hadamard_by_hand() -> None:
@@ -69,19 +76,19 @@ def test_pieces_cover_all_with_little_padding(numel: int, shapes: list[tuple[int
 def test_unbiased(bits: int, spike: float) -> None:
     """Also for the small entries beside a large one, which a single transform would lose."""
     x = with_entry(normal(300), 5, spike) if spike else normal(300)
-    heard = draws(Eden(bits=bits), x, 150).double()
+    decoded = draws(Eden(bits=bits), x, 150).double()
     rest = with_entry(x, 5, 0.0)
     directions = torch.stack([rest, torch.ones(300), *normal(8, 300, seed=1)], dim=1).double()
-    sums = heard @ directions
+    sums = decoded @ directions
     error = (sums.mean(0) - x.double() @ directions).abs()
     assert (error <= 4 * sums.std(0) / 150**0.5).all()
 
 
 @every_bits
-def test_what_is_said_along_the_gradient_is_exact(bits: int) -> None:
-    """Not only on average: <said, x> = |x|² block by block."""
+def test_the_decoded_component_along_the_gradient_is_exact(bits: int) -> None:
+    """Not only on average: <decoded, x> = |x|² for every block."""
     x = normal(4096)
-    assert float(said(Eden(bits=bits), x) @ x / (x @ x)) == pytest.approx(1, rel=1e-5)
+    assert float(roundtrip(Eden(bits=bits), x) @ x / (x @ x)) == pytest.approx(1, rel=1e-5)
 
 
 @every_bits
@@ -96,8 +103,8 @@ def test_closest_scale_is_a_contraction(bits: int) -> None:
     codec = Eden(bits=bits, scale="closest")
     pair = with_entry(with_entry(torch.zeros(4096), 3, 1.0), 77, 1.0)
     for x in (normal(4096), pair, torch.ones(4096), normal(4096) ** 5):
-        error = squared_error(x, said(codec, x))
-        assert error < squared_error(x, said(Eden(bits=bits), x)) + 1e-9
+        error = squared_error(x, roundtrip(codec, x))
+        assert error < squared_error(x, roundtrip(Eden(bits=bits), x)) + 1e-9
         assert error <= 1.3 * ERRORS[bits] / (1 + ERRORS[bits])
     assert codec.traits().contraction
     assert not codec.traits().unbiased
@@ -105,59 +112,61 @@ def test_closest_scale_is_a_contraction(bits: int) -> None:
 
 
 def test_padding_is_zeros_and_nothing_else() -> None:
-    """What follows the last entry in memory has no part in it."""
+    """Memory after the last entry has no influence."""
     x = normal(5000)
-    torch.testing.assert_close(said(Eden(bits=2), x[:100]), said(Eden(bits=2), x[:100].clone()))
-    assert squared_error(x[:100], said(Eden(bits=4), x[:100])) < 0.05
+    torch.testing.assert_close(
+        roundtrip(Eden(bits=2), x[:100]), roundtrip(Eden(bits=2), x[:100].clone())
+    )
+    assert squared_error(x[:100], roundtrip(Eden(bits=4), x[:100])) < 0.05
 
 
 def test_one_element_is_nearly_exact() -> None:
-    heard = draws(Eden(), torch.tensor([3.0]), 20)
-    assert torch.allclose(heard, torch.tensor(3.0), rtol=1e-5)
+    decoded = draws(Eden(), torch.tensor([3.0]), 20)
+    assert torch.allclose(decoded, torch.tensor(3.0), rtol=1e-5)
 
 
-def test_ranks_turn_alike_steps_and_shards_do_not() -> None:
+def test_ranks_share_a_rotation_steps_and_shards_do_not() -> None:
     x, ctx = normal(500), EncodeContext((500,), world_size=2)
-    first = said(Eden(), x, ctx)
-    assert torch.equal(said(Eden(), x, ctx._replace(rank=1)), first)
+    first = roundtrip(Eden(), x, ctx)
+    assert torch.equal(roundtrip(Eden(), x, ctx._replace(rank=1)), first)
     for other in (ctx._replace(step=1), ctx._replace(seed=1), ctx._replace(rank=2)):
-        assert not torch.allclose(said(Eden(), x, other), first)
+        assert not torch.allclose(roundtrip(Eden(), x, other), first)
 
 
-@pytest.mark.parametrize("way", ["gather", "sharded"])
-def test_the_mean_over_ranks_is_unbiased(way: str) -> None:
+@pytest.mark.parametrize("exchange_name", ["gather", "sharded"])
+def test_the_mean_over_ranks_is_unbiased(exchange_name: str) -> None:
     grads = [normal(300, seed=s) + 0.3 for s in range(3)]
     mean = sum(grads, torch.zeros(300)) / 3
-    ranks = Ranks("eden:bits=2", "none", way, (300,), size=3)
-    heard = torch.stack([ranks.step(*grads) for _ in range(60)]).double()
-    sums = heard @ torch.stack([mean, torch.ones(300), grads[0]], dim=1).double()
+    ranks = Ranks("eden:bits=2", "none", exchange_name, (300,), size=3)
+    decoded = torch.stack([ranks.step(*grads) for _ in range(60)]).double()
+    sums = decoded @ torch.stack([mean, torch.ones(300), grads[0]], dim=1).double()
     exact = torch.stack([mean @ mean, mean.sum(), mean @ grads[0]]).double()
     assert ((sums.mean(0) - exact).abs() <= 4 * sums.std(0) / 60**0.5 + 1e-3).all()
 
 
 @every_bits
 def test_bits_on_the_wire(bits: int) -> None:
-    measured = bits_an_element(Eden(bits=bits), normal(1_000_000))
+    measured = bits_per_entry(Eden(bits=bits), normal(1_000_000))
     assert measured == pytest.approx(bits + 32 / 4096, rel=1e-3)
 
 
 @pytest.mark.parametrize("size", [1e-38, 1e-25, 1e25, 1e36])
 def test_the_size_of_a_gradient_does_not_matter(size: float) -> None:
     x = normal(1000) * size
-    assert squared_error(x, said(Eden(bits=4), x)) < 0.012
+    assert squared_error(x, roundtrip(Eden(bits=4), x)) < 0.012
 
 
 @every_bits
 @pytest.mark.parametrize("numel", [0, 1, 7])
 def test_zeros_and_small_sizes(bits: int, numel: int) -> None:
-    assert torch.equal(said(Eden(bits=bits), torch.zeros(numel)), torch.zeros(numel))
-    assert said(Eden(bits=bits), normal(numel)).isfinite().all()
+    assert torch.equal(roundtrip(Eden(bits=bits), torch.zeros(numel)), torch.zeros(numel))
+    assert roundtrip(Eden(bits=bits), normal(numel)).isfinite().all()
 
 
-@pytest.mark.parametrize("way", ["gather", "sharded"])
+@pytest.mark.parametrize("exchange_name", ["gather", "sharded"])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_bad_numbers_spoil_their_block(way: str, bad: float) -> None:
-    ranks = Ranks("eden:block=64", "none", way, (600,), size=3)
+def test_non_finite_entries_break_their_block(exchange_name: str, bad: float) -> None:
+    ranks = Ranks("eden:block=64", "none", exchange_name, (600,), size=3)
     out = ranks.step(normal(600), with_entry(normal(600), 7, bad), normal(600))
     assert not out[7].isfinite()
     assert out[64:].isfinite().all()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from few_ranks import Ranks, eighths, normal, said, squared_error, wire_hash, with_entry
+from few_ranks import Ranks, eighths, normal, roundtrip, squared_error, wire_hash, with_entry
 from torch import Tensor
 
 from gradwire.compressors.gaussiank import GaussianK
@@ -18,7 +18,7 @@ def test_threshold_by_hand() -> None:
     """Mean 0 and spread 2: a fifth of normal entries is beyond 1.28 spreads, 2.56."""
     x = torch.tensor([3.0, -3.0, 1.0, -1.0, 0.0, 0.0, 2.5, -2.5, 2.42, -2.42])
     x = x * 2 / x.std(correction=0)
-    assert said(GaussianK(ratio=0.2, rounds=0), x).nonzero().view(-1).tolist() == [0, 1]
+    assert roundtrip(GaussianK(ratio=0.2, rounds=0), x).nonzero().view(-1).tolist() == [0, 1]
 
 
 def test_the_mean_counts_whatever_its_sign() -> None:
@@ -42,7 +42,7 @@ def test_too_high_a_threshold_is_halved() -> None:
 
 
 def test_too_low_a_threshold_is_raised() -> None:
-    """Laplace tails are heavier, so at first more than 4/3 of the aim is beyond."""
+    """Laplace tails are heavier, so at first more than 4/3 of the target are beyond."""
     size = -torch.log1p(-torch.rand(100_000, generator=torch.Generator().manual_seed(0)))
     x = size * normal(100_000, seed=1).sign()
     assert chosen(x, GaussianK(ratio=0.001, rounds=0)).numel() == 200
@@ -50,13 +50,13 @@ def test_too_low_a_threshold_is_raised() -> None:
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 4])
-def test_never_more_than_twice_the_aim_nor_nothing(rounds: int) -> None:
+def test_at_least_one_and_at_most_twice_the_target(rounds: int) -> None:
     codec = GaussianK(ratio=0.01, rounds=rounds)
     for x in (normal(10_000) ** 5, normal(10_000) + 10, torch.ones(10_000), eighths(10_000)):
         index = chosen(x, codec)
         assert 1 <= index.numel() <= 200
         assert x[index].abs().min() >= x.abs().index_fill(0, index, 0).max()
-        assert squared_error(x, said(codec, x)) < 1
+        assert squared_error(x, roundtrip(codec, x)) < 1
 
 
 @pytest.mark.parametrize("scale", [1e37, 1e-35])
@@ -73,15 +73,15 @@ def test_one_entry_is_sent() -> None:
 
 
 @pytest.mark.parametrize("numel", [0, 1, 7, 1000])
-def test_zeros_say_nothing(numel: int) -> None:
+def test_zeros_send_nothing(numel: int) -> None:
     assert chosen(torch.zeros(numel), GaussianK(ratio=0.1)).tolist() == []
-    assert torch.equal(said(GaussianK(ratio=0.1), torch.zeros(numel)), torch.zeros(numel))
+    assert torch.equal(roundtrip(GaussianK(ratio=0.1), torch.zeros(numel)), torch.zeros(numel))
 
 
-@pytest.mark.parametrize("way", ["gather", "sharded"])
+@pytest.mark.parametrize("exchange_name", ["gather", "sharded"])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_bad_numbers_are_chosen(backend: str, way: str, bad: float) -> None:
-    ranks = Ranks("gaussiank:ratio=0.1", "residual", way, (100,), size=3)
+def test_non_finite_entries_are_selected(backend: str, exchange_name: str, bad: float) -> None:
+    ranks = Ranks("gaussiank:ratio=0.1", "residual", exchange_name, (100,), size=3)
     out = ranks.step(normal(100), with_entry(normal(100), 7, bad), normal(100))
     assert not out[7].isfinite()
     assert out[torch.arange(100) != 7].isfinite().all()

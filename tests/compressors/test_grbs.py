@@ -1,10 +1,10 @@
-"""GRBS: blocks that all ranks draw alike, each entry with the same chance."""
+"""GRBS: all ranks draw the same blocks, each entry with the same probability."""
 
 from math import ceil, sqrt
 
 import pytest
 import torch
-from few_ranks import Ranks, eighths, normal, said, squared_error, wire_hash, with_entry
+from few_ranks import Ranks, eighths, normal, roundtrip, squared_error, wire_hash, with_entry
 
 from gradwire.compressors.grbs import GRBS
 from gradwire.errors import ConfigError
@@ -17,7 +17,7 @@ def chosen(codec: GRBS, ctx: EncodeContext) -> list[int]:
 
 
 def breaks(positions: list[int], numel: int) -> int:
-    """How many chosen entries are not followed by another one, around the end."""
+    """Counts the selected entries that are not followed by another one, cyclically."""
     return sum((p + 1) % numel not in positions for p in positions)
 
 
@@ -26,7 +26,7 @@ def test_one_block_of_neighbours_is_sent() -> None:
     seen = set()
     for step in range(60):
         ctx = EncodeContext((6,), step=step)
-        out = said(GRBS(ratio=0.5), x, ctx).tolist()
+        out = roundtrip(GRBS(ratio=0.5), x, ctx).tolist()
         places = [i for i, v in enumerate(out) if v]
         assert [out[i] for i in places] == [i + 1.0 for i in places]
         seen.add(tuple(places))
@@ -62,7 +62,10 @@ def test_every_entry_has_the_same_chance(numel: int, ratio: float, block: int) -
 def test_expected_error_is_what_was_not_drawn() -> None:
     codec, x = GRBS(ratio=0.1, block=8), normal(300, seed=5) ** 3
     errors = torch.tensor(
-        [squared_error(x, said(codec, x, EncodeContext((300,), step=step))) for step in range(800)]
+        [
+            squared_error(x, roundtrip(codec, x, EncodeContext((300,), step=step)))
+            for step in range(800)
+        ]
     )
     assert abs(errors.mean() - 0.9) < 4 * errors.std() / sqrt(800)
 
@@ -103,27 +106,27 @@ def test_everything_is_sent_in_the_end() -> None:
 def test_ratio_one_sends_every_entry_once() -> None:
     codec, x = GRBS(ratio=1.0, block=3), normal(1000)
     assert chosen(codec, EncodeContext((1000,), step=3)) == list(range(1000))
-    assert torch.equal(said(codec, x, EncodeContext((1000,), step=3)), x)
+    assert torch.equal(roundtrip(codec, x, EncodeContext((1000,), step=3)), x)
 
 
 def test_an_empty_tensor_is_sent_too() -> None:
-    assert said(GRBS(ratio=0.1), torch.zeros(0)).tolist() == []
+    assert roundtrip(GRBS(ratio=0.1), torch.zeros(0)).tolist() == []
 
 
 def test_the_global_generator_is_neither_read_nor_set() -> None:
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
-    one = said(GRBS(ratio=0.1), normal(1000))
+    one = roundtrip(GRBS(ratio=0.1), normal(1000))
     assert torch.equal(torch.random.get_rng_state(), before)
     torch.manual_seed(2)
-    assert torch.equal(said(GRBS(ratio=0.1), normal(1000)), one)
+    assert torch.equal(roundtrip(GRBS(ratio=0.1), normal(1000)), one)
 
 
-@pytest.mark.parametrize("way", ["mean", "gather", "sharded"])
+@pytest.mark.parametrize("exchange_name", ["mean", "gather", "sharded"])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_bad_numbers_are_sent_or_kept(way: str, bad: float) -> None:
+def test_non_finite_entries_are_sent_or_kept(exchange_name: str, bad: float) -> None:
     """An entry that is not drawn waits, whatever it is."""
-    ranks = Ranks("grbs:ratio=0.1,block=3", "residual", way, (100,), size=3)
+    ranks = Ranks("grbs:ratio=0.1,block=3", "residual", exchange_name, (100,), size=3)
     out = ranks.step(normal(100), with_entry(normal(100), 7, bad), normal(100))
     assert not out[7].isfinite() or not ranks.residual(1)[7].isfinite()
     assert out[torch.arange(100) != 7].isfinite().all()

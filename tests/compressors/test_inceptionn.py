@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from few_ranks import Ranks, bits_an_element, eighths, normal, said, wire_hash, with_entry
+from few_ranks import Ranks, bits_per_entry, eighths, normal, roundtrip, wire_hash, with_entry
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from gradwire.compressors.inceptionn import Inceptionn
 from gradwire.errors import ConfigError, WireError
@@ -21,6 +22,13 @@ def magnitudes() -> torch.Tensor:
     return torch.cat([sizes, -sizes])
 
 
+def ideal_bits(codec: Inceptionn, x: Tensor) -> float:
+    """Returns the fewest bits per entry that hold the message; `test_bits.py` compares."""
+    k, m = codec.thresholds()
+    shares = [float((x.abs() >= threshold).float().mean()) for threshold in (2.0**-k, 2.0**-m, 1.0)]
+    return 2 + 8 * shares[0] + 8 * shares[1] + 16 * shares[2]
+
+
 def test_by_hand() -> None:
     """Bound 2^-10: 8 bits are multiples of 2^-12 below 2^-5, 16 bits of 2^-15 below 1."""
     x = torch.tensor([1.5, -0.5, 2.0**-10, 2.0**-11, -0.03])
@@ -29,14 +37,14 @@ def test_by_hand() -> None:
     assert small.tolist() == [4, -123]
     assert middle.tolist() == [-(2**14)]
     assert large.tolist() == [1.5]
-    assert said(Inceptionn(), x).tolist() == [1.5, -0.5, 2.0**-10, 0.0, -123 / 4096]
+    assert roundtrip(Inceptionn(), x).tolist() == [1.5, -0.5, 2.0**-10, 0.0, -123 / 4096]
 
 
 @every_bound
 def test_no_entry_is_off_by_more_than_the_bound(bound: float) -> None:
     """Its logarithm is to base 2: what is dropped is below the bound, not a thousand times more."""
     x = magnitudes()
-    error = (said(Inceptionn(bound=bound), x) - x).abs()
+    error = (roundtrip(Inceptionn(bound=bound), x) - x).abs()
     assert (error <= bound).all()
     assert torch.equal(error[x.abs() >= 1], torch.zeros(int((x.abs() >= 1).sum())))
 
@@ -45,7 +53,7 @@ def test_no_entry_is_off_by_more_than_the_bound(bound: float) -> None:
 def test_the_leading_one_is_kept(bound: float) -> None:
     """Small entries keep their size, instead of all becoming one number."""
     x = magnitudes()
-    out = said(Inceptionn(bound=bound), x)
+    out = roundtrip(Inceptionn(bound=bound), x)
     kept = x.abs() >= bound
     assert (out[kept].sign() == x[kept].sign()).all()
     ratio = out[kept] / x[kept]
@@ -55,7 +63,7 @@ def test_the_leading_one_is_kept(bound: float) -> None:
 
 def test_small_entries_decode_to_different_numbers() -> None:
     x = torch.linspace(0.00098, 0.0156, 50)
-    out = said(Inceptionn(), x)
+    out = roundtrip(Inceptionn(), x)
     assert out.unique().numel() > 40
     assert ((out - x).abs() <= 2.0**-13).all()
 
@@ -63,16 +71,16 @@ def test_small_entries_decode_to_different_numbers() -> None:
 @every_bound
 def test_what_is_dropped_is_below_the_bound(bound: float) -> None:
     x = magnitudes()
-    out = said(Inceptionn(bound=bound), x)
+    out = roundtrip(Inceptionn(bound=bound), x)
     assert torch.equal(out[x.abs() < bound / 2], torch.zeros(int((x.abs() < bound / 2).sum())))
 
 
 def test_bits_on_the_wire() -> None:
-    assert bits_an_element(Inceptionn(), torch.zeros(1_000_000)) == pytest.approx(2, rel=1e-3)
+    assert bits_per_entry(Inceptionn(), torch.zeros(1_000_000)) == pytest.approx(2, rel=1e-3)
     for size, bits in ((2.0**-8, 10), (0.5, 18), (2.0, 34)):
         x = torch.full((1_000_000,), size)
-        assert bits_an_element(Inceptionn(), x) == pytest.approx(bits, rel=1e-3)
-    assert 4 < bits_an_element(Inceptionn(), normal(1_000_000) * 2.0**-10) < 6
+        assert bits_per_entry(Inceptionn(), x) == pytest.approx(bits, rel=1e-3)
+    assert 4 < bits_per_entry(Inceptionn(), normal(1_000_000) * 2.0**-10) < 6
 
 
 def test_tags_take_no_byte_too_many() -> None:
@@ -81,12 +89,12 @@ def test_tags_take_no_byte_too_many() -> None:
 
 def test_it_may_not_go_with_a_residual() -> None:
     assert not Inceptionn().traits().contraction
-    assert "says nothing" in Inceptionn().traits().why_not
-    assert said(Inceptionn(), torch.full((10,), 1e-5)).count_nonzero() == 0
+    assert "sends nothing" in Inceptionn().traits().why_not
+    assert roundtrip(Inceptionn(), torch.full((10,), 1e-5)).count_nonzero() == 0
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_ranks_may_say_messages_of_different_lengths(size: int) -> None:
+def test_ranks_may_send_messages_of_different_lengths(size: int) -> None:
     ranks = Ranks("inceptionn", "none", "gather", (100,), size=size)
     grads = [torch.full((100,), 2.0 ** (rank - 3)) for rank in range(size)]
     torch.testing.assert_close(ranks.step(*grads), sum(grads) / size)
@@ -94,12 +102,12 @@ def test_ranks_may_say_messages_of_different_lengths(size: int) -> None:
 
 @pytest.mark.parametrize("numel", [0, 1, 7])
 def test_zeros_and_small_sizes(numel: int) -> None:
-    assert torch.equal(said(Inceptionn(), torch.zeros(numel)), torch.zeros(numel))
-    assert said(Inceptionn(), normal(numel)).isfinite().all()
+    assert torch.equal(roundtrip(Inceptionn(), torch.zeros(numel)), torch.zeros(numel))
+    assert roundtrip(Inceptionn(), normal(numel)).isfinite().all()
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_bad_numbers_stay_where_they_are(bad: float) -> None:
+def test_non_finite_entries_stay_where_they_are(bad: float) -> None:
     ranks = Ranks("inceptionn", "none", "gather", (60,), size=3)
     out = ranks.step(normal(60), with_entry(normal(60), 7, bad), normal(60))
     assert not out[7].isfinite()
@@ -133,11 +141,11 @@ def test_hostile_tags_are_refused_or_harmless(noise: bytes, counts: tuple[int, i
     ]
     parts = (torch.tensor(list(noise), dtype=torch.uint8), *codes)
     try:
-        [heard] = unpack(pack([parts], [layout]), [layout])
+        [decoded] = unpack(pack([parts], [layout]), [layout])
     except WireError:
         return
     out = torch.zeros(10)
-    codec.decode_add(out, [heard], 1.0, EncodeContext((out.numel(),)))
+    codec.decode_add(out, [decoded], 1.0, EncodeContext((out.numel(),)))
     assert out.count_nonzero() == sum(counts)
 
 

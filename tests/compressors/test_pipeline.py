@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 import torch
-from few_ranks import Ranks, eighths, normal, said, squared_error, wire_hash, with_entry
+from few_ranks import Ranks, eighths, normal, roundtrip, squared_error, wire_hash, with_entry
 from torch import Tensor
 
 from gradwire.base import Compressor, OneRound
@@ -38,7 +38,7 @@ def test_chosen_values_are_quantised_by_hand() -> None:
     assert unpack_index(index, 4, 2).tolist() == [1, 3]
     assert bits.tolist() == [0b01]
     assert scale.tolist() == [3.5]
-    assert said(pipeline("topk:ratio=0.5 | efsign"), x).tolist() == [0.0, -3.5, 0.0, 3.5]
+    assert roundtrip(pipeline("topk:ratio=0.5 | efsign"), x).tolist() == [0.0, -3.5, 0.0, 3.5]
 
 
 def test_random_positions_do_not_travel_in_a_pipeline_either() -> None:
@@ -55,10 +55,10 @@ def test_a_format_as_quantiser_is_the_format_of_values(second: str) -> None:
 
 
 @pytest.mark.parametrize("spec", ALL)
-def test_only_chosen_entries_are_said(backend: str, spec: str) -> None:
+def test_only_chosen_entries_are_sent(backend: str, spec: str) -> None:
     x = normal(1000)
     codec = pipeline(spec)
-    out = said(codec, x)
+    out = roundtrip(codec, x)
     chosen = codec.sparsifier.select(EFInput(x), EncodeContext((1000,)))
     rest = torch.ones(1000, dtype=torch.bool)
     rest[chosen] = False
@@ -69,18 +69,18 @@ def test_only_chosen_entries_are_said(backend: str, spec: str) -> None:
 def test_entries_are_unbiased_where_the_quantiser_is() -> None:
     x = normal(500)
     codec = pipeline("topk:ratio=0.1 | qsgd:bits=2")
-    kept = said(pipeline("topk:ratio=0.1 | none"), x)
-    heard = torch.stack([said(codec, x, EncodeContext((500,), step=s)) for s in range(500)])
-    total = (heard @ kept).double()
+    kept = roundtrip(pipeline("topk:ratio=0.1 | none"), x)
+    decoded = torch.stack([roundtrip(codec, x, EncodeContext((500,), step=s)) for s in range(500)])
+    total = (decoded @ kept).double()
     assert abs(total.mean() - kept.double() @ kept.double()) < 4 * total.std() / 500**0.5
 
 
 def test_errors_add_up() -> None:
-    """What the first loses and what the second rounds are at different places."""
+    """The losses of the first and the rounding of the second are at different positions."""
     x = normal(1000)
     codec = pipeline("topk:ratio=0.1 | qsgd:bits=4")
-    kept = said(pipeline("topk:ratio=0.1 | none"), x)
-    out = said(codec, x)
+    kept = roundtrip(pipeline("topk:ratio=0.1 | none"), x)
+    out = roundtrip(codec, x)
     lost = squared_error(x, kept)
     rounded = float((kept - out).square().sum() / x.square().sum())
     assert squared_error(x, out) == pytest.approx(lost + rounded, rel=1e-5)
@@ -114,11 +114,11 @@ def test_summable_pipelines_may_be_added_up_on_the_way() -> None:
     torch.testing.assert_close(mean, gather, rtol=2.0**-6, atol=2.0**-6)
 
 
-@pytest.mark.parametrize("way", ["gather", "sharded"])
+@pytest.mark.parametrize("exchange_name", ["gather", "sharded"])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("spec", [spec for spec in ALL if spec.startswith("topk")])
-def test_bad_numbers_show(backend: str, spec: str, way: str, bad: float) -> None:
-    ranks = Ranks(spec, "none", way, (200,), size=2)
+def test_non_finite_entries_appear(backend: str, spec: str, exchange_name: str, bad: float) -> None:
+    ranks = Ranks(spec, "none", exchange_name, (200,), size=2)
     out = ranks.step(with_entry(normal(200), 7, bad), normal(200))
     assert not out[7].isfinite()
 
@@ -145,14 +145,14 @@ def shapes() -> list[Tensor]:
 def mean_error(codec: Compressor, x: Tensor) -> tuple[float, float]:
     """The mean squared error over 200 draws, and four of its standard errors."""
     errors = torch.tensor(
-        [squared_error(x, said(codec, x, EncodeContext((D,), step=s))) for s in range(200)]
+        [squared_error(x, roundtrip(codec, x, EncodeContext((D,), step=s))) for s in range(200)]
     )
     return float(errors.mean()), float(4 * errors.std() / 200**0.5)
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("scaled", [False, True])
-def test_q_top_k_is_as_close_as_it_claims(bits: int, scaled: bool) -> None:
+def test_q_top_k_meets_its_error_bound(bits: int, scaled: bool) -> None:
     """By (1 - b) k/d unscaled, where b is below 1, and by k/d/(1 + b) scaled, for any b."""
     quantiser = QSGD(bits=bits, bucket=K, norm="l2", scaled=scaled)
     codec, b = Pipeline(TopK(ratio=K / D), quantiser), quantiser.variance()
@@ -166,28 +166,28 @@ def test_q_top_k_is_as_close_as_it_claims(bits: int, scaled: bool) -> None:
 
 
 @pytest.mark.parametrize("norm", range(1, 7))
-def test_sign_top_k_is_as_close_as_it_claims(norm: int) -> None:
+def test_sign_top_k_meets_its_error_bound(norm: int) -> None:
     codec = Pipeline(TopK(ratio=K / D), Sign(norm=norm))
     for x in shapes():
         share = K ** (2 / norm - 1) / D if norm > 1 else 1 / D
         if norm == 1:
             evenness = float(x.double().abs().sum() ** 2 / D / x.double().square().sum())
             share = max(share, K / D * evenness)
-        assert squared_error(x, said(codec, x)) <= 1 - share + 1e-6
+        assert squared_error(x, roundtrip(codec, x)) <= 1 - share + 1e-6
 
 
-def test_scaled_says_less_but_never_too_much() -> None:
+def test_scaled_is_smaller_but_never_too_large() -> None:
     """With two bits in one bucket, unscaled rounding is further away than zero."""
     x = normal(1000)
     plain, scaled = QSGD(bits=2, bucket=1000), QSGD(bits=2, bucket=1000, scaled=True)
-    assert squared_error(x, said(plain, x)) > 1 > squared_error(x, said(scaled, x))
+    assert squared_error(x, roundtrip(plain, x)) > 1 > squared_error(x, roundtrip(scaled, x))
     factor = 1 + plain.variance()
-    torch.testing.assert_close(said(scaled, x) * factor, said(plain, x))
+    torch.testing.assert_close(roundtrip(scaled, x) * factor, roundtrip(plain, x))
 
 
-@pytest.mark.parametrize("way", ["gather", "sharded"])
-def test_scaled_leaves_what_it_has_not_said(way: str) -> None:
-    ranks = Ranks("qsgd:bits=2,scaled=true", "residual", way, (300,), size=1)
+@pytest.mark.parametrize("exchange_name", ["gather", "sharded"])
+def test_scaled_leaves_what_it_has_not_sent(exchange_name: str) -> None:
+    ranks = Ranks("qsgd:bits=2,scaled=true", "residual", exchange_name, (300,), size=1)
     x = normal(300)
     out = ranks.step(x)
     server = ranks.lanes[0].aggregator_state.get("server", torch.zeros(300))
@@ -219,7 +219,7 @@ def test_any_sparsifier_goes_before_any_quantiser(first: Sparsifier) -> None:
 
 
 def test_nothing_else_makes_a_pipeline() -> None:
-    """What does not choose entries cannot be first; what chooses or talks cannot be second."""
+    """Only sparsifiers can be first; sparsifiers and methods of several rounds cannot be second."""
     methods = usual(Compressor)
     sparse = [m for m in methods if isinstance(m, Sparsifier)]
     dense = [m for m in methods if isinstance(m, OneRound) and m not in sparse]

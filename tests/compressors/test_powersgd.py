@@ -5,14 +5,14 @@ from itertools import pairwise
 
 import pytest
 import torch
-from few_ranks import CPU, Ranks, normal, said, squared_error, with_entry
+from few_ranks import CPU, Ranks, normal, roundtrip, squared_error, with_entry
 from torch import Tensor
 
 from gradwire.comm.simulated import Simulated
 from gradwire.compressors._low_rank import matrix_shape
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.engine.plan import open_lane
-from gradwire.engine.step import exchange, together
+from gradwire.engine.step import lane_rounds, run_rounds
 from gradwire.errors import ConfigError
 from gradwire.kernels.reference import orthonormal
 from gradwire.memory.residual import Residual
@@ -32,16 +32,16 @@ def best_error(m: Tensor, rank: int) -> float:
 def test_one_round_by_hand() -> None:
     """Equal row sums and Q of ones: P is (½, ½, ½, ½) and Q half the column sums."""
     m = torch.tensor([[1.0, 2.0], [2.0, 1.0], [0.0, 3.0], [3.0, 0.0]])
-    talk = PowerSGD().rounds(
+    rounds = PowerSGD().rounds(
         EFInput(m.view(-1).clone()), {"q": torch.ones(2, 1)}, EncodeContext((4, 2))
     )
-    request = next(talk)
+    request = next(rounds)
     assert isinstance(request, Mean)
     assert request.parts[0].tolist() == [[3.0], [3.0], [3.0], [3.0]]
-    request = talk.send([request.parts])
+    request = rounds.send([request.parts])
     assert request.parts[0].tolist() == [[3.0], [3.0]]
     with pytest.raises(StopIteration) as end:
-        talk.send([request.parts])
+        rounds.send([request.parts])
     assert end.value.value.tolist() == [1.5] * 8
 
 
@@ -50,7 +50,7 @@ def test_one_round_by_hand() -> None:
 )
 def test_exact_on_a_gradient_of_that_rank(rank: int, shape: tuple[int, int]) -> None:
     m = low_rank(*shape, rank)
-    assert squared_error(m, said(PowerSGD(rank=rank), m)) < 1e-9
+    assert squared_error(m, roundtrip(PowerSGD(rank=rank), m)) < 1e-9
     ranks = Ranks(PowerSGD(rank=rank), "none", "mean", shape)
     assert squared_error(m, ranks.step(m, m)) < 1e-9
 
@@ -67,7 +67,7 @@ def test_several_matrices_of_one_shape_are_each_exact() -> None:
     lanes = [open_lane(str(t.lane_id), PowerSGD(), Residual(), "mean", t, CPU) for t in contexts]
     outs = [m.clone() for m in matrices]
     network = Simulated(1)
-    network.run([together([exchange(g, lane) for g, lane in zip(outs, lanes, strict=True)])])
+    network.run([run_rounds([lane_rounds(g, lane) for g, lane in zip(outs, lanes, strict=True)])])
     assert network.meters[0].calls == 2
     for m, out in zip(matrices, outs, strict=True):
         assert squared_error(m, out) < 1e-9
@@ -116,7 +116,7 @@ def test_all_ranks_keep_the_same_start() -> None:
 
 
 @pytest.mark.parametrize("others", [0, 1])
-def test_what_is_left_is_what_this_rank_did_not_say(others: int) -> None:
+def test_the_residual_is_what_this_rank_did_not_send(others: int) -> None:
     """M - P Pᵀ M for its own M, however many lanes share the message."""
     shape, size = (6, 5), 2
     ef = [[normal(*shape, seed=10 * r + i) for i in range(1 + others)] for r in range(size)]
@@ -135,20 +135,20 @@ def test_what_is_left_is_what_this_rank_did_not_say(others: int) -> None:
         for r in range(size)
     ]
     outs = [[g.clone() for g in row] for row in ef]
-    talks = [
-        together([exchange(g, lane) for g, lane in zip(gs, ls, strict=True)])
+    programs = [
+        run_rounds([lane_rounds(g, lane) for g, lane in zip(gs, ls, strict=True)])
         for gs, ls in zip(outs, lanes, strict=True)
     ]
-    Simulated(size).run(talks)
+    Simulated(size).run(programs)
     for row in lanes:
-        row[0].keep()
+        row[0].commit()
     p = torch.linalg.svd(outs[0][0]).U[:, :1]
     for row, own in zip(lanes, ef, strict=True):
         residual_out = row[0].memory_state["residual"].view(shape)
         torch.testing.assert_close(residual_out, own[0] - p @ (p.T @ own[0]), rtol=1e-4, atol=1e-5)
 
 
-def test_zeros_are_said_as_zeros_and_do_not_blind_it() -> None:
+def test_zeros_decode_to_zeros_and_keep_the_factor() -> None:
     ranks = Ranks("powersgd:rank=2", "none", "mean", (9, 7))
     start = ranks.lanes[0].aggregator_state["q"].clone()
     assert torch.equal(ranks.step(*[torch.zeros(9, 7)] * 2), torch.zeros(9, 7))
@@ -180,7 +180,7 @@ def test_one_row_that_is_not_zero() -> None:
 @pytest.mark.parametrize("size", [1e-25, 1e-10, 1e10, 1e25])
 def test_the_size_of_a_gradient_does_not_matter(size: float) -> None:
     m = low_rank(9, 7, 2) * size
-    assert squared_error(m, said(PowerSGD(rank=2), m)) < 1e-6
+    assert squared_error(m, roundtrip(PowerSGD(rank=2), m)) < 1e-6
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (0,), (0, 3), (3, 0), (1, 9), (9, 1), (2, 3, 4)])
@@ -200,8 +200,8 @@ def test_kernels_of_convolutions_are_matrices_by_output_channel() -> None:
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_bad_numbers_show_and_do_not_stay(bad: float) -> None:
-    """The next gradient is said as if nothing had been."""
+def test_non_finite_entries_appear_and_do_not_stay(bad: float) -> None:
+    """The next gradient is encoded as if nothing had happened."""
     ranks = Ranks("powersgd:rank=2", "none", "mean", (9, 7), size=3)
     out = ranks.step(normal(9, 7), with_entry(normal(9, 7), 7, bad), normal(9, 7))
     assert not out.isfinite().all()
@@ -232,7 +232,7 @@ def test_columns_keep_their_span() -> None:
     torch.testing.assert_close(p @ (p.T @ m), m, rtol=1e-4, atol=1e-4)
 
 
-def test_columns_that_say_nothing_new_become_zero() -> None:
+def test_columns_that_send_nothing_new_become_zero() -> None:
     a, b = normal(50), normal(50, seed=1)
     p = orthonormal(torch.stack([a, 2 * a, torch.zeros(50), b, a - b], dim=1))
     norms = p.norm(dim=0)
@@ -243,11 +243,11 @@ def test_bytes_on_the_wire_are_frozen(backend: str) -> None:
     """Both rounds about small integers with equal row sums, from a Q of ones."""
     m = torch.arange(32.0).view(4, 8)
     m[:, 7] += 28 * 10 - m.sum(1)
-    talk = PowerSGD().rounds(EFInput(m.view(-1)), {"q": torch.ones(8, 1)}, EncodeContext((4, 8)))
-    first = next(talk)
-    second = talk.send([first.parts])
-    said_bytes = b"".join(r.parts[0].contiguous().numpy().tobytes() for r in (first, second))
-    assert sha256(said_bytes).hexdigest()[:8] == "df3a6277"
+    rounds = PowerSGD().rounds(EFInput(m.view(-1)), {"q": torch.ones(8, 1)}, EncodeContext((4, 8)))
+    first = next(rounds)
+    second = rounds.send([first.parts])
+    wire_bytes = b"".join(r.parts[0].contiguous().numpy().tobytes() for r in (first, second))
+    assert sha256(wire_bytes).hexdigest()[:8] == "df3a6277"
 
 
 @pytest.mark.parametrize("rank", [0, -1])

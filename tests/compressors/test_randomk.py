@@ -1,10 +1,10 @@
-"""Random-k: a choice that all ranks make alike, and make anew at every step."""
+"""Random-k: a selection that is equal on all ranks and drawn anew at every step."""
 
 from math import sqrt
 
 import pytest
 import torch
-from few_ranks import Ranks, eighths, normal, said, squared_error, wire_hash, with_entry
+from few_ranks import Ranks, eighths, normal, roundtrip, squared_error, wire_hash, with_entry
 from torch import Tensor
 
 from gradwire.compressors.randomk import RandomK
@@ -25,7 +25,7 @@ def test_one_entry_of_each_stratum_is_sent() -> None:
         first, second = chosen(codec, ctx)
         assert (first, second) in {(a, b) for a in (0, 1) for b in (2, 3)}
         expected = [v if i in (first, second) else 0.0 for i, v in enumerate(x.tolist())]
-        assert said(codec, x, ctx).tolist() == expected
+        assert roundtrip(codec, x, ctx).tolist() == expected
 
 
 def test_only_values_travel() -> None:
@@ -54,7 +54,7 @@ def test_expected_error_is_that_of_a_uniform_choice(numel: int, ratio: float) ->
     codec, x = RandomK(ratio=ratio), normal(numel, seed=5)
     errors = torch.tensor(
         [
-            squared_error(x, said(codec, x, EncodeContext((numel,), step=step)))
+            squared_error(x, roundtrip(codec, x, EncodeContext((numel,), step=step)))
             for step in range(2000)
         ]
     )
@@ -83,7 +83,7 @@ def test_everything_is_sent_in_the_end() -> None:
 def test_ratio_one_sends_every_entry_once(backend: str) -> None:
     codec, x = RandomK(ratio=1.0), normal(10_000)
     assert chosen(codec, EncodeContext((10_000,), step=3)) == list(range(10_000))
-    assert torch.equal(said(codec, x, EncodeContext((10_000,), step=3)), x)
+    assert torch.equal(roundtrip(codec, x, EncodeContext((10_000,), step=3)), x)
 
 
 @pytest.mark.parametrize("numel", [1, 7, 1000, 1003])
@@ -96,17 +96,17 @@ def test_no_entry_is_chosen_twice_or_outside(backend: str, numel: int) -> None:
 
 
 def test_an_empty_tensor_is_sent_too(backend: str) -> None:
-    assert said(RandomK(ratio=0.1), torch.zeros(0)).tolist() == []
+    assert roundtrip(RandomK(ratio=0.1), torch.zeros(0)).tolist() == []
 
 
 def test_the_global_generator_is_neither_read_nor_set() -> None:
     x, codec = normal(1000), RandomK(ratio=0.1)
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
-    one = said(codec, x)
+    one = roundtrip(codec, x)
     assert torch.equal(torch.random.get_rng_state(), before)
     torch.manual_seed(2)
-    assert torch.equal(said(codec, x), one)
+    assert torch.equal(roundtrip(codec, x), one)
 
 
 def test_parameters_with_anagrams_for_names_choose_differently() -> None:
@@ -122,15 +122,15 @@ def test_the_choice_does_not_depend_on_what_was_sent_before() -> None:
     fresh = chosen(RandomK(ratio=0.1), ctx)
     codec = RandomK(ratio=0.1)
     for step in range(3):
-        said(codec, normal(50), EncodeContext((50,), lane_id=9, step=step))
+        roundtrip(codec, normal(50), EncodeContext((50,), lane_id=9, step=step))
     assert chosen(codec, ctx) == fresh
 
 
-@pytest.mark.parametrize("way", ["mean", "gather", "sharded"])
+@pytest.mark.parametrize("exchange_name", ["mean", "gather", "sharded"])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_bad_numbers_are_sent_or_kept(backend: str, way: str, bad: float) -> None:
+def test_non_finite_entries_are_sent_or_kept(backend: str, exchange_name: str, bad: float) -> None:
     """An entry that is not drawn waits, whatever it is."""
-    ranks = Ranks("randomk:ratio=0.1", "residual", way, (100,), size=3)
+    ranks = Ranks("randomk:ratio=0.1", "residual", exchange_name, (100,), size=3)
     grads: list[Tensor] = [normal(100), with_entry(normal(100), 7, bad), normal(100)]
     out = ranks.step(*grads)
     assert not out[7].isfinite() or not ranks.residual(1)[7].isfinite()

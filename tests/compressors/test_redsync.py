@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from few_ranks import Ranks, eighths, normal, said, squared_error, wire_hash, with_entry
+from few_ranks import Ranks, eighths, normal, roundtrip, squared_error, wire_hash, with_entry
 from torch import Tensor
 
 from gradwire.compressors.redsync import RedSync
@@ -25,9 +25,9 @@ def chosen(x: Tensor, ratio: float) -> Tensor:
 def test_bisects_between_mean_and_largest() -> None:
     """Mean 4, largest 16: 10 passes one of eight, and one to two are asked for."""
     x = torch.tensor([16.0, 1.0, -8.0, 2.0, 3.0, 1.0, 0.0, 1.0])
-    assert said(RedSync(ratio=1 / 8), x).tolist() == [16.0, *[0.0] * 7]
+    assert roundtrip(RedSync(ratio=1 / 8), x).tolist() == [16.0, *[0.0] * 7]
     # 2 to 4 are asked for: 10 passes one, and halfway down to the mean 7 passes two.
-    assert said(RedSync(ratio=1 / 4), x).tolist() == [16.0, 0.0, -8.0, *[0.0] * 5]
+    assert roundtrip(RedSync(ratio=1 / 4), x).tolist() == [16.0, 0.0, -8.0, *[0.0] * 5]
 
 
 @pytest.mark.parametrize("ratio", [0.001, 0.01, 0.05])
@@ -43,7 +43,7 @@ def test_sends_k_to_2k_of_the_largest(name: str, ratio: float) -> None:
 @pytest.mark.parametrize("ratio", [0.01, 0.05])
 def test_error_is_at_most_what_an_even_spread_would_lose(ratio: float) -> None:
     for x in (*SHAPES.values(), torch.ones(1000), torch.arange(1000.0)):
-        out = said(RedSync(ratio=ratio, values="fp32"), x)
+        out = roundtrip(RedSync(ratio=ratio, values="fp32"), x)
         assert squared_error(x, out) <= 1 - ratio + 1e-6
 
 
@@ -54,7 +54,7 @@ def test_at_least_the_largest_is_sent() -> None:
     assert chosen(with_entry(torch.zeros(1000), 7, -1e-45), 0.1).tolist() == [7]
 
 
-def test_of_equal_magnitudes_twice_the_aim_at_most() -> None:
+def test_of_equal_magnitudes_at_most_twice_the_target() -> None:
     assert chosen(torch.full((1000,), -0.1), 0.01).tolist() == list(range(20))
     assert chosen(torch.ones(3), 1.0).tolist() == [0, 1, 2]
 
@@ -66,25 +66,25 @@ def test_all_negative_entries_are_no_exception() -> None:
 
 
 @pytest.mark.parametrize("numel", [0, 1, 7, 1000])
-def test_zeros_say_nothing(numel: int) -> None:
+def test_zeros_send_nothing(numel: int) -> None:
     assert chosen(torch.zeros(numel), 0.1).tolist() == []
-    assert torch.equal(said(RedSync(ratio=0.1), torch.zeros(numel)), torch.zeros(numel))
+    assert torch.equal(roundtrip(RedSync(ratio=0.1), torch.zeros(numel)), torch.zeros(numel))
 
 
-@pytest.mark.parametrize("way", ["gather", "sharded"])
+@pytest.mark.parametrize("exchange_name", ["gather", "sharded"])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_bad_numbers_are_chosen(backend: str, way: str, bad: float) -> None:
-    ranks = Ranks("redsync:ratio=0.1", "residual", way, (100,), size=3)
+def test_non_finite_entries_are_selected(backend: str, exchange_name: str, bad: float) -> None:
+    ranks = Ranks("redsync:ratio=0.1", "residual", exchange_name, (100,), size=3)
     out = ranks.step(normal(100), with_entry(normal(100), 7, bad), normal(100))
     assert not out[7].isfinite()
     assert out[torch.arange(100) != 7].isfinite().all()
 
 
-def test_nothing_but_bad_numbers() -> None:
-    assert not said(RedSync(ratio=0.1), torch.full((100,), torch.nan))[:20].isfinite().any()
+def test_nothing_but_non_finite_entries() -> None:
+    assert not roundtrip(RedSync(ratio=0.1), torch.full((100,), torch.nan))[:20].isfinite().any()
 
 
-def test_ranks_may_say_messages_of_different_length() -> None:
+def test_ranks_may_send_messages_of_different_length() -> None:
     ranks = Ranks("redsync:ratio=0.25,values=fp32", "none", "gather", (8,))
     one, two = torch.ones(8), with_entry(torch.zeros(8), 3, 4.0)
     assert ranks.step(one, two).tolist() == [0.5, 0.5, 0.5, 2.5, 0.0, 0.0, 0.0, 0.0]

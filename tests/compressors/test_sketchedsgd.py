@@ -4,7 +4,7 @@ from hashlib import sha256
 
 import pytest
 import torch
-from few_ranks import Ranks, bits_an_element, eighths, normal, said, squared_error, with_entry
+from few_ranks import Ranks, bits_per_entry, eighths, normal, roundtrip, squared_error, with_entry
 from torch import Tensor
 
 from gradwire.compressors.sketchedsgd import SketchedSGD, median
@@ -20,6 +20,11 @@ def heavy(numel: int, count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return x, places.sort().values
 
 
+def ideal_bits(codec: SketchedSGD, x: Tensor) -> float:
+    """Returns the fewest bits per entry that hold the message; `test_bits.py` compares."""
+    return 32 * codec.ratio * (codec.rows * codec.width + 1)
+
+
 def test_by_hand() -> None:
     """One entry that is not zero: each row has it once, and it is what comes out."""
     x = with_entry(torch.zeros(400), 123, -2.5)
@@ -27,7 +32,7 @@ def test_by_hand() -> None:
     assert table.view(3, 4).abs().sum(1).tolist() == [2.5, 2.5, 2.5]
     assert values.numel() == 2, "one for the largest, and one drawn blindly"
     wide = SketchedSGD(ratio=0.0025, width=400, rows=5)
-    assert torch.equal(said(wide, x), x)
+    assert torch.equal(roundtrip(wide, x), x)
 
 
 def test_middle_of_rows() -> None:
@@ -38,7 +43,7 @@ def test_middle_of_rows() -> None:
 
 def test_finds_entries_that_stand_out() -> None:
     x, places = heavy(10_000, 10)
-    out = said(SketchedSGD(ratio=0.001, rows=5, width=100), x)
+    out = roundtrip(SketchedSGD(ratio=0.001, rows=5, width=100), x)
     assert torch.equal(out[places], x[places])
     assert out.count_nonzero() == 11, "those, and one drawn blindly"
 
@@ -54,23 +59,23 @@ def test_finds_what_stands_out_in_the_mean_only() -> None:
     torch.testing.assert_close(out[places], x[places], rtol=1e-5, atol=1e-5)
 
 
-def test_the_said_is_taken_from_what_is_left() -> None:
+def test_sent_values_are_subtracted_from_the_residual() -> None:
     x, places = heavy(10_000, 10)
     ranks = Ranks("sketchedsgd:ratio=0.001,rows=5,width=100", "residual", "mean", (10_000,))
     out = ranks.step(x, 2 * x)
-    heard = out.nonzero().view(-1)
-    assert set(places.tolist()) < set(heard.tolist())
+    decoded = out.nonzero().view(-1)
+    assert set(places.tolist()) < set(decoded.tolist())
     for rank, own in enumerate((x, 2 * x)):
-        assert torch.equal(ranks.residual(rank), own.index_fill(0, heard, 0.0))
+        assert torch.equal(ranks.residual(rank), own.index_fill(0, decoded, 0.0))
     torch.testing.assert_close(out[places], 1.5 * x[places])
 
 
 def test_error_is_at_most_what_a_random_choice_would_lose() -> None:
-    """On average over hashes, also where the sketch cannot tell the entries apart."""
+    """On average over hashes, also where the sketch cannot distinguish the entries."""
     codec = SketchedSGD(ratio=0.05, rows=3, width=2)
     for x in (normal(1000), torch.ones(1000), normal(1000) ** 5, eighths(1000)):
         errors = [
-            squared_error(x, said(codec, x, EncodeContext((1000,), step=s))) for s in range(50)
+            squared_error(x, roundtrip(codec, x, EncodeContext((1000,), step=s))) for s in range(50)
         ]
         assert max(errors) < 1
         assert sum(errors) / 50 <= 1 - 0.05 + 0.005
@@ -81,20 +86,20 @@ def test_one_entry_is_drawn_blindly_so_its_bound_holds_for_every_input() -> None
     codec, x = SketchedSGD(ratio=0.001, rows=1, width=1), torch.zeros(1000)
     x[:20], x[777] = 0.1, 1.0
     errors = torch.tensor(
-        [squared_error(x, said(codec, x, EncodeContext((1000,), step=s))) for s in range(2000)]
+        [squared_error(x, roundtrip(codec, x, EncodeContext((1000,), step=s))) for s in range(2000)]
     )
     assert errors.max() <= 1
     assert errors.mean() <= 1 - 1 / 1000 + 4 * errors.std() / 2000**0.5
     drawn = {
-        int(codec._found(torch.zeros(1, 1), codec._hashes(t, x.device), t)[-1])
+        int(codec._largest_positions(torch.zeros(1, 1), codec._hashes(t, x.device), t)[-1])
         for t in (EncodeContext((1000,), step=s) for s in range(200))
     }
     assert len(drawn) > 150
 
 
-def test_what_is_said_is_exact() -> None:
+def test_sent_values_are_exact() -> None:
     x = normal(1000)
-    out = said(SketchedSGD(ratio=0.05), x)
+    out = roundtrip(SketchedSGD(ratio=0.05), x)
     kept = out != 0
     assert kept.sum() == 51
     assert torch.equal(out[kept], x[kept])
@@ -137,7 +142,7 @@ def test_zeros_and_sizes(numel: int, memory: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_bad_numbers_show_and_do_not_stay(bad: float) -> None:
+def test_non_finite_entries_appear_and_do_not_stay(bad: float) -> None:
     ranks = Ranks("sketchedsgd:ratio=0.01", "none", "mean", (1000,), size=3)
     out = ranks.step(normal(1000), with_entry(normal(1000), 7, bad), normal(1000))
     assert out.isnan().sum() == 11
@@ -145,15 +150,15 @@ def test_bad_numbers_show_and_do_not_stay(bad: float) -> None:
 
 
 def test_bits_on_the_wire() -> None:
-    bits = bits_an_element(SketchedSGD(ratio=0.01, rows=3, width=4), normal(1_000_000))
+    bits = bits_per_entry(SketchedSGD(ratio=0.01, rows=3, width=4), normal(1_000_000))
     assert bits == pytest.approx(32 * 0.01 * (3 * 4 + 1), rel=1e-4)
 
 
 def test_bytes_on_the_wire_are_frozen(backend: str) -> None:
     """Multiples of 1/8, whose sums are exact in any order."""
     table, values = SketchedSGD(ratio=0.05).encode(eighths(1000)).parts
-    said_bytes = table.numpy().tobytes() + values.numpy().tobytes()
-    assert sha256(said_bytes).hexdigest()[:8] == "b3185680"
+    wire_bytes = table.numpy().tobytes() + values.numpy().tobytes()
+    assert sha256(wire_bytes).hexdigest()[:8] == "b3185680"
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1.5, float("nan")])

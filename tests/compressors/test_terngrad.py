@@ -1,10 +1,11 @@
 """TernGrad: three values an entry, exact on average."""
 
+import math
 from collections.abc import Callable
 
 import pytest
 import torch
-from few_ranks import Ranks, bits_an_element, eighths, normal, said, wire_hash, with_entry
+from few_ranks import Ranks, bits_per_entry, eighths, normal, roundtrip, wire_hash, with_entry
 from torch import Tensor
 
 from gradwire.compressors.terngrad import TernGrad
@@ -17,7 +18,7 @@ both = pytest.mark.parametrize("clip", [0, 2.5])
 
 def draws(codec: TernGrad, x: Tensor, count: int) -> Tensor:
     return torch.stack(
-        [said(codec, x, EncodeContext((x.numel(),), step=s)) for s in range(count)]
+        [roundtrip(codec, x, EncodeContext((x.numel(),), step=s)) for s in range(count)]
     ).double()
 
 
@@ -26,26 +27,31 @@ def worst(numel: int) -> Tensor:
     return with_entry(torch.full((numel,), 1 / (1 + numel**0.5)), 0, 1.0)
 
 
+def ideal_bits(codec: TernGrad, x: Tensor) -> float:
+    """Returns the fewest bits per entry that hold the message; `test_bits.py` compares."""
+    return math.log2(3)
+
+
 def test_entries_of_the_largest_magnitude_and_zeros_are_exact() -> None:
     x = torch.tensor([2.0, -2.0, 0.0, 0.0, 2.0, -2.0, 0.0])
     packed, scale = TernGrad().encode(x).parts
     assert packed.tolist() == [2 + 0 * 3 + 1 * 9 + 1 * 27 + 2 * 81, 0 + 3 * 1 + 9 + 27 + 81]
     assert scale.tolist() == [2.0]
-    assert torch.equal(said(TernGrad(), x), x)
+    assert torch.equal(roundtrip(TernGrad(), x), x)
 
 
-def test_an_entry_is_said_as_often_as_it_is_large() -> None:
-    heard = draws(TernGrad(), torch.tensor([4.0, -1.0]), 400)[:, 1]
-    assert set(heard.tolist()) == {0.0, -4.0}
-    assert heard.mean() == pytest.approx(-1.0, abs=4 * 3**0.5 / 20)
+def test_an_entry_is_sent_as_often_as_it_is_large() -> None:
+    decoded = draws(TernGrad(), torch.tensor([4.0, -1.0]), 400)[:, 1]
+    assert set(decoded.tolist()) == {0.0, -4.0}
+    assert decoded.mean() == pytest.approx(-1.0, abs=4 * 3**0.5 / 20)
 
 
 @pytest.mark.parametrize("shift", [0.0, 1.0])
 def test_unbiased_without_clipping_whatever_the_mean(shift: float) -> None:
     x = normal(500) + shift
-    heard = draws(TernGrad(), x, 1000)
+    decoded = draws(TernGrad(), x, 1000)
     directions = torch.stack([x, torch.ones(500), *normal(8, 500, seed=1)], dim=1).double()
-    sums = heard @ directions
+    sums = decoded @ directions
     error = (sums.mean(0) - x.double() @ directions).abs()
     assert (error <= 4 * sums.std(0) / 1000**0.5).all()
 
@@ -72,14 +78,14 @@ def test_constant_and_one_element_tensors_are_updated(
 ) -> None:
     """A spread of zero must not cut everything to zero."""
     x = torch.full((numel,), value)
-    torch.testing.assert_close(said(TernGrad(clip=clip), x), x, rtol=1e-6, atol=0)
+    torch.testing.assert_close(roundtrip(TernGrad(clip=clip), x), x, rtol=1e-6, atol=0)
 
 
 def test_clipping_cuts_at_multiples_of_the_root_mean_square() -> None:
     x = with_entry(torch.ones(999), 5, 100.0)
     _, scale = TernGrad(clip=2.5).encode(x).parts
     assert float(scale) == pytest.approx(2.5 * (10998 / 999) ** 0.5)
-    assert said(TernGrad(clip=2.5), x)[5] == scale
+    assert roundtrip(TernGrad(clip=2.5), x)[5] == scale
 
 
 def test_it_may_not_go_with_a_residual() -> None:
@@ -91,29 +97,29 @@ def test_it_may_not_go_with_a_residual() -> None:
 
 
 def test_bits_on_the_wire() -> None:
-    assert bits_an_element(TernGrad(), normal(1_000_000)) == pytest.approx(1.6, rel=1e-3)
+    assert bits_per_entry(TernGrad(), normal(1_000_000)) == pytest.approx(1.6, rel=1e-3)
 
 
 def test_ranks_and_steps_draw_for_themselves() -> None:
     x, ctx = normal(1000), EncodeContext((1000,), world_size=2)
-    first = said(TernGrad(), x, ctx)
+    first = roundtrip(TernGrad(), x, ctx)
     for other in (ctx._replace(rank=1), ctx._replace(step=1), ctx._replace(seed=1)):
-        assert (said(TernGrad(), x, other) != first).float().mean() > 0.1
+        assert (roundtrip(TernGrad(), x, other) != first).float().mean() > 0.1
 
 
 @both
 @pytest.mark.parametrize("numel", [0, 1, 7])
 def test_zeros_and_small_sizes(clip: float, numel: int) -> None:
     codec = TernGrad(clip=clip)
-    assert torch.equal(said(codec, torch.zeros(numel)), torch.zeros(numel))
-    assert said(codec, normal(numel)).isfinite().all()
+    assert torch.equal(roundtrip(codec, torch.zeros(numel)), torch.zeros(numel))
+    assert roundtrip(codec, normal(numel)).isfinite().all()
 
 
 @both
-@pytest.mark.parametrize("way", ["gather", "sharded"])
+@pytest.mark.parametrize("exchange_name", ["gather", "sharded"])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_bad_numbers_show(clip: float, way: str, bad: float) -> None:
-    ranks = Ranks(f"terngrad:clip={clip}", "none", way, (60,), size=3)
+def test_non_finite_entries_appear(clip: float, exchange_name: str, bad: float) -> None:
+    ranks = Ranks(f"terngrad:clip={clip}", "none", exchange_name, (60,), size=3)
     out = ranks.step(normal(60), with_entry(normal(60), 7, bad), normal(60))
     assert not out[7].isfinite()
 

@@ -1,19 +1,22 @@
 """3LC: three values, runs of zeros in one byte, and no bytes that lead astray."""
 
+import math
+
 import pytest
 import torch
 from few_ranks import (
     Ranks,
-    bits_an_element,
+    bits_per_entry,
     eighths,
     normal,
-    said,
+    roundtrip,
     squared_error,
     wire_hash,
     with_entry,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from gradwire.compressors.threelc import ThreeLC, lengthen, shorten
 from gradwire.errors import ConfigError, WireError
@@ -27,18 +30,23 @@ def byte_tensor(values: list[int]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.uint8)
 
 
+def ideal_bits(codec: ThreeLC, x: Tensor) -> float:
+    """Returns the fewest bits per entry that hold the message; `test_bits.py` compares."""
+    return math.log2(3)
+
+
 def test_by_hand() -> None:
     """Above half of M = 4 is M; then ten zeros are two bytes, which one stands for."""
     x = torch.cat([torch.tensor([4.0, -2.0, 2.1, 0.0, -3.0]), torch.zeros(10)])
     scale, coded = ThreeLC().encode(x).parts
     assert scale.tolist() == [4.0]
     assert coded.tolist() == [2 + 1 * 3 + 2 * 9 + 1 * 27 + 0 * 81, 243]
-    assert said(ThreeLC(), x)[:5].tolist() == [4.0, 0.0, 4.0, 0.0, -4.0]
+    assert roundtrip(ThreeLC(), x)[:5].tolist() == [4.0, 0.0, 4.0, 0.0, -4.0]
 
 
 def test_sparsity_makes_more_zeros() -> None:
     x = torch.tensor([1.0, 0.8, 0.7, 0.4])
-    assert said(ThreeLC(sparsity=1.5), x).tolist() == [1.5, 1.5, 0.0, 0.0]
+    assert roundtrip(ThreeLC(sparsity=1.5), x).tolist() == [1.5, 1.5, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +75,7 @@ def test_shortened_and_lengthened_is_the_same(values: list[int]) -> None:
 def test_contraction(sparsity: float) -> None:
     codec = ThreeLC(sparsity=sparsity)
     for x in (normal(1000), normal(1000) ** 5, torch.ones(1000), eighths(1000)):
-        out = said(codec, x)
+        out = roundtrip(codec, x)
         assert ((out - x).abs() <= x.abs() * (1 + 1e-6)).all()
         best = float(x.abs().max() ** 2 / x.square().sum()) * sparsity * (2 - sparsity)
         assert squared_error(x, out) <= 1 - best + 1e-6
@@ -77,18 +85,18 @@ def test_contraction(sparsity: float) -> None:
 @pytest.mark.parametrize("numel", [1, 7, 1000])
 def test_constant_and_one_element_tensors_are_exact(numel: int, value: float) -> None:
     x = torch.full((numel,), value)
-    assert torch.equal(said(ThreeLC(), x), x)
+    assert torch.equal(roundtrip(ThreeLC(), x), x)
 
 
 @every_sparsity
-def test_what_was_not_said_comes_later(sparsity: float) -> None:
+def test_what_was_not_sent_comes_later(sparsity: float) -> None:
     ranks = Ranks(f"threelc:sparsity={sparsity}", "residual", "gather", (40,), size=2)
     x = [normal(40, seed=s) for s in range(2)]
     total = torch.stack([ranks.step(*x) for _ in range(400)]).mean(0)
     torch.testing.assert_close(total, sum(x) / 2, rtol=0, atol=0.1)
 
 
-def test_ranks_may_say_messages_of_different_lengths() -> None:
+def test_ranks_may_send_messages_of_different_lengths() -> None:
     ranks = Ranks("threelc", "none", "gather", (100,), size=3)
     one = with_entry(torch.zeros(100), 50, 3.0)
     out = ranks.step(torch.zeros(100), one, torch.ones(100))
@@ -97,11 +105,11 @@ def test_ranks_may_say_messages_of_different_lengths() -> None:
 
 def test_bits_on_the_wire() -> None:
     x = normal(1_000_000)
-    bits = [bits_an_element(ThreeLC(sparsity=s), x) for s in (1.0, 1.75, 1.99)]
+    bits = [bits_per_entry(ThreeLC(sparsity=s), x) for s in (1.0, 1.75, 1.99)]
     assert bits[0] == pytest.approx(0.306, abs=0.01)
     assert bits == sorted(bits, reverse=True)
-    assert bits_an_element(ThreeLC(), x.sign()) == pytest.approx(1.6, rel=1e-3)
-    assert bits_an_element(ThreeLC(), torch.zeros(1_000_000)) == pytest.approx(8 / 70, rel=0.01)
+    assert bits_per_entry(ThreeLC(), x.sign()) == pytest.approx(1.6, rel=1e-3)
+    assert bits_per_entry(ThreeLC(), torch.zeros(1_000_000)) == pytest.approx(8 / 70, rel=0.01)
     assert ThreeLC().nbytes((1000, 1000)) == ThreeLC().encode(x.sign()).nbytes
 
 
@@ -109,12 +117,12 @@ def test_bits_on_the_wire() -> None:
 @pytest.mark.parametrize("numel", [0, 1, 7])
 def test_zeros_and_small_sizes(sparsity: float, numel: int) -> None:
     codec = ThreeLC(sparsity=sparsity)
-    assert torch.equal(said(codec, torch.zeros(numel)), torch.zeros(numel))
-    assert said(codec, normal(numel)).isfinite().all()
+    assert torch.equal(roundtrip(codec, torch.zeros(numel)), torch.zeros(numel))
+    assert roundtrip(codec, normal(numel)).isfinite().all()
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_bad_numbers_show(bad: float) -> None:
+def test_non_finite_entries_appear(bad: float) -> None:
     ranks = Ranks("threelc", "none", "gather", (60,), size=3)
     out = ranks.step(normal(60), with_entry(normal(60), 7, bad), normal(60))
     assert not out[7].isfinite()
@@ -127,11 +135,11 @@ def test_hostile_bytes_are_refused_or_harmless(noise: bytes, numel: int) -> None
     parts = (torch.ones(1), byte_tensor(list(noise)))
     layout = codec.layout(numel)
     try:
-        [heard] = unpack(pack([parts], [layout]), [layout])
+        [decoded] = unpack(pack([parts], [layout]), [layout])
     except WireError:
         return
     out = torch.zeros(numel)
-    codec.decode_add(out, [heard], 1.0, EncodeContext((out.numel(),)))
+    codec.decode_add(out, [decoded], 1.0, EncodeContext((out.numel(),)))
     assert (out.abs() <= 1).all()
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from few_ranks import Ranks, eighths, normal, said, squared_error, wire_hash, with_entry
+from few_ranks import Ranks, eighths, normal, roundtrip, squared_error, wire_hash, with_entry
 
 from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError
@@ -18,7 +18,7 @@ def test_keeps_the_largest_magnitudes() -> None:
 
 def test_of_equal_magnitudes_the_first_are_kept() -> None:
     x = torch.tensor([1.0, -2.0, 2.0, 2.0])
-    assert said(TopK(ratio=0.5), x).tolist() == [0.0, -2.0, 2.0, 0.0]
+    assert roundtrip(TopK(ratio=0.5), x).tolist() == [0.0, -2.0, 2.0, 0.0]
 
 
 @pytest.mark.parametrize("ratio", [0.001, 0.01, 0.1, 0.5, 1.0])
@@ -26,7 +26,7 @@ def test_of_equal_magnitudes_the_first_are_kept() -> None:
 def test_keeps_exactly_the_largest(ratio: float, numel: int) -> None:
     x = normal(numel)
     codec = TopK(ratio=ratio, values="fp32")
-    out = said(codec, x)
+    out = roundtrip(codec, x)
     kept = out != 0
     assert kept.sum() == codec.count(numel) == max(1, round(ratio * numel))
     assert torch.equal(out[kept], x[kept])
@@ -38,7 +38,7 @@ def test_keeps_exactly_the_largest(ratio: float, numel: int) -> None:
 def test_error_is_at_most_what_an_even_spread_would_lose(ratio: float) -> None:
     codec = TopK(ratio=ratio, values="fp32")
     for x in (normal(1000), torch.ones(1000), normal(1000) ** 5):
-        assert squared_error(x, said(codec, x)) <= 1 - ratio + 1e-6
+        assert squared_error(x, roundtrip(codec, x)) <= 1 - ratio + 1e-6
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_error_is_at_most_what_an_even_spread_would_lose(ratio: float) -> None:
 )
 def test_format_of_values(values: str, bound: float) -> None:
     x = normal(1000)
-    out = said(TopK(ratio=0.1, values=values), x)  # type: ignore[arg-type]
+    out = roundtrip(TopK(ratio=0.1, values=values), x)  # type: ignore[arg-type]
     kept = out != 0
     assert ((out - x)[kept].abs() <= bound * x[kept].abs()).all()
 
@@ -64,10 +64,12 @@ def test_ranks_choose_for_themselves_and_the_mean_is_over_all() -> None:
     assert ranks.step(torch.tensor([4.0, 1.0]), torch.tensor([1.0, 2.0])).tolist() == [2.0, 1.0]
 
 
-@pytest.mark.parametrize("way", ["gather", "sharded"])
+@pytest.mark.parametrize("exchange_name", ["gather", "sharded"])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_bad_numbers_are_chosen_first(backend: str, way: str, bad: float) -> None:
-    ranks = Ranks("topk:ratio=0.1", "residual", way, (100,), size=3)
+def test_non_finite_entries_are_selected_first(
+    backend: str, exchange_name: str, bad: float
+) -> None:
+    ranks = Ranks("topk:ratio=0.1", "residual", exchange_name, (100,), size=3)
     out = ranks.step(normal(100), with_entry(normal(100), 7, bad), normal(100))
     assert not out[7].isfinite()
 
@@ -80,12 +82,12 @@ def test_bits_on_the_wire() -> None:
     assert 8 * payload.nbytes / codec.count(1_000_000) == pytest.approx(24.57, abs=0.01)
 
 
-def test_the_turn_does_not_matter() -> None:
+def test_the_context_does_not_matter() -> None:
     x = normal(100)
     contexts = [
         EncodeContext((100,), rank=rank, world_size=3, seed=rank, step=rank) for rank in range(3)
     ]
-    outs = [said(TopK(ratio=0.1), x, ctx) for ctx in contexts]
+    outs = [roundtrip(TopK(ratio=0.1), x, ctx) for ctx in contexts]
     assert torch.equal(outs[0], outs[1])
     assert torch.equal(outs[0], outs[2])
 

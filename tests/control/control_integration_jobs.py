@@ -1,4 +1,4 @@
-"""What the ranks of the tests of controllers do on mounts other than DDP."""
+"""Jobs of the controller tests for integrations other than DDP."""
 
 import io
 from collections.abc import Callable
@@ -16,7 +16,7 @@ import gradwire
 from gradwire.integrations.handle import Handle
 
 
-class Mounted(NamedTuple):
+class Integrated(NamedTuple):
     model: nn.Module
     optimizer: torch.optim.Optimizer
     handle: Handle
@@ -34,59 +34,59 @@ def backward(model: nn.Module, step: int) -> None:
     nn.functional.cross_entropy(model(x), y).backward()
 
 
-def by_reducer(spec: str, controller: str) -> Mounted:
+def by_reducer(spec: str, controller: str) -> Integrated:
     model = network()
     reducer = gradwire.Reducer(model, spec, controller=controller)
-    return Mounted(model, sgd(model), reducer, reducer.reduce)
+    return Integrated(model, sgd(model), reducer, reducer.reduce)
 
 
-def by_one_line(spec: str, controller: str) -> Mounted:
+def by_reduce_gradients(spec: str, controller: str) -> Integrated:
     model = network()
 
-    def line() -> gradwire.Reducer:
+    def reduce() -> gradwire.Reducer:
         return gradwire.reduce_gradients(model, spec, controller=controller)
 
     backward(model, 100)
-    return Mounted(model, sgd(model), line(), line)
+    return Integrated(model, sgd(model), reduce(), reduce)
 
 
-def by_optimizer(spec: str, controller: str) -> Mounted:
+def by_optimizer(spec: str, controller: str) -> Integrated:
     model = network()
     optimizer = sgd(model)
     reducer = gradwire.wrap_optimizer(optimizer, spec, model=model, controller=controller)
-    return Mounted(model, optimizer, reducer)
+    return Integrated(model, optimizer, reducer)
 
 
-def by_shards(spec: str, controller: str) -> Mounted:
+def by_shards(spec: str, controller: str) -> Integrated:
     model = network()
     fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     shards = gradwire.attach_fsdp(model, spec, controller=controller)
-    return Mounted(model, sgd(model), shards)
+    return Integrated(model, sgd(model), shards)
 
 
-def by_replicas(spec: str, controller: str) -> Mounted:
+def by_replicas(spec: str, controller: str) -> Integrated:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     model = network()
     fully_shard(model, mesh=mesh["shard"])
     shards = gradwire.attach_fsdp(model, spec, replicas=mesh["replicate"], controller=controller)
-    return Mounted(model, sgd(model), shards)
+    return Integrated(model, sgd(model), shards)
 
 
-MOUNTS = {
+INTEGRATIONS = {
     "reducer": by_reducer,
-    "one line": by_one_line,
+    "reduce_gradients": by_reduce_gradients,
     "optimizer": by_optimizer,
     "shards": by_shards,
     "replicas": by_replicas,
 }
 
 
-def train(mounted: Mounted, first: int, steps: int) -> None:
+def train(integrated: Integrated, first: int, steps: int) -> None:
     for step in range(first, first + steps):
-        mounted.optimizer.zero_grad()
-        backward(mounted.model, step)
-        mounted.after_backward()
-        mounted.optimizer.step()
+        integrated.optimizer.zero_grad()
+        backward(integrated.model, step)
+        integrated.after_backward()
+        integrated.optimizer.step()
 
 
 def weights(model: nn.Module) -> Tensor:
@@ -94,36 +94,36 @@ def weights(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().reshape(-1) for p in whole])
 
 
-def led(mount: str, spec: str, controller: str) -> tuple[Tensor, Any, str]:
-    """The weights after a save, a load and a switch; what the controller said before and after."""
-    mounted = MOUNTS[mount](spec, controller)
-    handle = mounted.handle
-    train(mounted, 0, 6)
+def controlled_run(integration: str, spec: str, controller: str) -> tuple[Tensor, Any, str]:
+    """Returns weights after a save, a load and a switch, and stats before and after the switch."""
+    integrated = INTEGRATIONS[integration](spec, controller)
+    handle = integrated.handle
+    train(integrated, 0, 6)
     handle.epoch_ended(0.1)
-    train(mounted, 6, 2)
+    train(integrated, 6, 2)
     file = io.BytesIO()
     torch.save(handle.state_dict(), file)
     file.seek(0)
     handle.load_state_dict(torch.load(file, weights_only=True))
-    train(mounted, 8, 2)
+    train(integrated, 8, 2)
     explained: Any = handle.stats()["controller"]
     handle.switch(spec.replace("topk", "redsync"))
-    train(mounted, 10, 2)
+    train(integrated, 10, 2)
     after = str(handle.stats()["controller"])
     handle.detach()
-    return weights(mounted.model), explained, after
+    return weights(integrated.model), explained, after
 
 
-def scattered_bytes(controller: str) -> tuple[int, int]:
-    """Bytes that two steps send for a reduce-scatter, with a controller and without."""
+def reduce_scatter_bytes(controller: str) -> tuple[int, int]:
+    """Returns the bytes that two steps send, with a controller and without."""
     found: list[int] = []
-    for rule in (controller, None):
+    for choice in (controller, None):
         model = network()
         fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-        shards = gradwire.attach_fsdp(model, "topk:ratio=0.1", controller=rule)
+        shards = gradwire.attach_fsdp(model, "topk:ratio=0.1", controller=choice)
         meter = shards._comm.meter
         before = meter.sent_bytes
-        train(Mounted(model, sgd(model), shards), 0, 2)
+        train(Integrated(model, sgd(model), shards), 0, 2)
         found.append(meter.sent_bytes - before)
         shards.detach()
     return found[0], found[1]

@@ -1,4 +1,4 @@
-"""What the ranks of the controllers' tests do; each job returns plain values."""
+"""Jobs that the ranks of the controller tests run; each returns plain values."""
 
 import io
 from contextlib import nullcontext
@@ -37,8 +37,8 @@ def weights(net: nn.Module) -> Tensor:
     return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
 
 
-def led(spec: str, controller: str, steps: int) -> tuple[Tensor, Any]:
-    """The weights, and what the controller says of itself, after a save, a load and a switch."""
+def controlled_run(spec: str, controller: str, steps: int) -> tuple[Tensor, Any]:
+    """Returns the weights and the controller's stats after a save, a load and a switch."""
     net = model()
     link = gradwire.attach(net, spec, controller=controller)
     train(net, 0, steps)
@@ -59,27 +59,27 @@ def led(spec: str, controller: str, steps: int) -> tuple[Tensor, Any]:
 
 
 def different(rank_low: float) -> str:
-    """What attach says where one rank has another controller."""
+    """Returns the error of attach if rank 1 has another controller."""
     low = rank_low if dist.get_rank() == 1 else 10
     try:
         gradwire.attach(model(), "topk:ratio=0.1", controller=f"gravac:low={low}")
     except gradwire.ConfigError as error:
         return str(error)
-    return "no complaint"
+    return "no error"
 
 
 def accumulated(batches: int) -> tuple[Tensor, list[int]]:
-    """A loop that accumulates as many batches as it is told; how many went into each step."""
+    """Accumulates as many batches as the controller asks for; returns the number in each step."""
     net = model()
-    rule = "accordion:setting=batch,low=1,high=4,interval=1,epoch_steps=8,eta=1"
-    link = gradwire.attach(net, "none", controller=rule)
+    controller = "accordion:setting=batch,low=1,high=4,interval=1,epoch_steps=8,eta=1"
+    link = gradwire.attach(net, "none", controller=controller)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     taken: list[int] = []
     x = torch.randn(16, 64, generator=torch.Generator().manual_seed(dist.get_rank()))
     y = torch.arange(16) % 10
     while sum(taken) < batches:
-        told: Any = link.stats()["controller"]
-        passes = told["accumulate"]
+        explained: Any = link.stats()["controller"]
+        passes = explained["accumulate"]
         for number in range(passes):
             with net.no_sync() if number < passes - 1 else nullcontext():
                 (nn.functional.cross_entropy(net(x), y) / passes).backward()
@@ -92,9 +92,9 @@ def accumulated(batches: int) -> tuple[Tensor, list[int]]:
 
 
 def skipped(controller: str) -> tuple[bool, bool, bool]:
-    """An optimiser step that a loss scaler skips, since one rank overflows.
+    """Lets a loss scaler skip an optimiser step, since one rank overflows.
 
-    Whether weights and statistics are as before it, and that they move again after it.
+    Returns whether weights stay equal, statistics stay equal, and weights move again after it.
     """
     net = model()
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -108,14 +108,14 @@ def skipped(controller: str) -> tuple[bool, bool, bool]:
         scaler.scale(loss * factor).backward()
         scaler.step(optimizer)
         scaler.update()
-        told: Any = link.stats()["controller"]
-        return weights(net).clone(), told
+        explained: Any = link.stats()["controller"]
+        return weights(net).clone(), explained
 
     for number in range(4):
-        before, told = step(number, 1.0)
-    spoilt, after = step(4, float("inf") if dist.get_rank() == 1 else 1.0)
+        before, explained = step(number, 1.0)
+    skipped_weights, after = step(4, float("inf") if dist.get_rank() == 1 else 1.0)
     skipped_steps: Any = link.stats()["skipped"]
     moved, _ = step(5, 1.0)
     link.detach()
-    same = skipped_steps == 1 and torch.equal(before, spoilt) and scaler.get_scale() == 2.0
-    return same, told == after, not torch.equal(spoilt, moved)
+    same = skipped_steps == 1 and torch.equal(before, skipped_weights) and scaler.get_scale() == 2.0
+    return same, explained == after, not torch.equal(skipped_weights, moved)

@@ -11,8 +11,15 @@ import gradwire
 from gradwire.checkpoint.state import load_resized, save
 from gradwire.compressors.randomk import RandomK
 from gradwire.compressors.topk import TopK
-from gradwire.control.gravac import Explorer, GraVAC
-from gradwire.control.two_level import DenseBeside, Gauge, Levels, at_factor, levels
+from gradwire.control.gravac import GraVAC, GraVACState
+from gradwire.control.runtime import ControllerRuntime
+from gradwire.control.two_level import (
+    GainMeter,
+    MeasuredDense,
+    TwoLevelSparsifier,
+    two_level,
+    with_factor,
+)
 from gradwire.errors import ConfigError
 from gradwire.types import EFInput, EncodeContext
 
@@ -33,9 +40,10 @@ def run_of(spec: str, controller: str, **options: object) -> gradwire.Simulation
     return gradwire.simulate(tensors, spec, workers=4, controller=controller, **options)  # type: ignore[arg-type]
 
 
-def pilots(run: gradwire.Simulation) -> list[Explorer]:
-    found = [w.helm.pilot for w in run.workers if w.helm is not None]
-    return [led for led in found if isinstance(led, Explorer)]
+def states_of(run: gradwire.Simulation) -> list[GraVACState]:
+    runtimes = [w.observer for w in run.workers]
+    found = [r.state for r in runtimes if isinstance(r, ControllerRuntime)]
+    return [state for state in found if isinstance(state, GraVACState)]
 
 
 def test_the_top_of_the_top_is_the_top() -> None:
@@ -48,46 +56,46 @@ def test_the_top_of_the_top_is_the_top() -> None:
     run.step(gradients(0))  # dense, so that both start with no residual
     for step in range(1, 4):
         assert torch.equal(run.step(gradients(step))["w"], plain.step(gradients(step))["w"])
-    assert pilots(run)[0].factor() == 8
+    assert states_of(run)[0].factor() == 8
 
 
-def selections(alone: bool, sends: str) -> list[int]:
-    """Of how many entries each choice is made in one step."""
-    chosen_from: list[int] = []
+def selections(candidate_only: bool, sends: str) -> list[int]:
+    """Returns the number of entries that each selection of one step reads."""
+    sizes: list[int] = []
 
     @dataclass(frozen=True)
     class Counting(TopK):
         def select(self, ef: EFInput, ctx: EncodeContext) -> Tensor:
-            chosen_from.append(ctx.numel)
+            sizes.append(ctx.numel)
             return TopK.select(self, ef, ctx)
 
-    gauge = Gauge(raw=False)
-    gauge.start()
-    made = levels(Counting(ratio=0.1), 10, 100, sends, alone, gauge)  # type: ignore[arg-type]
+    gain_meter = GainMeter(raw=False)
+    gain_meter.start()
+    levels = two_level(Counting(ratio=0.1), 10, 100, sends, candidate_only, gain_meter)  # type: ignore[arg-type]
     x = torch.randn(5000, generator=torch.Generator().manual_seed(0))
-    assert isinstance(made, Levels)
-    made.select(EFInput(x), EncodeContext((5000,), 0, 1, 0, 0))
-    return chosen_from
+    assert isinstance(levels, TwoLevelSparsifier)
+    levels.select(EFInput(x), EncodeContext((5000,), 0, 1, 0, 0))
+    return sizes
 
 
-def test_the_second_level_chooses_among_the_first_and_none_is_computed_in_vain() -> None:
-    assert selections(alone=False, sends="candidate") == [5000, 500]
-    assert selections(alone=False, sends="floor") == [5000, 500]
-    # Once the search has settled there is one choice, and it is made directly.
-    assert selections(alone=True, sends="candidate") == [5000]
+def test_the_second_level_selects_among_the_first_and_an_unused_level_is_not_computed() -> None:
+    assert selections(candidate_only=False, sends="candidate") == [5000, 500]
+    assert selections(candidate_only=False, sends="floor") == [5000, 500]
+    # Once the search has ended there is one selection, from the whole gradient.
+    assert selections(candidate_only=True, sends="candidate") == [5000]
 
 
-def test_random_k_of_random_k_is_random_k_in_law() -> None:
-    """Every entry has the same chance, and what the second level takes is part of the first's."""
+def test_random_k_of_random_k_is_random_k_in_distribution() -> None:
+    """All entries have the same probability, and the second level is a subset of the first."""
     base, draws = RandomK(ratio=0.25), 2000
     counts = torch.zeros(64)
     for draw in range(draws):
-        gauge = Gauge(raw=False)
-        made = levels(base, 4, 16, "candidate", False, gauge)
-        assert isinstance(made, Levels)
+        gain_meter = GainMeter(raw=False)
+        levels = two_level(base, 4, 16, "candidate", False, gain_meter)
+        assert isinstance(levels, TwoLevelSparsifier)
         ctx = EncodeContext((64,), 0, 1, draw, 7)
-        index = made.select(EFInput(torch.randn(64)), ctx)
-        first = at_factor(base, 4).select(EFInput(torch.zeros(64)), ctx)
+        index = levels.select(EFInput(torch.randn(64)), ctx)
+        first = with_factor(base, 4).select(EFInput(torch.zeros(64)), ctx)
         assert set(index.tolist()) <= set(first.tolist())
         assert index.unique().numel() == 4
         counts[index] += 1
@@ -97,21 +105,21 @@ def test_random_k_of_random_k_is_random_k_in_law() -> None:
 
 @pytest.mark.parametrize("exchange", ["auto", "gather", "sharded", "hierarchical:node=2"])
 @pytest.mark.parametrize("spec", [*SPARSIFIERS, "topk:ratio=0.1 | qsgd:bits=8,scaled=true"])
-def test_what_is_sent_and_what_is_left_is_what_was_given(spec: str, exchange: str) -> None:
+def test_sent_values_plus_residuals_equal_the_gradients(spec: str, exchange: str) -> None:
     spec = spec if "|" in spec else f"{spec}:ratio=0.1"
     # A third of all entries at random is a third of the squares: a gain of 0.577.
     epsilon = 0.5 if spec.startswith("randomk") else 0.6
-    rule = f"gravac:low=3,high=100,epsilon={epsilon},window=2,policy=geometric"
-    run = run_of(spec, rule, exchange=exchange)
+    controller = f"gravac:low=3,high=100,epsilon={epsilon},window=2,policy=geometric"
+    run = run_of(spec, controller, exchange=exchange)
     ef = torch.zeros(64 * 80)
     got = torch.zeros(64 * 80)
     sent = set()
     for step in range(10):
-        sent.add(pilots(run)[0].factor())
+        sent.add(states_of(run)[0].factor())
         grads = gradients(step)
         ef += torch.stack([g["w"].view(-1) for g in grads]).mean(0)
         got += run.step(grads)["w"].view(-1)
-        states = [led.save() for led in pilots(run)]
+        states = [state.state_dict() for state in states_of(run)]
         assert all(state == states[0] for state in states)
     assert len(sent) > 1
     left = torch.stack([w.lanes["w"].memory_state["residual"] for w in run.workers]).mean(0)
@@ -125,8 +133,8 @@ def test_other_memories_than_the_residual(memory: str) -> None:
     run = run_of("dgc:ratio=0.1", "gravac:low=3,high=100,epsilon=0.5,window=2", memory=memory)
     for step in range(4):
         assert run.step(gradients(step))["w"].isfinite().all()
-    assert pilots(run)[0].known.seen == 4
-    assert pilots(run)[0].factor() > 1
+    assert states_of(run)[0].search.measured_steps == 4
+    assert states_of(run)[0].factor() > 1
 
 
 def test_a_dense_step_leaves_no_residual() -> None:
@@ -134,14 +142,16 @@ def test_a_dense_step_leaves_no_residual() -> None:
     for step in range(3):
         run.step(gradients(step))
         assert run.stats()["residual_norm"] == 0
-    assert isinstance(run.workers[0].lanes["w"].compressor, DenseBeside)
+    assert isinstance(run.workers[0].lanes["w"].compressor, MeasuredDense)
 
 
 @pytest.mark.parametrize("norm", ["l2sq", "l2", "layer_l2"])
 @pytest.mark.parametrize("ref", ["ef", "raw"])
 def test_gains_are_those_of_all_ranks_and_layers(norm: str, ref: str) -> None:
-    rule = f"gravac:low=4,high=16,epsilon=0.1,window=100,gain_norm={norm},gain_ref={ref},alpha=1"
-    run = run_of("topk:ratio=0.5,values=fp32", rule)
+    controller = (
+        f"gravac:low=4,high=16,epsilon=0.1,window=100,gain_norm={norm},gain_ref={ref},alpha=1"
+    )
+    run = run_of("topk:ratio=0.5,values=fp32", controller)
     for step in range(2):
         run.step(gradients(step))
     left = [{n: w.lanes[n].memory_state["residual"] for n in "wv"} for w in run.workers]
@@ -160,78 +170,78 @@ def test_gains_are_those_of_all_ranks_and_layers(norm: str, ref: str) -> None:
         "l2": (tops.square().sum() / alls.square().sum()).sqrt(),
         "layer_l2": tops.sum() / alls.sum(),
     }[norm]
-    assert pilots(run)[0].known.floor_gain == pytest.approx(float(expected), rel=1e-4)
+    assert states_of(run)[0].search.floor_gain == pytest.approx(float(expected), rel=1e-4)
 
 
 @pytest.mark.parametrize(
     ("spec", "options", "value"),
     [
         ("dgc:ratio=0.1", {}, "inf"),
-        # Nobody looks for it here.
+        # Non-finite values are not detected here.
         ("topk:ratio=0.1", {"nan_policy": "ignore", "memory": "none"}, "nan"),
     ],
 )
-def test_spoilt_gradients_move_nothing(spec: str, options: dict[str, Any], value: str) -> None:
+def test_nonfinite_gradients_change_nothing(spec: str, options: dict[str, Any], value: str) -> None:
     run = run_of(spec, "gravac:low=3,high=100,epsilon=0.5,window=2", **options)
     for step in range(3):
         run.step(gradients(step))
-    before = pilots(run)[0].save()
-    spoilt = gradients(3)
-    spoilt[2]["v"][0, 0] = float(value)
-    run.step(spoilt)
-    assert pilots(run)[0].save() == {**before, "last_factor": None}
+    before = states_of(run)[0].state_dict()
+    nonfinite = gradients(3)
+    nonfinite[2]["v"][0, 0] = float(value)
+    run.step(nonfinite)
+    assert states_of(run)[0].state_dict() == {**before, "last_factor": None}
 
 
-def test_zero_gradients_move_nothing() -> None:
+def test_zero_gradients_change_nothing_in_a_new_run() -> None:
     fresh = run_of("dgc:ratio=0.1", "gravac:low=3,high=100")
     zero = [{n: torch.zeros_like(g) for n, g in one.items()} for one in gradients(0)]
     fresh.step(zero)
-    assert pilots(fresh)[0].known.seen == 0
+    assert states_of(fresh)[0].search.measured_steps == 0
 
 
 @pytest.mark.parametrize("ref", ["ef", "raw"])
-def test_gradients_of_zeros_move_nothing_though_residuals_wait(ref: str) -> None:
+def test_zero_gradients_change_nothing_though_there_are_residuals(ref: str) -> None:
     run = run_of("topk:ratio=0.1", f"gravac:low=3,high=100,epsilon=0.5,window=2,gain_ref={ref}")
     for step in range(3):
         run.step(gradients(step))
-    before = pilots(run)[0].save()
+    before = states_of(run)[0].state_dict()
     assert run.workers[0].lanes["w"].memory_state["residual"].any()
     run.step([{n: torch.zeros_like(g) for n, g in one.items()} for one in gradients(3)])
-    assert pilots(run)[0].save() == {**before, "last_factor": None}
+    assert states_of(run)[0].state_dict() == {**before, "last_factor": None}
 
 
 @pytest.mark.parametrize("exchange", ["leader", "hierarchical:node=2,between=leader"])
-def test_ranks_for_whom_another_chooses_measure_too(exchange: str) -> None:
+def test_ranks_other_than_the_leader_measure_too(exchange: str) -> None:
     run = run_of("topk:ratio=0.1", "gravac:low=3,high=100,epsilon=0.5,window=2", exchange=exchange)
     for step in range(6):
         run.step(gradients(step))
-    assert [led.save() for led in pilots(run)] == 4 * [pilots(run)[0].save()]
-    assert pilots(run)[0].known.seen == 6
+    assert [state.state_dict() for state in states_of(run)] == 4 * [states_of(run)[0].state_dict()]
+    assert states_of(run)[0].search.measured_steps == 6
 
 
 @pytest.mark.parametrize("size", [2, 8])
-def test_a_run_goes_on_with_another_number_of_ranks(size: int) -> None:
-    rule = "gravac:low=3,high=100,epsilon=0.5,window=2"
-    run = run_of("topk:ratio=0.1", rule)
+def test_a_run_continues_with_another_world_size(size: int) -> None:
+    controller = "gravac:low=3,high=100,epsilon=0.5,window=2"
+    run = run_of("topk:ratio=0.1", controller)
     for step in range(5):
         run.step(gradients(step))
     states = [save(worker) for worker in run.workers]
     tensors = {name: torch.zeros_like(g) for name, g in gradients(0)[0].items()}
-    other = gradwire.simulate(tensors, "topk:ratio=0.1", workers=size, controller=rule)
+    other = gradwire.simulate(tensors, "topk:ratio=0.1", workers=size, controller=controller)
     for worker in other.workers:
         load_resized(worker, states, "redistribute")
-    # Gains are as good as before; how long steps take, nobody knows yet.
-    known = {**pilots(run)[0].save(), "throughput": {}, "last_factor": None}
-    assert [led.save() for led in pilots(other)] == size * [known]
+    # Gains stay valid; the duration of steps is unknown.
+    known = {**states_of(run)[0].state_dict(), "throughput": {}, "last_factor": None}
+    assert [state.state_dict() for state in states_of(other)] == size * [known]
     other.step(gradients(5, size))
-    assert {led.known.seen for led in pilots(other)} == {6}
+    assert {state.search.measured_steps for state in states_of(other)} == {6}
 
 
-def test_numbers_ride_with_the_messages() -> None:
+def test_statistics_are_piggybacked_on_messages() -> None:
     plain = run_of("topk:ratio=0.1", "schedule:last=0.1", exchange="gather")
-    led = run_of("topk:ratio=0.1", "gravac:low=10,high=20,epsilon=0.01", exchange="gather")
+    controlled = run_of("topk:ratio=0.1", "gravac:low=10,high=20,epsilon=0.01", exchange="gather")
     calls = []
-    for run in (plain, led):
+    for run in (plain, controlled):
         for step in range(2):
             run.step(gradients(step))
         before = run.network.meters[0].calls
@@ -242,10 +252,10 @@ def test_numbers_ride_with_the_messages() -> None:
 
 @pytest.mark.parametrize("spec", ["topk:ratio=0.1", "randomk:ratio=0.1"])
 def test_resumes_to_the_bit(spec: str) -> None:
-    rule = "gravac:low=2,high=64,epsilon=0.55,window=3,policy=geometric"
-    whole = run_of(spec, rule)
+    controller = "gravac:low=2,high=64,epsilon=0.55,window=3,policy=geometric"
+    whole = run_of(spec, controller)
     outs = [whole.step(gradients(step))["w"] for step in range(12)]
-    first, second = run_of(spec, rule), run_of(spec, rule)
+    first, second = run_of(spec, controller), run_of(spec, controller)
     for step in range(7):
         first.step(gradients(step))
     second.load_state_dict(first.state_dict())  # type: ignore[arg-type]
@@ -254,17 +264,17 @@ def test_resumes_to_the_bit(spec: str) -> None:
     assert second.stats()["controller"] == whole.stats()["controller"]
 
 
-def test_switch_starts_to_explore_anew_and_says_so() -> None:
+def test_switch_restarts_the_search_and_logs_it() -> None:
     run = run_of("topk:ratio=0.1", "gravac:low=3,high=100,epsilon=0.2,window=50")
     for step in range(3):
         run.step(gradients(step))
     residual = run.workers[1].lanes["w"].memory_state["residual"].clone()
     run.switch("redsync:ratio=0.1")
-    assert pilots(run)[0].log.decisions[-1] == (3, "dense", "nothing is known yet")
-    assert pilots(run)[0].known.seen == 0
+    assert states_of(run)[0].log.decisions[-1] == (3, "dense", "no gain has been measured yet")
+    assert states_of(run)[0].search.measured_steps == 0
     assert torch.equal(run.workers[1].lanes["w"].memory_state["residual"], residual)
     run.step(gradients(3))
-    assert pilots(run)[0].known.seen == 1
+    assert states_of(run)[0].search.measured_steps == 1
 
 
 BAD = {
@@ -289,7 +299,7 @@ def test_bad_input(controller: str) -> None:
         run_of("topk:ratio=0.1", controller)
 
 
-def test_what_is_no_number_is_named() -> None:
+def test_values_that_are_no_numbers_are_refused() -> None:
     with pytest.raises(ConfigError, match="gravac: low must be a number, got '10'"):
         GraVAC(low="10")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="gravac: high must be a number, got None"):

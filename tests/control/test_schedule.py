@@ -1,11 +1,11 @@
-"""Schedules: hand-computed ramps, and what lanes make of them."""
+"""Schedules: hand-computed ramps, and the settings of lanes."""
 
 import pytest
 import torch
 from torch import Tensor
 
 import gradwire
-from gradwire.checkpoint.json_state import seal
+from gradwire.checkpoint.json_state import to_json
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.control.schedule import Schedule
 from gradwire.errors import ConfigError
@@ -32,21 +32,21 @@ def decisions(run: gradwire.Simulation) -> list[tuple[int, str]]:
 
 
 def test_the_warm_up_of_dgc() -> None:
-    rule = Schedule(first=0.25, last=0.001, stages=5, length=5, unit="epoch")
-    values = [rule.value(epoch) for epoch in range(7)]
+    controller = Schedule(first=0.25, last=0.001, stages=5, length=5, unit="epoch")
+    values = [controller.value(epoch) for epoch in range(7)]
     expected = [0.25, 0.0629, 0.0158, 0.00398, 0.001, 0.001, 0.001]
     assert values == pytest.approx(expected, rel=0.01)
 
 
 def test_a_linear_ramp_after_a_dense_start() -> None:
-    rule = Schedule(first=1.0, last=0.2, stages=3, length=6, after=2, shape="linear")
-    values = [rule.value(step) for step in range(9)]
+    controller = Schedule(first=1.0, last=0.2, stages=3, length=6, after=2, shape="linear")
+    values = [controller.value(step) for step in range(9)]
     assert values == [None, None, *[pytest.approx(v) for v in (1, 1, 0.6, 0.6, 0.2, 0.2, 0.2)]]
 
 
 def test_any_ramp_by_its_plateaus() -> None:
-    rule = Schedule(first=0.1, last=0.01, via="0.5/0.02", length=8, after=1)
-    values = [rule.value(step) for step in range(11)]
+    controller = Schedule(first=0.1, last=0.01, via="0.5/0.02", length=8, after=1)
+    values = [controller.value(step) for step in range(11)]
     assert values == [None, 0.1, 0.1, 0.5, 0.5, 0.02, 0.02, 0.01, 0.01, 0.01, 0.01]
     run = make("topk:ratio=0.3", "schedule:first=0.1,last=0.01,via=0.5/0.02,length=4")
     found = []
@@ -60,21 +60,21 @@ def test_any_ramp_by_its_plateaus() -> None:
 def test_dense_first_then_compressed_with_the_same_memory() -> None:
     run = make("topk:ratio=0.01,values=fp32", "schedule:last=0.05,after=2")
     for step in range(2):
-        given = gradients(step)
-        got = run.step(given)
-        torch.testing.assert_close(got["w"], torch.stack([g["w"] for g in given]).mean(0))
+        grads = gradients(step)
+        mean = run.step(grads)
+        torch.testing.assert_close(mean["w"], torch.stack([g["w"] for g in grads]).mean(0))
         assert run.stats()["residual_norm"] == 0
     run.step(gradients(2))
     assert run.workers[0].lanes["w"].compressor == gradwire.parse("topk:ratio=0.05,values=fp32")
     before = [w.lanes["w"].memory_state["residual"].clone() for w in run.workers]
-    given = gradients(3)
-    got = run.step(given)["w"]
+    grads = gradients(3)
+    mean = run.step(grads)["w"]
     left = [w.lanes["w"].memory_state["residual"] for w in run.workers]
-    unsent_keys = torch.stack([g["w"].view(-1) + r for g, r in zip(given, before, strict=True)])
-    torch.testing.assert_close(got.view(-1), (unsent_keys - torch.stack(left)).mean(0))
+    totals = torch.stack([g["w"].view(-1) + r for g, r in zip(grads, before, strict=True)])
+    torch.testing.assert_close(mean.view(-1), (totals - torch.stack(left)).mean(0))
 
 
-def test_stats_say_which_setting_when_and_why() -> None:
+def test_stats_list_settings_with_steps_and_reasons() -> None:
     run = make("topk:ratio=0.01", "schedule:last=0.05,first=0.2,stages=2,length=4,after=1")
     for step in range(6):
         run.step(gradients(step))
@@ -86,18 +86,18 @@ def test_stats_say_which_setting_when_and_why() -> None:
     assert explained["decisions"][2]["reason"] == "3 steps have passed"
 
 
-def test_a_step_that_does_not_count_does_not_pass() -> None:
+def test_a_skipped_step_is_not_counted() -> None:
     run = make("topk:ratio=0.01", "schedule:last=0.05,after=2")
-    spoilt = gradients(0)
-    spoilt[1]["w"][0, 0] = float("nan")
-    run.step(spoilt)
+    nonfinite = gradients(0)
+    nonfinite[1]["w"][0, 0] = float("nan")
+    run.step(nonfinite)
     run.step(gradients(1))
     assert run.workers[0].lanes["w"].compressor == gradwire.parse("none")
     run.step(gradients(2))
     assert run.workers[0].lanes["w"].compressor == gradwire.parse("topk:ratio=0.05")
 
 
-def test_epochs_are_those_that_are_told() -> None:
+def test_epochs_are_counted_by_epoch_ended() -> None:
     run = make("topk:ratio=0.01", "schedule:last=0.05,after=1,unit=epoch")
     run.step(gradients(0))
     assert run.workers[0].lanes["w"].compressor == gradwire.parse("none")
@@ -107,10 +107,10 @@ def test_epochs_are_those_that_are_told() -> None:
 
 @pytest.mark.parametrize("exchange", ["gather", "sharded"])
 def test_resumes_to_the_bit(exchange: str) -> None:
-    rule = "schedule:last=0.02,first=0.5,stages=4,length=8,after=2"
-    whole = make("topk:ratio=0.01", rule, exchange=exchange)
+    controller = "schedule:last=0.02,first=0.5,stages=4,length=8,after=2"
+    whole = make("topk:ratio=0.01", controller, exchange=exchange)
     outs = [whole.step(gradients(step))["w"] for step in range(9)]
-    first, second = (make("topk:ratio=0.01", rule, exchange=exchange) for _ in range(2))
+    first, second = (make("topk:ratio=0.01", controller, exchange=exchange) for _ in range(2))
     for step in range(5):
         first.step(gradients(step))
     second.load_state_dict(first.state_dict())  # type: ignore[arg-type]
@@ -127,7 +127,7 @@ def test_a_low_rank_method_keeps_the_columns_that_fit() -> None:
     assert before.shape == (40, 4)
     for rank in (2, 3):
         method = PowerSGD(rank)
-        lane.redirect(method, method)
+        lane.reconfigure(method, method)
         assert lane.aggregator_state["q"].shape == (40, rank)
         assert torch.equal(lane.aggregator_state["q"][:, :2], before[:, :2])
 
@@ -154,13 +154,13 @@ def test_switch_keeps_the_schedule() -> None:
 
 def test_states_with_and_without_a_controller_are_not_mixed_up() -> None:
     plain = gradwire.simulate({"w": torch.zeros(64, 40)}, "topk:ratio=0.01", workers=1)
-    led = gradwire.simulate(
+    controlled = gradwire.simulate(
         {"w": torch.zeros(64, 40)}, "topk:ratio=0.01", workers=1, controller="schedule:last=0.1"
     )
     with pytest.raises(ConfigError, match="was saved with no controller"):
-        led.load_state_dict(plain.state_dict())  # type: ignore[arg-type]
+        controlled.load_state_dict(plain.state_dict())  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="was saved with a controller"):
-        plain.load_state_dict(led.state_dict())  # type: ignore[arg-type]
+        plain.load_state_dict(controlled.state_dict())  # type: ignore[arg-type]
 
 
 BAD = {
@@ -172,11 +172,11 @@ BAD = {
     "schedule:last=0.1,after=-1": "after must be at least 0",
     "schedule:last=0.1,shape=round": "shape must be one of",
     "schedule:last=0.1,setting=rank": "no setting 'rank' to control",
-    "schedule:last=0.1,setting=values": "no number to control",
+    "schedule:last=0.1,setting=values": "which is not a number",
     "schedule:last=0.1,via=0.5/x,length=9": "via must be numbers",
     "schedule:last=0.1,via=0.5/2,length=9": "ratio must be in",
     "schedule:last=0.1,via=0.5,length=2": "length must be at least 3",
-    "schedule:last=0.1,via=0.5,length=9,stages=3": "via says how many stages",
+    "schedule:last=0.1,via=0.5,length=9,stages=3": "stages must be 1 together with via",
     "schedule:last=inf": "last must be finite, got inf",
     "schedule:last=0.1,first=nan": "first must be finite, got nan",
     "schedule:last=0.1,via=inf,length=9": "via must be finite, got inf",
@@ -192,7 +192,7 @@ def test_bad_input(controller: str) -> None:
         make("topk:ratio=0.01", controller)
 
 
-def test_what_is_no_number_or_would_be_rounded_is_named() -> None:
+def test_values_that_are_no_numbers_or_would_be_rounded_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"schedule: last must be a number, got .0\.1."):
         Schedule(last="0.1")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="schedule: first must be a number, got None"):
@@ -204,8 +204,8 @@ def test_what_is_no_number_or_would_be_rounded_is_named() -> None:
 
 
 @pytest.mark.parametrize("via", [5, [0.1], None, b"0.1"])
-def test_plateaus_are_a_text(via: object) -> None:
-    with pytest.raises(ConfigError, match="schedule: via must be a text of numbers"):
+def test_via_is_a_string(via: object) -> None:
+    with pytest.raises(ConfigError, match="schedule: via must be a string of numbers"):
         Schedule(last=0.01, via=via, length=10)  # type: ignore[arg-type]
 
 
@@ -213,14 +213,14 @@ LEVELS = ["last=2", "first=2,last=8,stages=2,length=4", "first=8,via=2,last=7,le
 
 
 @pytest.mark.parametrize("ramp", LEVELS)
-def test_every_setting_must_go_with_the_memory(ramp: str) -> None:
-    rule = f"schedule:setting=bits,{ramp}"
-    refused = "schedule: qsgd:bits=2,bucket=4096 does not go with memory 'residual'"
-    with pytest.raises(ConfigError, match=refused):
-        make("qsgd:bits=8,bucket=4096", rule, memory="residual")
-    run = make("qsgd:bits=8,bucket=4096", rule, memory="none")
+def test_every_setting_must_support_the_memory(ramp: str) -> None:
+    controller = f"schedule:setting=bits,{ramp}"
+    message = "schedule: qsgd:bits=2,bucket=4096 does not go with memory 'residual'"
+    with pytest.raises(ConfigError, match=message):
+        make("qsgd:bits=8,bucket=4096", controller, memory="residual")
+    run = make("qsgd:bits=8,bucket=4096", controller, memory="none")
     run.step(gradients(0))
-    with pytest.raises(ConfigError, match=refused):
+    with pytest.raises(ConfigError, match=message):
         run.switch("qsgd:bits=8,bucket=4096", memory="residual")
     run.step(gradients(1))
     assert run.stats()["memory"] == "none"
@@ -228,22 +228,23 @@ def test_every_setting_must_go_with_the_memory(ramp: str) -> None:
 
 @pytest.mark.parametrize(
     "broken",
-    [None, 5, b"{}", "garbage", seal([]), seal({}), seal({"spec": "schedule:last=0.1"})],
+    [None, 5, b"{}", "garbage", to_json([]), to_json({}), to_json({"spec": "schedule:last=0.1"})],
 )
-def test_a_broken_state_is_refused_and_leaves_no_trace(broken: object) -> None:
+def test_a_broken_state_is_refused_and_changes_nothing(broken: object) -> None:
     run = make("topk:ratio=0.01", "schedule:last=0.1")
     run.step(gradients(0))
     before, state = run.state_dict(), run.state_dict()
     state["0"]["controller"] = broken  # type: ignore[index]
-    with pytest.raises(ConfigError, match=r"^state: (a sealed part|controller)"):
+    with pytest.raises(ConfigError, match=r"^state: (a JSON part|controller)"):
         run.load_state_dict(state)  # type: ignore[arg-type]
     assert str(run.state_dict()) == str(before)
 
 
-def test_what_another_version_knew_is_refused() -> None:
+def test_a_state_of_another_version_is_refused() -> None:
     run = make("topk:ratio=0.01", "schedule:last=0.1")
-    helm = run.workers[0].helm
-    assert helm is not None
-    for wrong in ({"pilot": {}}, {"last": [0.0]}, {"log": [[1, 2]]}):
-        with pytest.raises(ConfigError, match=r"^state: controller: schedule:last=0\.1 has not"):
-            helm.load({**helm.save(), **wrong})
+    observer = run.workers[0].observer
+    assert observer is not None
+    for wrong in ({"state": {}}, {"timing": [0.0]}, {"log": [[1, 2]]}):
+        message = r"^state: controller: this is not a state of schedule:last=0\.1"
+        with pytest.raises(ConfigError, match=message):
+            observer.load_state_dict({**observer.state_dict(), **wrong})

@@ -1,4 +1,4 @@
-"""Shared by the tests of the documentation site."""
+"""Fixtures of the tests of the documentation site."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from gradwire import kernels
 
 @pytest.fixture(autouse=True)
 def _reference() -> Iterator[None]:
-    """The kernels that the site is built with: no compiler, and the same everywhere."""
+    """Selects the kernels that the site is built with: no compiler, and the same everywhere."""
     kernels.use("reference")
     yield
     kernels.use("auto")

@@ -1,4 +1,4 @@
-"""What the pages of recipes tell others to run fits what torchrun and Kubernetes read."""
+"""The commands of the recipe pages are valid for torchrun and Kubernetes."""
 
 import ast
 import os
@@ -19,27 +19,27 @@ import gradwire
 NODES = ("node-a", "node-b", "node-c")
 
 SRUN = """#!/bin/bash
-# Stands for Slurm: one task a node, as --ntasks-per-node=1 asks for.
+# A fake of Slurm: one task per node, as with --ntasks-per-node=1.
 [ "$1" = --kill-on-bad-exit=1 ] && shift
 for node in 0 1 2; do SLURM_NODEID=$node "$@"; done
 """
 
 
 def read_torchrun(words: list[str]) -> Namespace:
-    """What torchrun makes of its arguments."""
+    """Parses arguments as torchrun does."""
     return get_args_parser().parse_args(words)
 
 
-def stand_in(folder: Path, name: str, text: str) -> None:
+def fake_command(folder: Path, name: str, text: str) -> None:
     path = folder / name
     path.write_text(text)
     path.chmod(0o755)
 
 
-def test_slurm_starts_one_torchrun_a_node(tmp_path: Path) -> None:
-    stand_in(tmp_path, "srun", SRUN)
-    stand_in(tmp_path, "scontrol", "#!/bin/sh\nprintf '%s\\n' " + " ".join(NODES) + "\n")
-    stand_in(tmp_path, "torchrun", "#!/bin/sh\nprintf '%s\\n' \"$*\"\n")
+def test_slurm_starts_one_torchrun_per_node(tmp_path: Path) -> None:
+    fake_command(tmp_path, "srun", SRUN)
+    fake_command(tmp_path, "scontrol", "#!/bin/sh\nprintf '%s\\n' " + " ".join(NODES) + "\n")
+    fake_command(tmp_path, "torchrun", "#!/bin/sh\nprintf '%s\\n' \"$*\"\n")
     (tmp_path / "job.sbatch").write_text(files_of("slurm")["job.sbatch"])
     env = {
         **os.environ,
@@ -60,11 +60,11 @@ def test_slurm_starts_one_torchrun_a_node(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    told = [read_torchrun(shlex.split(line)) for line in done.stdout.splitlines()]
-    assert [t.node_rank for t in told] == [0, 1, 2]
-    assert {(t.nnodes, t.nproc_per_node, t.master_addr) for t in told} == {("3", "8", "node-a")}
-    assert {t.master_port for t in told} == {20000 + 70001 % 20000}
-    assert all(t.training_script == "train.py" for t in told)
+    launches = [read_torchrun(shlex.split(line)) for line in done.stdout.splitlines()]
+    assert [t.node_rank for t in launches] == [0, 1, 2]
+    assert {(t.nnodes, t.nproc_per_node, t.master_addr) for t in launches} == {("3", "8", "node-a")}
+    assert {t.master_port for t in launches} == {20000 + 70001 % 20000}
+    assert all(t.training_script == "train.py" for t in launches)
 
 
 def test_kubernetes_pods_find_each_other() -> None:
@@ -90,16 +90,16 @@ def test_kubernetes_pods_find_each_other() -> None:
     line = Template(container["args"][0]).substitute(env, JOB_COMPLETION_INDEX="3")
     words = shlex.split(line)
     assert words[:2] == ["exec", "torchrun"]
-    told = read_torchrun(words[2:])
-    assert (told.nnodes, told.node_rank, told.master_port) == ("4", 3, 29500)
-    assert told.training_script_args[-2:] == ["--checkpoints", "/checkpoints"]
+    launches = read_torchrun(words[2:])
+    assert (launches.nnodes, launches.node_rank, launches.master_port) == ("4", 3, 29500)
+    assert launches.training_script_args[-2:] == ["--checkpoints", "/checkpoints"]
 
     [policy] = yaml.safe_load_all(files_of("kubernetes")["policy.yaml"])
     assert policy["spec"]["podSelector"]["matchLabels"] == {"job-name": name}
 
 
 @pytest.mark.parametrize(("page", "name"), [("torchrun", "train.py"), ("ray", "train_ray.py")])
-def test_scripts_use_what_gradwire_has(page: str, name: str) -> None:
+def test_scripts_use_existing_names_of_gradwire(page: str, name: str) -> None:
     used = {
         node.attr
         for node in ast.walk(ast.parse(files_of(page)[name]))

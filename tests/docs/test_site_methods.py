@@ -1,4 +1,4 @@
-"""Pages of methods say what the classes say."""
+"""Pages of methods agree with the classes."""
 
 from pathlib import Path
 from xml.etree import ElementTree
@@ -6,8 +6,9 @@ from xml.etree import ElementTree
 import pytest
 
 import gradwire
+from gradwire.compressors._sparsifier import Pipeline
 from gradwire.errors import ConfigError
-from pages import company, measure, methods, plot
+from pages import compatibility, measure, methods, plot, wire
 
 DOCS = Path(__file__).parents[2] / "docs"
 FOUND = {m.name: m for m in methods.methods()}
@@ -15,11 +16,13 @@ FOUND = {m.name: m for m in methods.methods()}
 
 def test_the_wire_format_names_the_parts_of_every_method() -> None:
     assert set(FOUND) == set(gradwire.methods())
-    assert methods.read_wire_parts(DOCS).keys() >= FOUND.keys()
+    table = (DOCS / "wire.md").read_text().split(wire.BEGIN)[1].split(wire.END)[0].strip()
+    assert table == wire.messages(), "run: make table"
+    assert all(f"`{name}`" in table for name in FOUND)
 
 
-def test_a_page_has_parameters_company_bytes_and_a_plot() -> None:
-    page = methods.page(FOUND["topk"], {"topk": "positions and values"})
+def test_a_page_has_parameters_compatibility_bytes_and_a_plot() -> None:
+    page = methods.page(FOUND["topk"])
     assert page.startswith("# topk\n")
     assert "| `ratio` | `float` | must be given |" in page
     assert "| `values` | `fp32` or `bf16` or `fp16` | `bf16` |" in page
@@ -28,29 +31,32 @@ def test_a_page_has_parameters_company_bytes_and_a_plot() -> None:
     assert "| unbiased | no |" in page
     nbytes = gradwire.TopK(ratio=0.01).encode(measure.noise((1024, 1024))).nbytes
     assert f"| 1,024 x 1,024 | {nbytes:,} |" in page
-    assert "A message holds: positions and values" in page
+    assert "A message holds: positions, k values (fp32, bf16 or fp16) (" in page
     assert page.count("<svg") == 1
 
 
-def test_a_page_without_a_wire_format_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"wire\.md: no row for the parts of 'none'"):
-        methods.page(FOUND["none"], {})
+def test_a_page_without_marks_is_refused(tmp_path: Path) -> None:
+    page = tmp_path / "wire.md"
+    page.write_text("no marks")
+    with pytest.raises(ConfigError, match=r"wire\.md: expected the marks <!-- messages: begin -->"):
+        wire.write_into(page)
 
 
-def test_company_is_what_attach_would_accept() -> None:
+def test_compatibility_is_what_attach_would_accept() -> None:
     topk, votes, low = (FOUND[name].usual for name in ("topk", "signsgd", "powersgd"))
-    assert "residual" in company.legal_memories(topk)
-    assert company.legal_memories(FOUND["terngrad"].usual) == ["none"]
-    assert company.takes_exchange(topk, "gather")
-    assert not company.takes_exchange(topk, "mean")
-    assert not company.takes_exchange(votes, "sharded")
-    assert company.takes_exchange(low, "mean")
-    assert not company.takes_exchange(low, "gather")
+    assert "residual" in compatibility.legal_memories(topk)
+    assert compatibility.legal_memories(FOUND["terngrad"].usual) == ["none"]
+    assert compatibility.takes_exchange(topk, "gather")
+    assert not compatibility.takes_exchange(topk, "mean")
+    assert not compatibility.takes_exchange(votes, "sharded")
+    assert compatibility.takes_exchange(low, "mean")
+    assert not compatibility.takes_exchange(low, "gather")
 
 
-def test_wire_parts_reads_several_names_a_row() -> None:
-    text = "| method | parts |\n| --- | --- |\n| `a-b`, `c` | n bits |\n| a pipeline | more |\n"
-    assert methods.wire_parts(text) == {"a-b": "n bits", "c": "n bits"}
+def test_methods_with_equal_messages_share_a_row() -> None:
+    lines = wire.messages().splitlines()
+    assert "| `efsign`, `sign` | n bits (1 = negative), scale as float32 |" in lines
+    assert lines[-1] == f"| a pipeline | {Pipeline.message} |"
 
 
 def test_bits_and_errors_are_measured() -> None:
@@ -84,5 +90,5 @@ def test_a_plot_is_svg_in_the_ink_of_the_page() -> None:
     assert "width" not in root.attrib
     assert "currentColor" in svg
     assert plot.INK not in svg
-    # A style inside would be one for all of the page.
+    # A style element inside would apply to the whole page.
     assert "<style" not in svg

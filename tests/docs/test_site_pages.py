@@ -1,9 +1,9 @@
-"""The page of public names, borrowed pages, and Markdown."""
+"""The page of public names, pages copied from elsewhere, and Markdown."""
 
 from pathlib import Path
 
 import gradwire
-from pages import api, borrowed
+from pages import api, copied
 from pages.markdown import table
 
 ROOT = Path(__file__).parents[2]
@@ -15,12 +15,12 @@ def test_every_public_name_is_on_the_page() -> None:
         if name != "local":
             assert f"### {name}\n" in page
     assert "gradwire.parse(spec: str) -> Compressor" in page
-    assert "compressor: Compressor | str,\n    *,\n    memory: Memory | str | None = None," in page
+    assert "compressor: Compressor | str | Settings,\n    *,\n    process_group:" in page
     assert "**`switch(compressor, memory=None, exchange='auto')`**" in page
 
 
-def test_links_of_borrowed_pages_fit_the_site() -> None:
-    texts = borrowed.pages(ROOT)
+def test_links_of_copied_pages_are_adapted() -> None:
+    texts = copied.pages(ROOT)
     assert set(texts) == {"changelog.md", "contributing.md", "security.md"}
     assert "](reliability.md)" in texts["security.md"]
     assert not any("](docs/" in text for text in texts.values())
@@ -28,8 +28,8 @@ def test_links_of_borrowed_pages_fit_the_site() -> None:
 
 def test_links_that_leave_the_docs() -> None:
     text = "[a](../SECURITY.md) [b](../../SECURITY.md#x) [c](../wire.md)"
-    assert borrowed.from_docs(text, 0).startswith("[a](security.md) [b](../../SECURITY")
-    assert "[b](../security.md#x) [c](../wire.md)" in borrowed.from_docs(text, 1)
+    assert copied.from_docs(text, 0).startswith("[a](security.md) [b](../../SECURITY")
+    assert "[b](../security.md#x) [c](../wire.md)" in copied.from_docs(text, 1)
 
 
 def test_a_cell_cannot_break_its_table() -> None:

@@ -1,4 +1,4 @@
-"""Records become tables, whatever kind they are of; the committed page is true."""
+"""Records of any kind become tables; the committed page is up to date."""
 
 import json
 from dataclasses import replace
@@ -131,7 +131,7 @@ def test_a_file_is_a_section_and_a_setting_a_table(tmp_path: Path) -> None:
     assert "commit 0123456789ab\n" in page
 
 
-def test_commands_are_shown_without_somebodys_files(tmp_path: Path) -> None:
+def test_commands_are_shown_without_local_paths(tmp_path: Path) -> None:
     written(tmp_path, "step.jsonl", step("ddp-fp32", 100.0))
     page = results.tables(tmp_path)
     assert "`gradwire bench step --rate 1gbit`" in page
@@ -175,7 +175,7 @@ def test_a_study_shows_where_runs_ended() -> None:
     assert "| 100 |" not in page
 
 
-def test_hostile_messages_are_added_up_by_method() -> None:
+def test_hostile_messages_are_summed_by_method() -> None:
     counts = {"messages": 10, "decoded": 4, "refused": 6, "crashes": 0}
     rows = [{"kind": "fuzz", "spec": spec, **counts} for spec in ("topk", "topk:ratio=0.1 | sign")]
     page = "\n".join(other_results.tables(rows))
@@ -183,10 +183,10 @@ def test_hostile_messages_are_added_up_by_method() -> None:
     assert "| `topk` | 20 | 8 | 12 | 0 |" in page
 
 
-def test_rows_of_an_unknown_form_are_shown_all_the_same() -> None:
+def test_rows_of_an_unknown_form_are_shown() -> None:
     rows = [{"kind": "new", "name": "a", "good": True, "x": x, "deep": {}} for x in (1.0, 2.5)]
-    said, lines = other_results.plain(rows)
-    assert said == "name a, good yes."
+    summary, lines = other_results.plain(rows)
+    assert summary == "name a, good yes."
     assert lines.splitlines() == ["| x |", "| --- |", "| 1.00 |", "| 2.50 |"]
 
 

@@ -1,4 +1,4 @@
-"""Which method for which parameter, what fits together, and what is said when it does not."""
+"""Plans: the method of each parameter, legal combinations, and the errors for illegal ones."""
 
 import re
 from typing import Any
@@ -28,12 +28,12 @@ MATRIX = torch.zeros(64, 64)
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-def plan_of(spec: Compressor | str, memory: str | None = None, way: str = "auto") -> Plan:
-    return make_plan(spec, memory, way, [MATRIX], size=4)
+def plan_of(spec: Compressor | str, memory: str | None = None, exchange: str = "auto") -> Plan:
+    return make_plan(spec, memory, exchange, [MATRIX], size=4)
 
 
-def lane_of(tensor: Tensor, spec: str, memory: str | None = None, way: str = "auto") -> Lane:
-    return plan_of(spec, memory, way).lane("w", tensor, 0, 4, 0)
+def lane_of(tensor: Tensor, spec: str, memory: str | None = None, exchange: str = "auto") -> Lane:
+    return plan_of(spec, memory, exchange).lane("w", tensor, 0, 4, 0)
 
 
 def test_a_matrix_is_compressed() -> None:
@@ -53,34 +53,34 @@ def test_a_matrix_is_compressed() -> None:
     ],
 )
 @pytest.mark.parametrize("spec", ["topk:ratio=0.01", "efsign", "qsgd", "powersgd"])
-def test_small_and_flat_tensors_go_dense(tensor: Tensor, spec: str) -> None:
+def test_small_and_one_dimensional_tensors_are_sent_dense(tensor: Tensor, spec: str) -> None:
     lane = lane_of(tensor, spec)
     assert lane.compressor == NoCompression()
     assert lane.memory == NoMemory()
     assert lane.memory_state == {}
 
 
-def test_the_border_is_at_1024_entries() -> None:
+def test_the_smallest_compressed_tensor_has_1024_entries() -> None:
     assert lane_of(torch.zeros(32, 32), "efsign").compressor != NoCompression()
 
 
-def test_what_would_not_be_smaller_goes_dense() -> None:
-    """Rank 32 of a 64 by 64 matrix is as many numbers as the matrix has."""
+def test_tensors_that_would_not_shrink_are_sent_dense() -> None:
+    """Factors of rank 32 have as many numbers as the 64 by 64 matrix."""
     assert PowerSGD(rank=32).nbytes((64, 64)) == MATRIX.nbytes
     assert lane_of(MATRIX, "powersgd:rank=32").compressor == NoCompression()
     assert lane_of(MATRIX, "powersgd:rank=31").compressor == PowerSGD(rank=31)
     assert lane_of(MATRIX, "topk:ratio=1,values=fp32").compressor == NoCompression()
 
 
-def test_smaller_than_its_own_format_counts() -> None:
-    """Seventeen bits an entry are fewer than float32 has, and more than bfloat16 has."""
+def test_the_message_must_be_smaller_than_the_tensor_in_its_own_dtype() -> None:
+    """A message takes about 19 bits per entry: fewer than float32, and more than bfloat16."""
     half = MATRIX.to(torch.bfloat16)
     assert lane_of(MATRIX, "randomk:ratio=0.6").compressor != NoCompression()
     assert lane_of(half, "randomk:ratio=0.6").compressor == Bf16()
 
 
 @pytest.mark.parametrize("spec", ["fp16", "bf16"])
-def test_number_formats_are_for_every_tensor(spec: str) -> None:
+def test_casts_apply_to_every_tensor(spec: str) -> None:
     for tensor in (torch.zeros(3), torch.tensor(1.0), MATRIX):
         assert lane_of(tensor, spec).compressor == plan_of(spec).compressor
 
@@ -89,13 +89,13 @@ def test_number_formats_are_for_every_tensor(spec: str) -> None:
     ("dtype", "dense"),
     [(torch.float32, NoCompression()), (torch.bfloat16, Bf16()), (torch.float16, Fp16())],
 )
-def test_dense_means_in_the_format_of_the_parameter(dtype: torch.dtype, dense: Compressor) -> None:
+def test_dense_means_the_dtype_of_the_parameter(dtype: torch.dtype, dense: Compressor) -> None:
     assert lane_of(torch.zeros(7, dtype=dtype), "topk:ratio=0.01").compressor == dense
     assert lane_of(torch.zeros(64, 64, dtype=dtype), "none").compressor == dense
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.complex64])
-def test_other_types_of_parameters_are_refused(dtype: torch.dtype) -> None:
+def test_other_dtypes_of_parameters_are_refused(dtype: torch.dtype) -> None:
     message = (
         f"parameter 'layer.weight' is {dtype}; expected [torch.float32, torch.bfloat16, "
         "torch.float16]"
@@ -125,21 +125,21 @@ def test_default_memory(spec: str, memory: object) -> None:
 
 
 @pytest.mark.parametrize("spec", ["none", "fp16", "randomk:ratio=0.1", "powersgd"])
-def test_what_adds_up_is_added_up_on_the_way(spec: str) -> None:
-    assert plan_of(spec).exchange == "mean"
+def test_summable_messages_use_the_mean(spec: str) -> None:
+    assert str(plan_of(spec).exchange) == "mean"
 
 
 @pytest.mark.parametrize("spec", ["bf16", "fp16", "randomk:ratio=0.1,values=bf16"])
-def test_what_rounds_on_the_way_is_not_added_up_under_a_residual(spec: str) -> None:
-    assert plan_of(spec, "residual").exchange == "gather"
+def test_16_bit_sums_are_not_used_with_a_residual(spec: str) -> None:
+    assert str(plan_of(spec, "residual").exchange) == "gather"
 
 
 def test_long_messages_of_many_ranks_are_sharded() -> None:
     tensors = [torch.zeros(1000, 1000)] * 6
-    assert make_plan("efsign", None, "auto", tensors, size=2).exchange == "gather"
-    assert make_plan("efsign", None, "auto", tensors, size=16).exchange == "sharded"
-    assert make_plan("topk:ratio=0.1", None, "auto", tensors, size=16).exchange == "gather"
-    assert make_plan("topk:ratio=0.1", None, "auto", tensors, size=64).exchange == "sharded"
+    assert str(make_plan("efsign", None, "auto", tensors, size=2).exchange) == "gather"
+    assert str(make_plan("efsign", None, "auto", tensors, size=16).exchange) == "sharded"
+    assert str(make_plan("topk:ratio=0.1", None, "auto", tensors, size=16).exchange) == "gather"
+    assert str(make_plan("topk:ratio=0.1", None, "auto", tensors, size=64).exchange) == "sharded"
 
 
 @pytest.mark.parametrize(("sparse", "clearly"), [(False, 2), (True, 9)])
@@ -157,20 +157,22 @@ def test_gather_unless_sharded_is_clearly_cheaper(
 
 
 def test_costs_of_a_link_by_hand() -> None:
-    """Four ranks, a megabyte at 8 Mbit/s: three messages, or six quarters."""
+    """Four ranks, a megabyte at 8 Mbit/s: three whole messages, or six quarters."""
     link = LinkModel(latency_s=0.5, rate_bits=8e6)
     assert gather_s(10**6, 4, link) == pytest.approx(3 * (0.5 + 1))
     assert sharded_s(10**6, 4, link) == pytest.approx(0.5 + 0.75 + 3 * (0.5 + 0.25))
 
 
-def test_the_exchange_asked_for_is_the_one_used() -> None:
+def test_the_requested_exchange_is_used() -> None:
     assert isinstance(lane_of(MATRIX, "randomk:ratio=0.1").aggregator, MeanExchange)
-    assert isinstance(lane_of(MATRIX, "randomk:ratio=0.1", way="gather").aggregator, GatherExchange)
+    assert isinstance(
+        lane_of(MATRIX, "randomk:ratio=0.1", exchange="gather").aggregator, GatherExchange
+    )
     assert lane_of(MATRIX, "powersgd").aggregator == PowerSGD()
 
 
 @pytest.mark.parametrize(
-    ("spec", "memory", "way", "message"),
+    ("spec", "memory", "exchange", "message"),
     [
         (
             "qsgd:bits=2",
@@ -191,19 +193,19 @@ def test_the_exchange_asked_for_is_the_one_used() -> None:
             "topk:ratio=0.1",
             None,
             "mean",
-            "topk:ratio=0.1 does not go with exchange 'mean': its messages cannot be added up",
+            "topk:ratio=0.1 does not go with exchange 'mean': its messages cannot be summed",
         ),
         (
             "powersgd",
             None,
             "gather",
-            "powersgd does not go with exchange 'gather': it talks in rounds of its own",
+            "powersgd does not go with exchange 'gather': it defines its own rounds",
         ),
         (
             "powersgd:rank=2",
             None,
             "sharded",
-            "powersgd:rank=2 does not go with exchange 'sharded': it talks in rounds of its own",
+            "powersgd:rank=2 does not go with exchange 'sharded': it defines its own rounds",
         ),
         (
             "bf16",
@@ -216,14 +218,14 @@ def test_the_exchange_asked_for_is_the_one_used() -> None:
         ("efsign", "momento", "auto", "no memory named 'momento'"),
     ],
 )
-def test_what_does_not_fit_is_refused(
-    spec: str, memory: str | None, way: str, message: str
+def test_illegal_combinations_are_refused(
+    spec: str, memory: str | None, exchange: str, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
-        plan_of(spec, memory, way)
+        plan_of(spec, memory, exchange)
 
 
-def test_another_setting_is_checked_like_the_first() -> None:
+def test_check_refuses_another_illegal_setting() -> None:
     plan = plan_of("qsgd:bits=8", "residual", "gather")
     plan.check(QSGD(bits=4))
     with pytest.raises(ConfigError, match="qsgd:bits=2 does not go with memory 'residual'"):
@@ -232,28 +234,28 @@ def test_another_setting_is_checked_like_the_first() -> None:
         plan.check(PowerSGD())
 
 
-def test_what_is_no_method_is_refused() -> None:
+def test_an_object_that_is_no_compressor_is_refused() -> None:
     with pytest.raises(ConfigError, match="expected a spec string or a compressor, got 3"):
         plan_of(3)  # type: ignore[arg-type]
 
 
-def test_a_class_is_to_be_made_first() -> None:
+def test_a_class_in_place_of_an_instance_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"got the class QSGD; make one, like QSGD\(bits=4\)"):
         plan_of(QSGD)  # type: ignore[arg-type]
 
 
-def test_what_is_no_memory_is_refused() -> None:
+def test_an_object_that_is_no_memory_is_refused() -> None:
     with pytest.raises(ConfigError, match="expected a memory or its spec, got 3"):
         plan_of("efsign", 3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("exchange", [None, 3])
-def test_what_is_no_exchange_is_refused(exchange: Any) -> None:
+def test_an_object_that_is_no_exchange_is_refused(exchange: Any) -> None:
     with pytest.raises(ConfigError, match=f"exchange: a spec must be a string, got {exchange}"):
         plan_of("efsign", "residual", exchange)
 
 
-def test_objects_are_as_good_as_specs() -> None:
+def test_instances_and_specs_give_equal_plans() -> None:
     assert plan_of(QSGD(bits=8)) == plan_of("qsgd:bits=8")
     assert make_plan("efsign", Residual(), "auto", [MATRIX], 2) == make_plan(
         "efsign", "residual", "auto", [MATRIX], 2
@@ -273,8 +275,8 @@ def test_a_plan_describes_itself() -> None:
 @pytest.mark.parametrize(
     "spec", ["none", "fp16", "bf16", "topk:ratio=0.1", "randomk:ratio=0.1", "efsign", "powersgd"]
 )
-def test_every_lane_of_a_plan_is_legal_itself(spec: str, memory: str, dtype: torch.dtype) -> None:
-    """Also where the plan puts another method in its place."""
+def test_every_lane_of_a_plan_is_legal(spec: str, memory: str, dtype: torch.dtype) -> None:
+    """Holds also where the plan sends a tensor dense."""
     plan = plan_of(spec, memory)
     for shape in [(64, 64), (7,)]:
         lane = plan.lane("w", torch.zeros(shape, dtype=dtype), 0, 4, 0)
@@ -291,6 +293,6 @@ def test_lanes_of_different_names_draw_different_numbers() -> None:
     assert len(keys) == 6
 
 
-def test_settings_of_an_exchange_do_not_reach_methods_with_rounds_of_their_own() -> None:
-    with pytest.raises(ConfigError, match="rounds of its own, which know no such setting"):
+def test_settings_of_an_exchange_do_not_apply_to_multi_round_methods() -> None:
+    with pytest.raises(ConfigError, match="its own rounds, which do not have this setting"):
         make_plan("signum", None, "gather:aggregate=median", [torch.zeros(64, 64)], 4)

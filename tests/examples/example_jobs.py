@@ -1,4 +1,4 @@
-"""The example scripts as functions, for ranks that are there already."""
+"""Runs example scripts as functions, on ranks that already exist."""
 
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -10,7 +10,7 @@ FOLDER = Path(__file__).parents[2] / "examples"
 
 
 def run_example(name: str, *args: object) -> Any:
-    """What `train` of an example returns on this rank."""
+    """Returns the result of an example's `train` on this rank."""
     spec = spec_from_file_location(f"example_{name}", FOLDER / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -20,6 +20,6 @@ def run_example(name: str, *args: object) -> Any:
 
 
 def run_example_as_torchrun(name: str, *args: object) -> Any:
-    """Likewise for trainers that look into the environment."""
+    """Does the same with torchrun's environment, which some trainers read."""
     as_torchrun()
     return run_example(name, *args)

@@ -1,4 +1,4 @@
-"""The examples of the mounts, in tiny settings, on real ranks."""
+"""Runs the examples of the integrations, in tiny settings, on real ranks."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def test_lightning_fit(two_ranks: Ranks) -> None:
         assert stats["ratio"] > 15
 
 
-def test_accelerate_loop_goes_on_where_it_was(two_ranks: Ranks, tmp_path: Path) -> None:
+def test_accelerate_loop_resumes(two_ranks: Ranks, tmp_path: Path) -> None:
     args = ("accelerate_loop", "topk:ratio=0.05", 1, 16, str(tmp_path))
     first = two_ranks.run(run_example_as_torchrun, *args)
     second = two_ranks.run(run_example_as_torchrun, *args)

@@ -1,4 +1,4 @@
-"""The examples of methods that talk rarely, in tiny settings, on real ranks."""
+"""Runs the examples of local methods, in tiny settings, on real ranks."""
 
 import pytest
 from example_jobs import run_example

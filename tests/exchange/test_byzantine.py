@@ -1,4 +1,4 @@
-"""One lying worker of five: training goes on where the aggregation bears liars."""
+"""One faulty worker of five: training goes on if the aggregation tolerates faulty ranks."""
 
 import math
 from collections.abc import Callable
@@ -8,17 +8,17 @@ import torch
 from torch import Tensor, nn
 
 import gradwire
-from gradwire.base.aggregation import borne
+from gradwire.base.aggregation import tolerated
 from gradwire.engine.nonfinite import NonFiniteGuard
 from gradwire.engine.plan import make_plan
 from lockstep import noise
 
-WORKERS, LIAR, STEPS, RATE = 5, 3, 30, 0.5
+WORKERS, FAULTY, STEPS, RATE = 5, 3, 30, 0.5
 ROBUST = ("median", "trimmed", "diameter")
 NAN, INF = float("nan"), float("inf")
 
-Lie = Callable[[Tensor, int], Tensor]
-LIES: dict[str, Lie] = {
+Fault = Callable[[Tensor, int], Tensor]
+FAULTS: dict[str, Fault] = {
     "flipped": lambda grad, step: -100 * grad,
     "large": lambda grad, step: 1e4 * noise(*grad.shape, seed=step),
     "nan": lambda grad, step: torch.full_like(grad, NAN),
@@ -35,13 +35,13 @@ def net() -> nn.Sequential:
 
 
 def batch(seed: int, count: int = 64) -> tuple[Tensor, Tensor]:
-    """Four classes: which of four random directions a point looks along."""
+    """Returns points and their classes: the nearest of four random directions."""
     points = noise(count, 20, seed=seed)
     return points, (points @ noise(20, 4, seed=12345)).argmax(1)
 
 
-def train(exchange: str, lie: Lie | None, spec: str = "qsgd:bits=8") -> float:
-    """The share of unseen points that a model gets right; a liar trains along if it is given."""
+def train(exchange: str, fault: Fault | None, spec: str = "qsgd:bits=8") -> float:
+    """Trains, with one faulty worker if `fault` is given; returns the accuracy on unseen points."""
     model = net()
     sim = gradwire.simulate(model, spec, workers=WORKERS, exchange=exchange)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
@@ -52,8 +52,8 @@ def train(exchange: str, lie: Lie | None, spec: str = "qsgd:bits=8") -> float:
             points, classes = batch(1 + step * WORKERS + worker)
             nn.functional.cross_entropy(model(points), classes).backward()
             grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-            if lie is not None and worker == LIAR:
-                grads = {n: lie(g, step) for n, g in grads.items()}
+            if fault is not None and worker == FAULTY:
+                grads = {n: fault(g, step) for n, g in grads.items()}
             gradients.append(grads)
         means = sim.step(gradients)
         for name, parameter in model.named_parameters():
@@ -64,26 +64,28 @@ def train(exchange: str, lie: Lie | None, spec: str = "qsgd:bits=8") -> float:
 
 
 @pytest.fixture(scope="module")
-def honest() -> float:
+def fault_free() -> float:
     accuracy = train("gather", None)
     assert accuracy > 0.8
     return accuracy
 
 
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("name", ROBUST)
-def test_training_reaches_nearly_what_the_honest_do(name: str, lie: str, honest: float) -> None:
-    assert train(f"gather:aggregate={name}", LIES[lie]) > honest - 0.05
+def test_robust_training_nearly_reaches_the_fault_free_accuracy(
+    name: str, fault: str, fault_free: float
+) -> None:
+    assert train(f"gather:aggregate={name}", FAULTS[fault]) > fault_free - 0.05
 
 
-@pytest.mark.parametrize("lie", ["flipped", "nan", "constant"])
-def test_the_mean_does_not(lie: str, honest: float) -> None:
-    assert train("gather", LIES[lie]) < honest - 0.3
+@pytest.mark.parametrize("fault", ["flipped", "nan", "constant"])
+def test_training_by_the_mean_does_not(fault: str, fault_free: float) -> None:
+    assert train("gather", FAULTS[fault]) < fault_free - 0.3
 
 
 @pytest.mark.parametrize("name", ROBUST)
-def test_an_honest_group_loses_little(name: str, honest: float) -> None:
-    assert train(f"gather:aggregate={name}", None) > honest - 0.05
+def test_a_robust_aggregation_costs_little_without_faults(name: str, fault_free: float) -> None:
+    assert train(f"gather:aggregate={name}", None) > fault_free - 0.05
 
 
 def shapes() -> dict[str, Tensor]:
@@ -91,7 +93,7 @@ def shapes() -> dict[str, Tensor]:
 
 
 def steps_of(bad: dict[int, float], memory: str | None = None) -> gradwire.Simulation:
-    """Three steps by median; in the second some workers have an entry that is not finite."""
+    """Runs three steps by trimmed mean; in the second some workers have a non-finite entry."""
     sim = gradwire.simulate(
         shapes(),
         "topk:ratio=0.3,values=fp32",
@@ -111,8 +113,8 @@ def steps_of(bad: dict[int, float], memory: str | None = None) -> gradwire.Simul
 
 @pytest.mark.parametrize("value", [NAN, INF])
 @pytest.mark.parametrize("memory", ["residual", "momentum", "ef21", "ef21_sgdm", "lowbit"])
-def test_a_lone_alarm_stops_nobody_and_leaves_no_trace(value: float, memory: str) -> None:
-    sim = steps_of({LIAR: value}, memory)
+def test_a_tolerated_flag_skips_no_step_and_leaves_no_trace(value: float, memory: str) -> None:
+    sim = steps_of({FAULTY: value}, memory)
     assert (sim.stats()["steps"], sim.stats()["skipped"]) == (3, 0)
     for worker in sim.workers:
         for lane in worker.lanes.values():
@@ -120,26 +122,26 @@ def test_a_lone_alarm_stops_nobody_and_leaves_no_trace(value: float, memory: str
             assert lane.ctx.step == 3
 
 
-def test_the_others_remember_what_they_would_have() -> None:
-    """Also of a step that one of them has no part in."""
-    sim, twin = steps_of({LIAR: NAN}), steps_of({})
+def test_other_ranks_keep_the_residuals_of_a_fault_free_run() -> None:
+    """Holds also for a step that excludes one rank."""
+    sim, twin = steps_of({FAULTY: NAN}), steps_of({})
     for rank in range(WORKERS):
         same = torch.equal(
             sim.workers[rank].lanes["w"].memory_state["residual"],
             twin.workers[rank].lanes["w"].memory_state["residual"],
         )
-        assert same == (rank != LIAR)
+        assert same == (rank != FAULTY)
 
 
-def test_more_alarms_than_are_borne_count() -> None:
-    sim = steps_of({0: NAN, LIAR: INF})
+def test_more_flags_than_tolerated_skip_the_step() -> None:
+    sim = steps_of({0: NAN, FAULTY: INF})
     assert (sim.stats()["steps"], sim.stats()["skipped"]) == (2, 1)
 
 
-def test_without_liars_in_mind_one_alarm_is_enough() -> None:
+def test_one_flag_skips_the_step_if_none_is_tolerated() -> None:
     sim = gradwire.simulate(shapes(), "topk:ratio=0.1", workers=WORKERS, exchange="gather")
     grads = [{n: torch.ones_like(t) for n, t in shapes().items()} for _ in range(WORKERS)]
-    grads[LIAR]["w"][0, 0] = NAN
+    grads[FAULTY]["w"][0, 0] = NAN
     assert math.isnan(float(sim.step(grads)["w"].sum()))
     assert sim.stats()["skipped"] == 1
 
@@ -148,26 +150,26 @@ def test_without_liars_in_mind_one_alarm_is_enough() -> None:
     ("name", "expected"),
     [("mean", 0), ("majority", 0), ("median", 2), ("trimmed", 1), ("diameter", 1)],
 )
-def test_how_many_of_five_are_borne(name: str, expected: int) -> None:
-    assert borne(name, 5) == expected
+def test_tolerated_faults_of_five_ranks(name: str, expected: int) -> None:
+    assert tolerated(name, 5) == expected
     plan = make_plan("efsign", None, f"gather:aggregate={name}", [torch.zeros(64, 64)], 5)
-    assert plan.bears(5) == expected
+    assert plan.exchange.tolerated(5) == expected
 
 
-def test_a_mean_of_alarms_bears_none() -> None:
-    alarm = NonFiniteGuard([torch.zeros(2)], borne=1)
-    alarm.hears([(torch.tensor([1 / 3]),)])
-    assert alarm.raised
+def test_a_mean_of_flags_tolerates_none() -> None:
+    guard = NonFiniteGuard([torch.zeros(2)], tolerated=1)
+    guard.receive([(torch.tensor([1 / 3]),)])
+    assert guard.flag
 
 
-def test_nodes_are_lost_as_a_whole() -> None:
-    """Five nodes of two, of which one has a rank without a number."""
-    way = "hierarchical:node=2,between=gather:aggregate=median"
-    plan = make_plan("efsign", None, way, [torch.zeros(64, 64)], 10)
-    assert plan.bears(10) == 2
-    sim = gradwire.simulate(shapes(), "qsgd:bits=8", workers=10, exchange=way)
+def test_a_node_with_a_faulty_rank_is_lost_as_a_whole() -> None:
+    """Five nodes of two ranks; one node has a rank with a NaN."""
+    exchange = "hierarchical:node=2,between=gather:aggregate=median"
+    plan = make_plan("efsign", None, exchange, [torch.zeros(64, 64)], 10)
+    assert plan.exchange.tolerated(10) == 2
+    sim = gradwire.simulate(shapes(), "qsgd:bits=8", workers=10, exchange=exchange)
     grads = [{n: torch.ones_like(t) for n, t in shapes().items()} for _ in range(10)]
-    grads[LIAR]["w"][0, 0] = NAN
+    grads[FAULTY]["w"][0, 0] = NAN
     means = sim.step(grads)
     assert sim.stats()["skipped"] == 0
     assert all(torch.equal(means[n], torch.ones_like(t)) for n, t in shapes().items())

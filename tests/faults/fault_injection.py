@@ -1,4 +1,4 @@
-"""SIGKILL at a chosen moment of a training step, from within the process that it hits."""
+"""Kills the own process with SIGKILL at a chosen moment of a training step."""
 
 import json
 import os
@@ -21,10 +21,10 @@ PHASES = ("compute", "encode", "wire", "decode", "save")
 
 
 @dataclass(frozen=True)
-class Doom:
-    """Rank `rank` is killed in `phase` of step `step`; on the wire `delay_s` after that began.
+class Fault:
+    """Kills rank `rank` in `phase` of step `step`; in "wire", `delay_s` after the collective began.
 
-    In the phase "hook" it is not killed: a hook of the user's raises in the middle of backward.
+    In the phase "hook" it is not killed: a hook of the user raises in the middle of backward.
     """
 
     rank: int
@@ -33,95 +33,95 @@ class Doom:
     delay_s: float = 0.01
 
 
-def tell(**facts: object) -> None:
-    """Writes one line at once, so that lines of several ranks do not mix."""
+def emit(**facts: object) -> None:
+    """Writes one JSON line in one call, so that lines of several ranks do not mix."""
     line = json.dumps({"rank": int(os.environ["RANK"]), "at_s": time.monotonic(), **facts})
     os.write(sys.stdout.fileno(), f"{line}\n".encode())
 
 
-def die(doom: Doom) -> NoReturn:
-    tell(event="killed", step=doom.step, phase=doom.phase)
+def kill_self(fault: Fault) -> NoReturn:
+    emit(event="killed", step=fault.step, phase=fault.phase)
     os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError("nobody lives here")
+    raise AssertionError("unreachable: the process was killed")
 
 
-class Death:
-    """Waits for its step and phase in a process that is doomed; does nothing in others."""
+class FaultInjector:
+    """Triggers the fault at its step and phase; does nothing in ranks without a fault."""
 
-    def __init__(self, doom: Doom | None, model: nn.Module, link: gradwire.Link) -> None:
-        self._doom = doom
+    def __init__(self, fault: Fault | None, model: nn.Module, link: gradwire.Link) -> None:
+        self._doom = fault
         self._step = -1
-        if doom is not None and doom.phase == "hook":
-            self._in_a_hook(doom, model)
-        if doom is not None and doom.phase in ("encode", "decode"):
-            self._in_a_lane(doom)
-        elif doom is not None and doom.phase == "wire":
-            self._on_the_wire(doom, link)
+        if fault is not None and fault.phase == "hook":
+            self._fail_in_hook(fault, model)
+        if fault is not None and fault.phase in ("encode", "decode"):
+            self._kill_in_lane(fault)
+        elif fault is not None and fault.phase == "wire":
+            self._kill_on_wire(fault, link)
 
     def step(self, number: int) -> None:
-        """Training has come to this step."""
+        """Notes that training has reached this step."""
         self._step = number
 
-    def computing(self) -> None:
-        """Between the forward and the backward pass."""
+    def before_backward(self) -> None:
+        """Kills between the forward and the backward pass."""
         if self._doom is not None and self._doom.phase == "compute" and self._due(self._doom):
-            die(self._doom)
+            kill_self(self._doom)
 
-    def saving(self) -> None:
-        """Before a checkpoint is written: of the next one only half will be."""
-        doom = self._doom
-        if doom is None or doom.phase != "save" or self._step < doom.step:
+    def before_save(self) -> None:
+        """Makes the next checkpoint end half-written, with a kill."""
+        fault = self._doom
+        if fault is None or fault.phase != "save" or self._step < fault.step:
             return
 
         def cut_short(fd: int) -> None:
             os.ftruncate(fd, os.fstat(fd).st_size // 2)
-            die(doom)
+            kill_self(fault)
 
         os.fsync = cut_short
 
-    def _due(self, doom: Doom) -> bool:
-        return self._step == doom.step
+    def _due(self, fault: Fault) -> bool:
+        return self._step == fault.step
 
-    def _in_a_hook(self, doom: Doom, model: nn.Module) -> None:
-        """At the gradient that comes last, when other buckets are on their way."""
+    def _fail_in_hook(self, fault: Fault, model: nn.Module) -> None:
+        """Raises at the last gradient, while other buckets are being exchanged."""
 
         def fail(_: Tensor) -> None:
-            if self._due(doom):
+            if self._due(fault):
                 raise ValueError("a mistake of the user's")
 
         next(model.parameters()).register_hook(fail)
 
-    def _in_a_lane(self, doom: Doom) -> None:
-        """After the first lane of a bucket has encoded or decoded, before the others have."""
+    def _kill_in_lane(self, fault: Fault) -> None:
+        """Kills after the first lane of a bucket has encoded or decoded, before the others have."""
         exchange = gradwire.engine.engine.exchange
 
-        def doomed(grad: Tensor, lane: Lane) -> Rounds:
-            talk = exchange(grad, lane)
-            request = next(talk)
-            if doom.phase == "encode" and self._due(doom):
-                die(doom)
+        def faulty(grad: Tensor, lane: Lane) -> Rounds:
+            rounds = exchange(grad, lane)
+            request = next(rounds)
+            if fault.phase == "encode" and self._due(fault):
+                kill_self(fault)
             while True:
                 answer = yield request
                 try:
-                    request = talk.send(answer)
+                    request = rounds.send(answer)
                 except StopIteration as end:
-                    if doom.phase == "decode" and self._due(doom):
-                        die(doom)
+                    if fault.phase == "decode" and self._due(fault):
+                        kill_self(fault)
                     return end.value
 
-        gradwire.engine.engine.exchange = doomed
+        gradwire.engine.engine.exchange = faulty
 
-    def _on_the_wire(self, doom: Doom, link: gradwire.Link) -> None:
-        """In the middle of a collective, from another thread."""
-        answer = link._comm.answer
+    def _kill_on_wire(self, fault: Fault, link: gradwire.Link) -> None:
+        """Kills in the middle of a collective, from another thread."""
+        run = link._comm.run
 
-        def doomed(call: Collective) -> list[Tensor]:
-            if not self._due(doom):
-                return answer(call)
-            threading.Timer(doom.delay_s, die, [doom]).start()
-            answer(call)
-            tell(event="missed", step=doom.step)
+        def faulty(collective: Collective) -> list[Tensor]:
+            if not self._due(fault):
+                return run(collective)
+            threading.Timer(fault.delay_s, kill_self, [fault]).start()
+            run(collective)
+            emit(event="missed", step=fault.step)
             time.sleep(60)
-            raise AssertionError("nobody lives here")
+            raise AssertionError("unreachable: the process was killed")
 
-        link._comm.answer = doomed  # type: ignore[method-assign]
+        link._comm.run = faulty  # type: ignore[method-assign]

@@ -1,6 +1,6 @@
-"""Four emulated hosts in which a job is run again and again, each time in new processes.
+"""Runs a job repeatedly on four emulated hosts, each time in new processes.
 
-torch is imported once, and processes are forked from there: an attempt starts in a moment.
+torch is imported once, and processes are forked from there, so an attempt starts quickly.
 """
 
 import gc
@@ -15,24 +15,24 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
-import torch._dynamo  # what DDP and optimisers import when they are first used
-from fault_injection import Doom
+import torch._dynamo  # DDP and optimisers import it at first use
+from fault_injection import Fault
 from killable_job import Job, mlp, train
 
 import gradwire
 from gradwire.testbed.hosts import Testbed
 
 PATIENCE_S = 20.0
-"""A process that has not ended by itself so long after its timeout hangs."""
+"""Seconds after its timeout at which a process that has not ended counts as hung."""
 
 Event: TypeAlias = dict[str, Any]
 React: TypeAlias = Callable[[Event, list[int]], None]
-"""What the test does when a rank says something; the numbers are the ranks' processes."""
+"""Called with every event of a rank and the process ids of all ranks."""
 
 
 @dataclass
 class Attempt:
-    """What came out of one run of a job: all that its ranks said, and their exit codes."""
+    """The events that the ranks of one run emitted, and their exit codes."""
 
     events: list[Event] = field(default_factory=list)
     codes: list[int | str] = field(default_factory=list)
@@ -47,40 +47,40 @@ class Attempt:
         return [e["weights"] for e in self.of("end")]
 
     def detected_s(self) -> list[float]:
-        """How long after the kill each survivor raised."""
+        """Returns the seconds from the kill to the error of each surviving rank."""
         [killed] = self.of("killed")
         return [e["at_s"] - killed["at_s"] for e in self.of("error")]
 
 
-class Arena:
+class HostRunner:
     """Runs jobs on the hosts of an open testbed."""
 
     def __init__(self, testbed: Testbed, job: Job) -> None:
         self._testbed = testbed
         self._port = 20_000
         _load_kernels(job)
-        # What is frozen need not be looked through when a child ends, which takes seconds.
+        # Frozen objects are not collected when a child ends, which would take seconds.
         gc.freeze()
 
-    def run(self, job: Job, doom: Doom | None = None, react: React | None = None) -> Attempt:
+    def run(self, job: Job, fault: Fault | None = None, react: React | None = None) -> Attempt:
         self._port += 1
-        heard, said = os.pipe()
-        pids = [self._start(rank, said, job, doom) for rank in range(self._testbed.workers)]
-        os.close(said)
+        read_end, write_end = os.pipe()
+        pids = [self._start(rank, write_end, job, fault) for rank in range(self._testbed.workers)]
+        os.close(write_end)
         attempt = Attempt()
         deadline_s = time.monotonic() + 3 * job.timeout_s + PATIENCE_S
-        for event in _events(heard, deadline_s):
+        for event in _events(read_end, deadline_s):
             attempt.events.append(event)
             if react is not None:
                 react(event, pids)
         attempt.codes = [_end_of(pid, deadline_s) for pid in pids]
-        os.close(heard)
+        os.close(read_end)
         return attempt
 
-    def _start(self, rank: int, said: int, job: Job, doom: Doom | None) -> int:
+    def _start(self, rank: int, write_end: int, job: Job, fault: Fault | None) -> int:
         pid = os.fork()
         if pid == 0:
-            os.dup2(said, sys.stdout.fileno())
+            os.dup2(write_end, sys.stdout.fileno())
             host = self._testbed.hosts[rank]
             host.namespace.enter()
             os.environ |= {
@@ -90,7 +90,7 @@ class Arena:
                 "MASTER_PORT": str(self._port),
                 "GLOO_SOCKET_IFNAME": host.interface,
             }
-            train((job, doom))
+            train((job, fault))
             sys.exit()
         return pid
 
@@ -102,11 +102,11 @@ def _load_kernels(job: Job) -> None:
     network.step([gradients, gradients])
 
 
-def _events(heard: int, deadline_s: float) -> Iterator[Event]:
-    """What is said, as it is said, until all who could say something have ended."""
+def _events(read_end: int, deadline_s: float) -> Iterator[Event]:
+    """Yields events as they are emitted, until all processes have ended."""
     rest = b""
-    while select.select([heard], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
-        block = os.read(heard, 1 << 16)
+    while select.select([read_end], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
+        block = os.read(read_end, 1 << 16)
         if not block:
             return
         *lines, rest = (rest + block).split(b"\n")

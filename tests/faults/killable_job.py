@@ -1,4 +1,4 @@
-"""A training script that saves and resumes, as a user would write it, and can be told to die."""
+"""A training script that saves and resumes, as a user would write it, with fault injection."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fault_injection import Death, Doom, tell
+from fault_injection import Fault, FaultInjector, emit
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -22,7 +22,7 @@ import gradwire
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained; without a `folder` nothing is saved."""
+    """Settings of the training run; without a `folder` nothing is saved."""
 
     folder: str | None = None
     steps: int = 8
@@ -47,20 +47,20 @@ def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
     return x, torch.randint(10, (16,), generator=generator)
 
 
-def train(*jobs: tuple[Job, Doom | None]) -> None:
-    """Does jobs one after the other, in one group."""
+def train(*jobs: tuple[Job, Fault | None]) -> None:
+    """Runs jobs one after the other, in one process group."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=jobs[0][0].timeout_s))
     try:
-        for job, doom in jobs:
-            _train(job, doom)
+        for job, fault in jobs:
+            _train(job, fault)
     except RuntimeError as error:
-        tell(event="error", kind=type(error).__name__, text=str(error), threads=_threads())
+        emit(event="error", kind=type(error).__name__, text=str(error), threads=_threads())
         raise
     dist.destroy_process_group()
 
 
-def _train(job: Job, doom: Doom | None) -> None:
+def _train(job: Job, fault: Fault | None) -> None:
     rank = dist.get_rank()
     model = DDP(mlp(job.width), bucket_cap_mb=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -72,28 +72,30 @@ def _train(job: Job, doom: Doom | None) -> None:
         first, state = found
         for name, part in parts.items():
             part.load_state_dict(state[name])
-    say = partial(tell, folder=job.folder, restarts=restarts())
-    say(event="begin", step=first)
-    death = Death(doom if doom is not None and doom.rank == rank else None, model, link)
+    emit_event = partial(emit, folder=job.folder, restarts=restarts())
+    emit_event(event="begin", step=first)
+    injector = FaultInjector(
+        fault if fault is not None and fault.rank == rank else None, model, link
+    )
     for step in range(first, job.steps):
-        death.step(step)
+        injector.step(step)
         time.sleep(job.lazy.get(str(rank), 0.0))
         optimizer.zero_grad()
         x, y = batch(step, rank)
         loss = nn.functional.cross_entropy(model(x), y)
-        death.computing()
+        injector.before_backward()
         loss.backward()
         optimizer.step()
-        say(event="step", step=step, loss=loss.item().hex())
+        emit_event(event="step", step=step, loss=loss.item().hex())
         if job.folder and (step + 1) % job.every == 0:
-            death.saving()
+            injector.before_save()
             files.save(step + 1, {name: part.state_dict() for name, part in parts.items()})
-    say(event="end", weights=_digest(model))
+    emit_event(event="end", weights=_digest(model))
     link.detach()
 
 
 def restarts() -> int:
-    """How often torchrun has started this job again."""
+    """Returns how often torchrun has restarted this job."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
@@ -109,6 +111,6 @@ def _threads() -> list[str]:
 
 
 if __name__ == "__main__":
-    dooms = [(Job(**job), doom and Doom(**doom)) for job, doom in json.loads(sys.argv[1])]
-    # Only the first attempt of torchrun is doomed.
-    train(*((job, None if restarts() else doom) for job, doom in dooms))
+    faults = [(Job(**job), fault and Fault(**fault)) for job, fault in json.loads(sys.argv[1])]
+    # Only torchrun's first attempt has a fault.
+    train(*((job, None if restarts() else fault) for job, fault in faults))

@@ -8,49 +8,49 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from fault_injection import Doom
-from job_runner import Arena, Attempt, Event, React
+from fault_injection import Fault
+from job_runner import Attempt, Event, HostRunner, React
 from killable_job import Job
 
 from gradwire.testbed.hosts import Testbed
 
 RATE = "100mbit"
 JOB = Job()
-# A message takes some 50 ms, so that death can come in the middle of it.
+# A message takes some 50 ms, so that a kill can hit the middle of it.
 LARGE = Job(spec="topk:ratio=0.25", width=512)
 
 
 def kills() -> None:
-    """One of four is killed in each phase of a step, and one fails by itself."""
+    """Kills one of four ranks in each phase of a step, and lets one fail by itself."""
     with Testbed(4, RATE) as testbed:
-        arena = Arena(testbed, LARGE)
+        runner = HostRunner(testbed, LARGE)
         for rank, phase in enumerate(("encode", "wire", "decode")):
-            attempt = arena.run(LARGE, Doom(rank, step=2, phase=phase, delay_s=0.02))
+            attempt = runner.run(LARGE, Fault(rank, step=2, phase=phase, delay_s=0.02))
             show(phase, attempt, detected_s=attempt.detected_s(), missed=attempt.of("missed"))
-        show("hook", arena.run(LARGE, Doom(3, step=2, phase="hook")))
+        show("hook", runner.run(LARGE, Fault(3, step=2, phase="hook")))
 
 
 def waits() -> None:
-    """Hosts that are slow, stopped or cut off for a while, within the timeout."""
+    """Slows, stops or disconnects hosts for less than the timeout."""
     patient = replace(JOB, timeout_s=30.0)
     with Testbed(4, RATE) as testbed:
-        arena = Arena(testbed, patient)
-        show("undisturbed", arena.run(patient))
+        runner = HostRunner(testbed, patient)
+        show("undisturbed", runner.run(patient))
         slow = replace(patient, lazy={"3": 0.2})
-        show("slow and stopped", arena.run(slow, react=once(1, 3, stop_for(3.0))))
-        show("cut", arena.run(patient, react=once(2, 3, cut_for(testbed, 2, 5.0))))
+        show("slow and stopped", runner.run(slow, react=once(1, 3, stop_for(3.0))))
+        show("cut", runner.run(patient, react=once(2, 3, cut_for(testbed, 2, 5.0))))
 
 
 def gives_up() -> None:
-    """A host that is stopped or cut off for longer than the timeout."""
+    """Stops or disconnects a host for longer than the timeout."""
     hasty = replace(JOB, timeout_s=2.0)
     with Testbed(4, RATE) as testbed:
-        arena = Arena(testbed, hasty)
+        runner = HostRunner(testbed, hasty)
         for name, rank, act in (
             ("stopped", 1, stop_for(3.5)),
             ("cut", 2, cut_for(testbed, 2, 3.5)),
         ):
-            attempt = arena.run(hasty, react=once(rank, 3, act))
+            attempt = runner.run(hasty, react=once(rank, 3, act))
             last = [e["at_s"] for e in attempt.of("step") if (e["rank"], e["step"]) == (rank, 3)]
             show(name, attempt, stalled_at_s=last[0])
 
@@ -62,7 +62,7 @@ def show(name: str, attempt: Attempt, **more: object) -> None:
 
 
 def once(rank: int, step: int, act: Callable[[int], None]) -> React:
-    """Acts on the process of a rank when it has done a step."""
+    """Returns a reaction that acts on a rank's process when it has finished a step."""
 
     def react(event: Event, pids: list[int]) -> None:
         if (event["event"], event["rank"], event.get("step")) == ("step", rank, step):
@@ -82,7 +82,7 @@ def stop_for(wait_s: float) -> Callable[[int], None]:
 def cut_for(testbed: Testbed, host: int, wait_s: float) -> Callable[[int], None]:
     def act(_: int) -> None:
         testbed.cut(host)
-        threading.Timer(wait_s, testbed.mend, [host]).start()
+        threading.Timer(wait_s, testbed.restore, [host]).start()
 
     return act
 

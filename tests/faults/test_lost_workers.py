@@ -1,4 +1,4 @@
-"""Workers that are killed, stopped, slow or cut off, on emulated hosts."""
+"""Workers that are killed, stopped, slow or disconnected, on emulated hosts."""
 
 import json
 import os
@@ -17,15 +17,15 @@ TOKEN = "GRADWIRE_TEST_TOKEN"
 REASON = re.compile(r"^gather among 4 ranks failed on rank (\d) after [\d.]+ s: (\S.*)$")
 LARGE_TIMEOUT_S = 6.0
 SMALL_TIMEOUT_S = 2.0
-# A machine that is busy with other tests takes its time over what takes 15 s otherwise.
+# Takes 15 s on an idle machine.
 TIME_LIMIT_S = 150
 
 
-def play(script: str, *words: str) -> tuple[list[dict[str, Any]], str]:
-    """The rows that a script prints, and what its ranks complained; all of it must have ended."""
+def run_script(script: str, *arguments: str) -> tuple[list[dict[str, Any]], str]:
+    """Returns the rows that a script prints, and its stderr; checks that all processes ended."""
     word = uuid.uuid4().hex
     done = subprocess.run(
-        [sys.executable, str(HERE / script), *words],
+        [sys.executable, str(HERE / script), *arguments],
         env={**os.environ, TOKEN: word, "TORCH_CPP_LOG_LEVEL": "FATAL", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -38,7 +38,7 @@ def play(script: str, *words: str) -> tuple[list[dict[str, Any]], str]:
 
 
 def survivors(word: str) -> list[str]:
-    """Processes that were left behind; a namespace without a name ends with the last inside."""
+    """Returns processes left behind; an anonymous namespace ends with its last process."""
     deadline_s = time.monotonic() + 5
     while found := [p for p in Path("/proc").glob("[0-9]*/environ") if has(p, word)]:
         if time.monotonic() > deadline_s:
@@ -50,46 +50,46 @@ def survivors(word: str) -> list[str]:
 def has(environ: Path, word: str) -> bool:
     try:
         return f"{TOKEN}={word}".encode() in environ.read_bytes()
-    except OSError:  # it ended while we looked
+    except OSError:  # it ended meanwhile
         return False
 
 
-def assert_said_clearly(row: dict[str, Any], ranks: set[int]) -> None:
+def assert_errors_name_the_reason(row: dict[str, Any], ranks: set[int]) -> None:
     assert {e["rank"] for e in row["errors"]} == ranks
     for error in row["errors"]:
         assert error["kind"] == "PeerError"
-        said = REASON.match(error["text"])
-        assert said is not None, error["text"]
-        assert int(said[1]) == error["rank"]
+        match = REASON.match(error["text"])
+        assert match is not None, error["text"]
+        assert int(match[1]) == error["rank"]
         assert error["threads"] == []
 
 
 @pytest.mark.timeout(TIME_LIMIT_S)
 def test_a_worker_that_dies_is_noticed_by_all_others(emulated: None) -> None:
-    rows, complaints = play("scenarios.py", "kills")
+    rows, stderr = run_script("scenarios.py", "kills")
     *rows, hook = rows
     assert [row["name"] for row in rows] == ["encode", "wire", "decode"]
-    for victim, row in enumerate(rows):
-        others = {0, 1, 2, 3} - {victim}
+    for killed, row in enumerate(rows):
+        others = {0, 1, 2, 3} - {killed}
         assert row["missed"] == []
-        assert row["codes"] == [-9 if rank == victim else 1 for rank in range(4)]
-        assert_said_clearly(row, others)
+        assert row["codes"] == [-9 if rank == killed else 1 for rank in range(4)]
+        assert_errors_name_the_reason(row, others)
         assert max(row["detected_s"]) < LARGE_TIMEOUT_S + 5
-        # Whoever was joined to the victim itself is told its address.
-        address = f"[198.18.0.{victim + 1}]"
+        # The errors of ranks that were connected to the killed one name its address.
+        address = f"[198.18.0.{killed + 1}]"
         assert sum(address in error["text"] for error in row["errors"]) >= 1
-    raised = re.findall(r"gradwire\.errors\.PeerError: gather among 4 ranks failed", complaints)
+    raised = re.findall(r"gradwire\.errors\.PeerError: gather among 4 ranks failed", stderr)
     assert len(raised) == 12
-    # Rank 3 of the last attempt failed in a hook of its own, while buckets were on their way.
+    # Rank 3 of the last attempt failed in a user's hook, while buckets were being exchanged.
     assert hook["codes"] == [1, 1, 1, 1]
-    assert_said_clearly(hook, {0, 1, 2})
-    assert complaints.count("ValueError: a mistake of the user's") == 1
-    assert "terminate called" not in complaints
+    assert_errors_name_the_reason(hook, {0, 1, 2})
+    assert stderr.count("ValueError: a mistake of the user's") == 1
+    assert "terminate called" not in stderr
 
 
 @pytest.mark.timeout(TIME_LIMIT_S)
 def test_training_waits_for_slow_stopped_and_cut_off_workers(emulated: None) -> None:
-    rows, _ = play("scenarios.py", "waits")
+    rows, _ = run_script("scenarios.py", "waits")
     assert [row["name"] for row in rows] == ["undisturbed", "slow and stopped", "cut"]
     for row, least_s in zip(rows, (0.0, 3.0, 5.0), strict=True):
         assert row["codes"] == [0, 0, 0, 0]
@@ -100,11 +100,11 @@ def test_training_waits_for_slow_stopped_and_cut_off_workers(emulated: None) -> 
 
 @pytest.mark.timeout(TIME_LIMIT_S)
 def test_training_gives_up_after_the_timeout(emulated: None) -> None:
-    rows, _ = play("scenarios.py", "gives_up")
+    rows, _ = run_script("scenarios.py", "gives_up")
     assert [row["name"] for row in rows] == ["stopped", "cut"]
     for row in rows:
         assert row["codes"] == [1, 1, 1, 1]
-        assert_said_clearly(row, {0, 1, 2, 3})
+        assert_errors_name_the_reason(row, {0, 1, 2, 3})
         assert any("Timed out waiting 2000ms" in error["text"] for error in row["errors"])
         first_s = min(error["at_s"] for error in row["errors"])
         assert first_s - row["stalled_at_s"] < SMALL_TIMEOUT_S + 5
@@ -112,7 +112,7 @@ def test_training_gives_up_after_the_timeout(emulated: None) -> None:
 
 @pytest.mark.timeout(TIME_LIMIT_S)
 def test_random_kills_lose_nothing(emulated: None) -> None:
-    rows, _ = play("chaos.py", "--kills", "3", "--seed", "7", "--spec", "powersgd:rank=2")
+    rows, _ = run_script("chaos.py", "--kills", "3", "--seed", "7", "--spec", "powersgd:rank=2")
     *kills, summary = rows
     assert len(kills) == 3
     assert [kill["ended"] for kill in kills] == [True] * 3

@@ -1,4 +1,4 @@
-"""torchrun starts a job again after a worker was killed, and it goes on where it was saved."""
+"""torchrun restarts a job after a worker was killed, and it resumes from its checkpoint."""
 
 import json
 import os
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_injection import Doom
+from fault_injection import Fault
 from killable_job import Job
 
 # torchrun keeps one store for all attempts, in which a new one may find the addresses of the last
-# (https://github.com/pytorch/pytorch/issues/135712), unless it is told not to.
+# (https://github.com/pytorch/pytorch/issues/135712), unless this variable is set.
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 QUIET = {"TORCH_CPP_LOG_LEVEL": "FATAL", "OMP_NUM_THREADS": "1"}
 SCRIPT = Path(__file__).with_name("killable_job.py")
@@ -21,11 +21,11 @@ TIME_LIMIT_S = 150
 
 
 @pytest.mark.timeout(TIME_LIMIT_S)
-def test_a_restarted_job_goes_on_bitwise(tmp_path: Path) -> None:
-    """One job is left alone; then a like one is killed after its second checkpoint."""
+def test_a_restarted_job_resumes_bitwise(tmp_path: Path) -> None:
+    """Runs one job undisturbed; then an equal one is killed after its second checkpoint."""
     alone = Job(str(tmp_path / "alone"), timeout_s=30)
     killed = Job(str(tmp_path / "killed"), timeout_s=30)
-    jobs = [(asdict(alone), None), (asdict(killed), asdict(Doom(rank=1, step=5, phase="wire")))]
+    jobs = [(asdict(alone), None), (asdict(killed), asdict(Fault(rank=1, step=5, phase="wire")))]
     events = torchrun([json.dumps(jobs)])
 
     first, again = (of(events, name, "begin") for name in ("alone", "killed"))
@@ -36,9 +36,9 @@ def test_a_restarted_job_goes_on_bitwise(tmp_path: Path) -> None:
 
     curve = {(e["rank"], e["step"]): e["loss"] for e in of(events, "alone", "step")}
     assert len(curve) == 2 * alone.steps
-    told = of(events, "killed", "step")
-    assert all(curve[e["rank"], e["step"]] == e["loss"] for e in told)
-    assert {(e["rank"], e["step"]) for e in told} == curve.keys()
+    rerun = of(events, "killed", "step")
+    assert all(curve[e["rank"], e["step"]] == e["loss"] for e in rerun)
+    assert {(e["rank"], e["step"]) for e in rerun} == curve.keys()
     weights = {e["weights"] for name in ("alone", "killed") for e in of(events, name, "end")}
     assert len(weights) == 1
 
@@ -47,11 +47,11 @@ def of(events: list[dict[str, Any]], folder: str, event: str) -> list[dict[str, 
     return [e for e in events if e["event"] == event and Path(e["folder"]).name == folder]
 
 
-def torchrun(words: list[str]) -> list[dict[str, Any]]:
+def torchrun(arguments: list[str]) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node=2", "--max-restarts=2", "--monitor-interval=0.1"]
     done = subprocess.run(
-        [*command, str(SCRIPT), *words],
+        [*command, str(SCRIPT), *arguments],
         env={**os.environ, **OWN_STORE, **QUIET},
         capture_output=True,
         text=True,

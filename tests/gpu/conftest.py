@@ -1,4 +1,4 @@
-"""Shared by the tests on a card."""
+"""Fixtures of the GPU tests."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -10,9 +10,9 @@ from torch import Tensor
 
 @pytest.fixture
 def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fills what kernels take without clearing it with NaN or the largest integer.
+    """Fills memory that kernels allocate without clearing with NaN or the largest integer.
 
-    Torch's own switch for that refuses many operations on a card.
+    Torch's own switch for that refuses many operations on a GPU.
     """
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")):
         monkeypatch.setattr(owner, name, _filled(getattr(owner, name)))
@@ -21,9 +21,11 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def _filled(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(make)
     def filled(*args: object, **kwargs: object) -> Tensor:
-        room = make(*args, **kwargs)
-        if room.dtype == torch.bool or room.is_complex():
-            return room
-        return room.fill_(torch.nan if room.is_floating_point() else torch.iinfo(room.dtype).max)
+        tensor = make(*args, **kwargs)
+        if tensor.dtype == torch.bool or tensor.is_complex():
+            return tensor
+        return tensor.fill_(
+            torch.nan if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max
+        )
 
     return filled

@@ -1,4 +1,4 @@
-"""What the ranks of the GPU tests do; several ranks may share one card over gloo."""
+"""Jobs of the ranks of the GPU tests; several ranks may share one GPU over gloo."""
 
 import os
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import gradwire
 from gradwire.local import LocalSGD, QsparseLocalSGD
-from gradwire.local.base import LocalSteps
+from gradwire.local.base import LocalMethod
 
 
 def mlp() -> nn.Sequential:
@@ -40,7 +40,7 @@ def weights(model: nn.Module) -> Tensor:
 
 
 def trained_on(spec: str, exchange: str, device: str, steps: int) -> Tensor:
-    """The weights after some steps over gloo, gradients on the card or on the CPU."""
+    """Returns the weights after some steps over gloo, with gradients on the GPU or on the CPU."""
     model = DDP(mlp().to(device), bucket_cap_mb=0.1)
     link = gradwire.attach(model, spec, exchange=exchange)
     train(model, steps, device)
@@ -48,42 +48,42 @@ def trained_on(spec: str, exchange: str, device: str, steps: int) -> Tensor:
     return weights(model)
 
 
-class Late(NamedTuple):
-    """What a rank has after local steps whose means come late."""
+class DelayedResult(NamedTuple):
+    """The state of a rank after local steps with delayed means."""
 
     weights: Tensor
     anchor: Tensor
     recordings: int
 
 
-def late_on(spec: str, device: str, sync_every: int, delay: int, steps: int) -> Late:
-    """Local steps over gloo, parameters on the card or on the CPU."""
+def delayed_on(spec: str, device: str, sync_every: int, delay: int, steps: int) -> DelayedResult:
+    """Runs local steps over gloo, with parameters on the GPU or on the CPU."""
     model = mlp().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-    with _late(spec, model, optimizer, sync_every, delay) as worker:
+    with _delayed(spec, model, optimizer, sync_every, delay) as worker:
         for step in range(steps):
             optimizer.zero_grad()
             loss_of(model, step, dist.get_rank(), device).backward()
             optimizer.step()
             if device != "cpu":
-                # As clocks do: nothing of what goes on beside may be spoilt by it.
+                # As timers do: it must not disturb the exchange in the background.
                 torch.cuda.synchronize()
-        recordings = worker.stats()["recordings"]
+        recordings = worker.stats()["cuda_graphs"]
         assert isinstance(recordings, int)
-        anchor = torch.cat([one.cpu() for one in worker._common().values()])
-        return Late(weights(model), anchor, recordings)
+        anchor = torch.cat([tensor.cpu() for tensor in worker._common().values()])
+        return DelayedResult(weights(model), anchor, recordings)
 
 
-def _late(
+def _delayed(
     spec: str, model: nn.Module, optimizer: torch.optim.Optimizer, sync_every: int, delay: int
-) -> LocalSteps:
+) -> LocalMethod:
     if spec == "local":
         return LocalSGD(model, optimizer, sync_every=sync_every, delay=delay)
     return QsparseLocalSGD(model, optimizer, spec, sync_every=sync_every, delay=delay)
 
 
 def one_rank_of_nccl(spec: str, exchange: str, port: int) -> tuple[Tensor, Tensor]:
-    """A world of one on NCCL, where any host synchronisation in the exchange is an error."""
+    """Trains a world of one on NCCL, where any host synchronisation in the exchange is an error."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("nccl", rank=0, world_size=1)
     results = []

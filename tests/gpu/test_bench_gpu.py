@@ -1,4 +1,4 @@
-"""The bench with workers that share a card: gloo in between, and clocks that wait for the card."""
+"""The bench with workers that share a GPU: over gloo, with timers that synchronize with the GPU."""
 
 import io
 from pathlib import Path
@@ -10,13 +10,14 @@ pytest.importorskip("rich", reason="the bench needs the extra 'bench'")
 
 from rich.console import Console
 
-from gradwire.bench.records.schema import TrainRecord, read
+from gradwire.bench.records.files import read
+from gradwire.bench.records.schema import TrainRecord
 from gradwire.bench.runs.train import TrainBench
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
 
 
-def test_workers_share_a_card(tmp_path: Path) -> None:
+def test_workers_share_a_gpu(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
     cases = ("compute-only", "ddp-fp32", "torch-fp16", "efsign", "powersgd:rank=1")
     bench = TrainBench(

@@ -1,11 +1,11 @@
-"""Steps replayed as CUDA graphs against the same steps launched kernel by kernel."""
+"""Steps replayed as CUDA graphs equal the same steps launched kernel by kernel."""
 
 import pytest
 import torch
 from torch import Tensor
 
 import gradwire
-from gradwire.engine.cuda_graphs import is_steady
+from gradwire.engine.cuda_graphs import is_graph_safe
 from gradwire.engine.engine import Engine
 from gradwire.simulate import Simulation
 from gradwire.spec import compressor_classes, format_spec
@@ -17,25 +17,25 @@ SHAPES = {"a": (64, 96), "b": (96,), "c": (200, 33), "d": (8, 16, 3, 3)}
 WORKERS, STEPS, BAD = 3, 12, 7
 
 
-def opened(spec: str, cuda_graphs: bool, **options: str) -> Simulation:
+def make_simulation(spec: str, cuda_graphs: bool, **options: str) -> Simulation:
     tensors = {name: torch.zeros(shape, device="cuda") for name, shape in SHAPES.items()}
     return gradwire.simulate(tensors, spec, workers=WORKERS, cuda_graphs=cuda_graphs, **options)
 
 
 def gradients(step: int) -> list[dict[str, Tensor]]:
-    """The same for the same step; of one step a worker's is not finite."""
+    """Returns the gradients of a step, seeded by it; one step has an infinite entry."""
     torch.manual_seed(step)
-    found = [
+    grads = [
         {name: torch.randn(shape, device="cuda") for name, shape in SHAPES.items()}
         for _ in range(WORKERS)
     ]
     if step == BAD:
-        found[1]["c"][3, 4] = torch.inf
-    return found
+        grads[1]["c"][3, 4] = torch.inf
+    return grads
 
 
-def is_recorded(lanes: Engine) -> bool:
-    return all(is_steady(lane) for lane in lanes.lanes.values())
+def can_be_captured(engine: Engine) -> bool:
+    return all(is_graph_safe(lane) for lane in engine.lanes.values())
 
 
 def compare(ours: Simulation, plain: Simulation, steps: range) -> None:
@@ -55,12 +55,12 @@ def tensors_of(state: object) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_replayed_step_is_the_step(spec: str) -> None:
-    ours, plain = opened(spec, True), opened(spec, False)
+def test_a_replayed_step_equals_the_launched_step(spec: str) -> None:
+    ours, plain = make_simulation(spec, True), make_simulation(spec, False)
     compare(ours, plain, range(STEPS))
-    expected = int(is_recorded(ours.workers[0]))
-    assert ours.stats()["recordings"] == expected
-    assert plain.stats()["recordings"] == 0
+    expected = int(can_be_captured(ours.workers[0]))
+    assert ours.stats()["cuda_graphs"] == expected
+    assert plain.stats()["cuda_graphs"] == 0
     assert ours.stats()["sent_bytes"] == plain.stats()["sent_bytes"]
     pairs = zip(tensors_of(ours.state_dict()), tensors_of(plain.state_dict()), strict=True)
     assert all(torch.equal(own, other) for own, other in pairs)
@@ -71,13 +71,16 @@ def test_a_replayed_step_is_the_step(spec: str) -> None:
 def test_every_memory_and_exchange(memory: str, exchange: str) -> None:
     spec = "topk:ratio=0.01"
     options = {"memory": memory, "exchange": exchange}
-    ours, plain = opened(spec, True, **options), opened(spec, False, **options)
+    ours, plain = make_simulation(spec, True, **options), make_simulation(spec, False, **options)
     compare(ours, plain, range(STEPS))
-    assert ours.stats()["recordings"] == 1
+    assert ours.stats()["cuda_graphs"] == 1
 
 
-def test_switched_and_loaded_lanes_are_recorded_anew() -> None:
-    ours, plain = opened("topk:ratio=0.01", True), opened("topk:ratio=0.01", False)
+def test_switched_and_loaded_lanes_are_captured_anew() -> None:
+    ours, plain = (
+        make_simulation("topk:ratio=0.01", True),
+        make_simulation("topk:ratio=0.01", False),
+    )
     compare(ours, plain, range(6))
     for simulation in (ours, plain):
         simulation.switch("qsgd:bits=4")
@@ -85,11 +88,14 @@ def test_switched_and_loaded_lanes_are_recorded_anew() -> None:
     state = plain.state_dict()
     ours.load_state_dict(state)
     compare(ours, plain, range(16, 20))
-    assert ours.stats()["recordings"] == 1
+    assert ours.stats()["cuda_graphs"] == 1
 
 
-def test_a_sampled_step_is_not_replayed() -> None:
-    ours, plain = opened("powersgd:rank=2", True), opened("powersgd:rank=2", False)
+def test_a_step_that_measures_the_error_is_not_replayed() -> None:
+    ours, plain = (
+        make_simulation("powersgd:rank=2", True),
+        make_simulation("powersgd:rank=2", False),
+    )
     compare(ours, plain, range(8, 112))
     assert ours.stats()["relative_error"] == plain.stats()["relative_error"]
 
@@ -104,34 +110,36 @@ def test_a_sampled_step_is_not_replayed() -> None:
         ("topk:ratio=0.1", "gravac:low=10,high=1000,window=5,epsilon=0.2", 1),
         ("topk:ratio=0.1 | qsgd:bits=4", "gravac:low=10,high=40,window=5,epsilon=0.2", 1),
         ("randomk:ratio=0.5", "gravac:low=2,high=10,window=5,epsilon=0.5,gain_ref=raw", 1),
-        # What passes a threshold is counted by the host, dense as the step may be.
+        # The host reads how many entries pass a threshold, so the step is not captured.
         ("redsync:ratio=0.1", "gravac:low=10,high=1000,window=5", 0),
     ],
 )
-def test_steered_lanes_are_replayed_between_changes(
+def test_controlled_lanes_are_replayed_between_changes(
     spec: str, controller: str, recordings: int
 ) -> None:
-    ours = opened(spec, True, controller=controller)
-    plain = opened(spec, False, controller=controller)
+    ours = make_simulation(spec, True, controller=controller)
+    plain = make_simulation(spec, False, controller=controller)
     compare(ours, plain, range(8, 72))
     assert ours.stats()["controller"] == plain.stats()["controller"]
-    assert ours.stats()["recordings"] == recordings
+    assert ours.stats()["cuda_graphs"] == recordings
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("spec", ["topk:ratio=0.01", "qsgd:bits=4", "powersgd:rank=2"])
-def test_replaying_never_waits(spec: str) -> None:
-    ours = opened(spec, True)
-    given = gradients(0)
+def test_replaying_never_synchronizes(spec: str) -> None:
+    ours = make_simulation(spec, True)
+    grads = gradients(0)
     for _ in range(6):
-        ours.step(given)
+        ours.step(grads)
     torch.cuda.synchronize()
     names = list(SHAPES)
-    lanes = ours.workers[0]
-    assert lanes._recorder.recordings == 1
-    talks = [w.talk(names, ours._copies(r, given[r])) for r, w in enumerate(ours.workers)]
+    engine = ours.workers[0]
+    assert len(engine._graphs) == 1
+    programs = [
+        w.bucket_program(names, ours._copies(r, grads[r])) for r, w in enumerate(ours.workers)
+    ]
     torch.cuda.set_sync_debug_mode("error")
     try:
-        ours.network.run(talks)
+        ours.network.run(programs)
     finally:
         torch.cuda.set_sync_debug_mode("default")

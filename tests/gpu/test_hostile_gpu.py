@@ -1,4 +1,4 @@
-"""Hostile bytes on a card: decoded as on the CPU, or refused."""
+"""Hostile bytes on a GPU are decoded as on the CPU, or refused."""
 
 import subprocess
 import sys
@@ -21,13 +21,13 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_hostile_messages_are_decoded_or_refused() -> None:
-    done = run("1000")
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "'decoded'" in done.stdout
+    process = run("1000")
+    assert process.returncode == 0, process.stderr[-2000:]
+    assert "'decoded'" in process.stdout
 
 
-def test_a_card_stops_at_positions_out_of_range() -> None:
-    """In a process of its own, since the card serves it no more after that."""
-    done = run("--refused")
-    assert done.returncode != 0
-    assert "assert" in done.stderr.lower()
+def test_the_gpu_stops_at_positions_out_of_range() -> None:
+    """Runs in a process of its own, since the GPU is unusable in it after a device assertion."""
+    process = run("--refused")
+    assert process.returncode != 0
+    assert "assert" in process.stderr.lower()

@@ -1,4 +1,4 @@
-"""Thin factors on the card: as the reference on the CPU, the same bits always, without waiting."""
+"""Low-rank factors on the GPU: equal to the reference, deterministic, without synchronisation."""
 
 import pytest
 import torch
@@ -22,31 +22,33 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def close(card: Tensor, exact: Tensor) -> None:
-    torch.testing.assert_close(card.cpu().double(), exact, rtol=1e-4, atol=1e-3)
+def close(gpu: Tensor, exact: Tensor) -> None:
+    torch.testing.assert_close(gpu.cpu().double(), exact, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("rank", [1, 4, 7, 16, 17])
-@pytest.mark.parametrize("turned", [False, True])
-def test_products(shape: tuple[int, int], rank: int, turned: bool) -> None:
+@pytest.mark.parametrize("transposed", [False, True])
+def test_products(shape: tuple[int, int], rank: int, transposed: bool) -> None:
     from gradwire.kernels import cuda
 
     x, residual, residual_out = normal(*shape), normal(*shape, seed=1), torch.full(shape, torch.nan)
-    base = normal(shape[0] if turned else shape[1], rank, seed=2)
-    there = [t.cuda() for t in (x, residual, residual_out, base)]
-    said = cuda.factor_sum(there[0], there[1], 0.5, there[2], there[3], turned)
+    base = normal(shape[0] if transposed else shape[1], rank, seed=2)
+    on_gpu = [t.cuda() for t in (x, residual, residual_out, base)]
+    product = cuda.factor_sum(on_gpu[0], on_gpu[1], 0.5, on_gpu[2], on_gpu[3], transposed)
     total = x.double() + 0.5 * residual.double()
-    exact = (total.T if turned else total) @ base.double()
-    close(said, exact)
-    close(there[2], total)
-    close(cuda.factor(there[2], there[3], turned), exact)
-    p, q = (there[3], said) if turned else (said, there[3])
-    product = p.cpu().double() @ q.cpu().double().T
-    cuda.lessen(there[2], p, q)
-    torch.testing.assert_close(there[2].cpu().double(), total - product, rtol=1e-4, atol=1e-2)
-    cuda.outer(there[2], p, q)
-    torch.testing.assert_close(there[2].cpu().double(), product, rtol=1e-4, atol=1e-2)
+    exact = (total.T if transposed else total) @ base.double()
+    close(product, exact)
+    close(on_gpu[2], total)
+    close(cuda.factor(on_gpu[2], on_gpu[3], transposed), exact)
+    p, q = (on_gpu[3], product) if transposed else (product, on_gpu[3])
+    outer_product = p.cpu().double() @ q.cpu().double().T
+    cuda.subtract_low_rank(on_gpu[2], p, q)
+    torch.testing.assert_close(
+        on_gpu[2].cpu().double(), total - outer_product, rtol=1e-4, atol=1e-2
+    )
+    cuda.outer(on_gpu[2], p, q)
+    torch.testing.assert_close(on_gpu[2].cpu().double(), outer_product, rtol=1e-4, atol=1e-2)
 
 
 @pytest.mark.parametrize("rows", [20, 1000, 100_003])
@@ -61,7 +63,7 @@ def test_orthonormal_columns(rows: int, rank: int) -> None:
     torch.testing.assert_close(unit, reference.orthonormal(p), rtol=1e-3, atol=1e-4)
 
 
-def test_columns_that_say_nothing_new_become_zero() -> None:
+def test_dependent_columns_become_zero() -> None:
     from gradwire.kernels import cuda
 
     a, b, zero = normal(500), normal(500, seed=1), torch.zeros(500)
@@ -74,7 +76,7 @@ def test_columns_that_say_nothing_new_become_zero() -> None:
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_step_has_the_same_bits_always_and_never_waits(spec: str) -> None:
+def test_a_step_is_deterministic_and_never_synchronizes(spec: str) -> None:
     ctx = EncodeContext((700, 900))
     x, residual = normal(700 * 900).cuda(), normal(700 * 900, seed=1).cuda()
     codec = parse(spec)
@@ -83,13 +85,13 @@ def test_a_step_has_the_same_bits_always_and_never_waits(spec: str) -> None:
     outcomes = []
     for state in states:
         ef = EFInput(x.clone(), residual, torch.empty_like(x))
-        talk = codec.rounds(ef, state, ctx)
-        # The first time compiles.
+        rounds = codec.rounds(ef, state, ctx)
+        # The first run compiles.
         torch.cuda.set_sync_debug_mode("error" if outcomes else "default")
-        request = next(talk)
+        request = next(rounds)
         try:
             while True:
-                request = talk.send([request.parts])
+                request = rounds.send([request.parts])
         except StopIteration as end:
             outcomes.append((end.value, ef.residual_out, *state.values()))
         torch.cuda.set_sync_debug_mode("default")

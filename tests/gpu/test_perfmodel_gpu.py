@@ -1,4 +1,4 @@
-"""Rehearsals on a GPU are timed from replayed graphs, as a link's steps are."""
+"""Measured exchanges on a GPU are timed from replayed CUDA graphs, like a link's steps."""
 
 from collections.abc import Mapping
 
@@ -6,15 +6,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.engine.cuda_graphs import BEFORE_REPLAYS
+from gradwire.engine.cuda_graphs import STEPS_BEFORE_REPLAY
 from gradwire.engine.engine import Engine
 from gradwire.engine.plan import make_plan
 from gradwire.perfmodel.compute import Bucket
-from gradwire.perfmodel.exchange_cost import SOME, Rehearsed, World, rehearse
+from gradwire.perfmodel.exchange_cost import (
+    MEDIUM_NODES,
+    ExchangeCost,
+    MirroredCluster,
+    measure_exchange,
+)
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
 
-# Of the odd one the last of 4 shards has a longer message, which no other rank can make up.
+# The last of 4 shards of the odd tensor has a longer message, which no other rank can mirror.
 SHAPES = {"even": (40, 40), "odd": (29, 53)}
 SPECS = [
     "efsign @ gather",
@@ -24,7 +29,7 @@ SPECS = [
     "powersgd:rank=2 @ mean",
     "none @ mean",
 ]
-MANY = {f"layer{number}": (64, 64) for number in range(40)}
+LAYERS = {f"layer{number}": (64, 64) for number in range(40)}
 """Small tensors, which take longer to launch than to compute."""
 
 
@@ -39,16 +44,18 @@ def steps_of(shapes: Mapping[str, tuple[int, ...]], number: int) -> list[list[Bu
     ]
 
 
-def world_of(spec: str, size: int) -> World:
+def cluster_of(spec: str, size: int) -> MirroredCluster:
     tensors = {name: torch.zeros(shape, device="cuda") for name, shape in SHAPES.items()}
     method, exchange = spec.split(" @ ")
-    return World(make_plan(method, None, exchange, tensors.values(), size), tensors, size, 1)
+    return MirroredCluster(
+        make_plan(method, None, exchange, tensors.values(), size), tensors, size, 1
+    )
 
 
-def remembered(world: World, spec: str) -> list[Tensor]:
-    """All of it, but what a talk that was left may have had yet to write."""
+def state_tensors(cluster: MirroredCluster, spec: str) -> list[Tensor]:
+    """Returns the state of all lanes that an unfinished exchange has certainly written."""
     names = ["even"] if spec.endswith("sharded") else [*SHAPES]
-    lanes = [own.lanes[name] for own in world._lanes for name in names]
+    lanes = [engine.lanes[name] for engine in cluster._engines for name in names]
     return [
         tensor
         for lane in lanes
@@ -57,30 +64,30 @@ def remembered(world: World, spec: str) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_world_that_replays_does_what_one_does_that_launches(spec: str) -> None:
-    """Also where a talk is left at a call that the ranks that are there cannot answer."""
-    ours, plain = world_of(spec, 4), world_of(spec, 4)
-    for lanes in plain._lanes:
-        lanes.cuda_graphs = False
-    for buckets in steps_of(SHAPES, BEFORE_REPLAYS + 3):
-        talks, sent_bytes = ours.step(buckets)
+def test_replayed_and_launched_exchanges_are_equal(spec: str) -> None:
+    """Covers exchanges that end early, at a collective that the mirrored ranks cannot answer."""
+    ours, plain = cluster_of(spec, 4), cluster_of(spec, 4)
+    for engine in plain._engines:
+        engine.cuda_graphs = False
+    for buckets in steps_of(SHAPES, STEPS_BEFORE_REPLAY + 3):
+        costs, sent_bytes = ours.step(buckets)
         expected, expected_bytes = plain.step(buckets)
-        assert [talk.calls for talk in talks] == [talk.calls for talk in expected]
+        assert [cost.calls for cost in costs] == [cost.calls for cost in expected]
         assert sent_bytes == expected_bytes
-        pairs = zip(remembered(ours, spec), remembered(plain, spec), strict=True)
-        assert all(torch.equal(own, other) for own, other in pairs)
-    assert {own._recorder.recordings for own in ours._lanes} == {len(SHAPES)}
-    assert {own._recorder.recordings for own in plain._lanes} == {0}
+        pairs = zip(state_tensors(ours, spec), state_tensors(plain, spec), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
+    assert {len(engine._graphs) for engine in ours._engines} == {len(SHAPES)}
+    assert {len(engine._graphs) for engine in plain._engines} == {0}
     ours.close()
-    assert {own._recorder.recordings for own in ours._lanes} == {0}
+    assert {len(engine._graphs) for engine in ours._engines} == {0}
 
 
-def work_s(rehearsed: Rehearsed) -> float:
-    return sum(sum(talk.works_s) for talk in rehearsed.talks)
+def work_s(exchange: ExchangeCost) -> float:
+    return sum(sum(cost.codec_s) for cost in exchange.buckets)
 
 
 def one_bucket(steps: list[list[Bucket]]) -> list[list[Bucket]]:
-    """All gradients of a step in one bucket."""
+    """Merges all gradients of a step into one bucket."""
     return [
         [Bucket([n for b in step for n in b.names], [g for b in step for g in b.gradients])]
         for step in steps
@@ -88,22 +95,24 @@ def one_bucket(steps: list[list[Bucket]]) -> list[list[Bucket]]:
 
 
 @pytest.mark.parametrize("spec", ["efsign", "topk:ratio=0.01", "powersgd:rank=1"])
-def test_what_is_timed_are_replays(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    tensors = {name: torch.zeros(shape, device="cuda") for name, shape in MANY.items()}
+def test_replays_are_timed(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = {name: torch.zeros(shape, device="cuda") for name, shape in LAYERS.items()}
     plan = make_plan(spec, None, "auto", tensors.values(), 4)
-    steps = one_bucket(steps_of(MANY, 3))
-    replayed = rehearse(plan, tensors, steps, 4)
-    monkeypatch.setattr(Engine, "_recording", lambda *_: None)
-    launched = rehearse(plan, tensors, steps, 4)
-    assert [talk.calls for talk in replayed.talks] == [talk.calls for talk in launched.talks]
+    steps = one_bucket(steps_of(LAYERS, 3))
+    replayed = measure_exchange(plan, tensors, steps, 4)
+    monkeypatch.setattr(Engine, "_is_capturable", lambda *_: False)
+    launched = measure_exchange(plan, tensors, steps, 4)
+    assert [cost.calls for cost in replayed.buckets] == [cost.calls for cost in launched.buckets]
     assert 0 < work_s(replayed) < work_s(launched) / 2
 
 
-def test_work_in_a_large_world_goes_on_from_replays() -> None:
-    """Of 64 ranks a step that is launched would take many times as long."""
-    tensors = {name: torch.zeros(shape, device="cuda") for name, shape in MANY.items()}
-    plan = make_plan("efsign", None, "sharded", tensors.values(), 4 * SOME)
-    steps = one_bucket(steps_of(MANY, 3))
-    some, many = (rehearse(plan, tensors, steps, size) for size in (SOME, 4 * SOME))
-    assert [len(talk.calls) for talk in some.talks] == [len(talk.calls) for talk in many.talks]
+def test_cost_of_a_large_world_is_extrapolated_from_replays() -> None:
+    """Launching a step of 64 ranks would take many times as long."""
+    tensors = {name: torch.zeros(shape, device="cuda") for name, shape in LAYERS.items()}
+    plan = make_plan("efsign", None, "sharded", tensors.values(), 4 * MEDIUM_NODES)
+    steps = one_bucket(steps_of(LAYERS, 3))
+    some, many = (
+        measure_exchange(plan, tensors, steps, size) for size in (MEDIUM_NODES, 4 * MEDIUM_NODES)
+    )
+    assert [len(cost.calls) for cost in some.buckets] == [len(cost.calls) for cost in many.buckets]
     assert 0 < work_s(some) < work_s(many) < 8 * work_s(some)

@@ -1,4 +1,4 @@
-"""What the ranks of the tests of Accelerate do."""
+"""Jobs of the Accelerate tests. Each runs on every rank."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from ddp_jobs import failure_of
 from torch import nn
 from torch.utils.data import DataLoader
-from trainer_jobs import SPEC, Told, dataset, mlp, remembered, weights
+from trainer_jobs import SPEC, ResumeResult, dataset, flat_state, mlp, weights
 
 import gradwire
 from gradwire.integrations.accelerate import keep_state
@@ -18,7 +18,7 @@ EPOCHS = 4
 
 
 class Run:
-    """A loop as Accelerate's users write it, and the one line that is ours."""
+    """A training loop as Accelerate's users write it, with one line for Gradwire."""
 
     def __init__(self) -> None:
         as_torchrun()
@@ -37,25 +37,25 @@ class Run:
                 self.optimizer.step()
 
 
-def resume_job(folder: str) -> Told:
-    """Four epochs with a checkpoint after the second, and two from there."""
+def resume_job(folder: str) -> ResumeResult:
+    """Runs four epochs with a checkpoint after the second, and two more from there."""
     first = Run()
     keep_state(first.accelerator, first.link)
     first.train(EPOCHS // 2)
     first.accelerator.save_state(folder)
-    saved = remembered(first.link)
+    saved = flat_state(first.link)
     first.train(EPOCHS // 2)
     second = Run()
     keep_state(second.accelerator, second.link)
     second.accelerator.load_state(folder)
-    restored = remembered(second.link)
+    restored = flat_state(second.link)
     second.train(EPOCHS // 2)
     ends = (weights(run.model) for run in (first, second))
-    return Told(*ends, saved, restored, second.link.stats())
+    return ResumeResult(*ends, saved, restored, second.link.stats())
 
 
 def without_us_job(folder: str) -> str:
-    """Why Accelerate's own way to save an object does not give ranks their own states back."""
+    """Returns the error of Accelerate's own checkpointing, which loads one state on all ranks."""
     first = Run()
     first.train(1)
     first.accelerator.register_for_checkpointing(Plain(first.link))
@@ -64,25 +64,25 @@ def without_us_job(folder: str) -> str:
     kept = Plain(second.link)
     second.accelerator.register_for_checkpointing(kept)
     second.accelerator.load_state(folder)
-    return kept.complaint
+    return kept.error
 
 
 class Plain:
-    """A link as an object among others, which takes down why it cannot be loaded."""
+    """A link registered as a plain object, which records why it cannot be loaded."""
 
     def __init__(self, link: gradwire.Link) -> None:
         self.link = link
-        self.complaint = "not loaded"
+        self.error = "not loaded"
 
     def state_dict(self) -> dict[str, object]:
         return self.link.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.complaint = ""
+        self.error = ""
         try:
             self.link.load_state_dict(state)
         except gradwire.ConfigError as error:
-            self.complaint = str(error)
+            self.error = str(error)
 
 
 def refusals_job(folder: str) -> dict[str, str]:
@@ -101,7 +101,7 @@ def refusals_job(folder: str) -> dict[str, str]:
     files = sorted(Path(folder).rglob("*rank1of2*.pt"))
     if torch.distributed.get_rank() == 1:
         files[0].write_bytes(files[0].read_bytes()[:-1])
-    found["spoilt"] = failure_of(lambda: run.accelerator.load_state(folder))
+    found["corrupted"] = failure_of(lambda: run.accelerator.load_state(folder))
     run.link.detach()
     found["detached"] = failure_of(lambda: run.accelerator.load_state(folder))
     other = Run()

@@ -1,4 +1,4 @@
-"""Runs on four ranks in which buckets wait for each other."""
+"""Runs on four ranks in which small buckets are merged."""
 
 import torch
 from ddp_jobs import mlp, train, weights
@@ -17,8 +17,8 @@ def deep() -> nn.Module:
 
 
 def calls_job(spec: str, least_bytes: int) -> tuple[Tensor, int]:
-    """What comes of it, and how many calls a step took."""
-    # The first step has buckets of its own, before DDP has seen in which order gradients come.
+    """Returns the weights, and how many collectives a step took."""
+    # The first step has other buckets, before DDP has seen the order of gradients.
     model = DDP(deep(), bucket_cap_mb=0.001)
     link = gradwire.attach(model, spec, least_bytes=least_bytes)
     train(model, 1)

@@ -1,4 +1,4 @@
-"""Trains a few steps and compares what the link says it sent with the interface's own counter."""
+"""Trains a few steps and compares the link's sent bytes with the interface's counter."""
 
 import json
 import sys
@@ -18,8 +18,8 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     for spec, exchange in json.loads(sys.argv[1]):
-        said, counted = count(spec, exchange)
-        print(json.dumps({"spec": spec, "said": said, "counted": counted}), flush=True)
+        reported, counted = count(spec, exchange)
+        print(json.dumps({"spec": spec, "reported": reported, "counted": counted}), flush=True)
     dist.destroy_process_group()
 
 
@@ -27,21 +27,21 @@ def count(spec: str, exchange: str) -> tuple[int, int]:
     torch.manual_seed(0)
     model = DDP(nn.Sequential(nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024)))
     link = gradwire.attach(model, spec, exchange=exchange)
-    # Nobody starts or leaves while others still count.
+    # No rank starts or ends while others still count.
     dist.barrier()
-    said, counted = link.stats()["sent_bytes"], interface_bytes()
+    reported, counted = link.stats()["sent_bytes"], interface_bytes()
     for step in range(3):
         torch.manual_seed(100 * step + dist.get_rank())
         model(torch.randn(8, 784)).square().mean().backward()
     dist.barrier()
-    said, counted = link.stats()["sent_bytes"] - said, interface_bytes() - counted
+    reported, counted = link.stats()["sent_bytes"] - reported, interface_bytes() - counted
     dist.barrier()
     link.detach()
-    return said, counted
+    return reported, counted
 
 
 def interface_bytes() -> int:
-    """What this host's only link has sent, as the operating system counts."""
+    """Returns the operating system's count of bytes sent by this host's only interface."""
     for line in Path("/proc/net/dev").read_text().splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == "eth0":

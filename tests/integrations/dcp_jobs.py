@@ -1,4 +1,4 @@
-"""Runs that are saved and resumed through torch.distributed.checkpoint. Each job is one rank's."""
+"""Jobs that save and resume by torch.distributed.checkpoint. Each runs on every rank."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ LOCAL: dict[str, Any] = {
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal to the bit, whatever they are made of, and on both sides."""
+    """Returns whether two nested structures are equal, tensors bit by bit."""
     if isinstance(one, Tensor):
         return isinstance(other, Tensor) and torch.equal(one, other)
     if isinstance(one, dict):
@@ -35,7 +35,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def controlled(folder: str, controller: str, steps: int) -> tuple[bool, bool]:
-    """Whether all of a link with a controller comes back, and training goes on the same."""
+    """Returns whether a controlled link's state is restored, and training continues equally."""
     model = DDP(jobs.mlp(), bucket_cap_mb=0.01)
     link = gradwire.attach(model, "topk:ratio=0.1", controller=controller)
     jobs.train(model, steps)
@@ -58,7 +58,7 @@ def controlled(folder: str, controller: str, steps: int) -> tuple[bool, bool]:
 
 
 def local(folder: str, name: str, steps: int) -> tuple[bool, bool]:
-    """The same for an optimiser that talks rarely."""
+    """Returns whether a local optimiser's state is restored, and training continues equally."""
     first, optimizer, worker = _begun(name)
     rank = f"rank{dist.get_rank()}"
     with worker:

@@ -1,4 +1,4 @@
-"""What the ranks of the DDP tests do. Each job runs on every rank and returns plain values."""
+"""Jobs of the DDP tests. Each runs on every rank and returns plain values."""
 
 import io
 import threading
@@ -78,7 +78,7 @@ def plain(steps: int) -> Tensor:
 
 
 def seen_by_simulation(spec: str, options: dict[str, Any]) -> tuple[list[dict[str, Tensor]], Any]:
-    """The local gradients and what DDP makes of them, to compare with a simulation."""
+    """Returns the local gradients and their means by DDP, to compare with a simulation."""
     local = mlp()
     loss_of(local, 0).backward()
     model = DDP(mlp(), bucket_cap_mb=0.01)
@@ -90,7 +90,7 @@ def seen_by_simulation(spec: str, options: dict[str, Any]) -> tuple[list[dict[st
 
 
 def no_sync_job(spec: str) -> tuple[bool, bool]:
-    """Two micro-batches under no_sync equal one exchange of their sum."""
+    """Compares two micro-batches under no_sync with one exchange of their sum."""
     model = DDP(mlp(), bucket_cap_mb=0.01)
     link = gradwire.attach(model, spec)
     with model.no_sync():
@@ -111,7 +111,7 @@ def no_sync_job(spec: str) -> tuple[bool, bool]:
 
 
 class Partly(nn.Module):
-    """A branch that only even ranks use, and one that nobody uses."""
+    """A model with a branch that only even ranks use, and one that is unused."""
 
     def __init__(self) -> None:
         nn.Module.__init__(self)
@@ -139,7 +139,7 @@ def unused_job(spec: str) -> tuple[bool, Tensor]:
 
 
 def subgroup_job(spec: str, exchange: str = "auto") -> Tensor:
-    """Ranks 0,1 and ranks 2,3 train two models that know nothing of each other."""
+    """Trains two independent models, on ranks 0,1 and on ranks 2,3."""
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     group = pairs[dist.get_rank() // 2]
     model = DDP(mlp(), process_group=group, bucket_cap_mb=0.01)
@@ -163,7 +163,7 @@ def switch_job(first: str, second: str) -> tuple[Tensor, float, float, str]:
 
 
 def switch_exchange_job() -> tuple[Tensor, list[int]]:
-    """Flat, in nodes of two, in one of four, and flat again: what had stayed inside by then."""
+    """Trains flat, in nodes of two, of four, and flat again; returns inside_bytes after each."""
     model = DDP(mlp(), bucket_cap_mb=0.01)
     link = gradwire.attach(model, "efsign")
     inside = []
@@ -177,7 +177,7 @@ def switch_exchange_job() -> tuple[Tensor, list[int]]:
 
 
 def groups_job() -> list[int]:
-    """How many process groups there are after each of three times in nodes."""
+    """Returns the number of process groups after each of three runs with nodes."""
     model = DDP(mlp())
     found = []
     for _ in range(3):
@@ -187,7 +187,7 @@ def groups_job() -> list[int]:
 
 
 def rate_job() -> tuple[Tensor, float, float, str]:
-    """What waits before and after the learning rate has become a tenth; and a rate that is none."""
+    """Returns residuals before and after a tenfold smaller rate, and a bad rate's error."""
     model = DDP(mlp(), bucket_cap_mb=0.01)
     link = gradwire.attach(model, "topk:ratio=0.01", exchange="sharded")
     train(model, 3)
@@ -205,7 +205,7 @@ def rate_job() -> tuple[Tensor, float, float, str]:
 
 
 def detach_job() -> tuple[Tensor, Tensor, str]:
-    """After detach the model trains as plain DDP does, and can be attached again."""
+    """Checks that a detached model trains as plain DDP does, and can be attached again."""
     model = DDP(mlp(), bucket_cap_mb=0.01)
     link = gradwire.attach(model, "topk:ratio=0.1")
     link.detach()
@@ -223,7 +223,7 @@ def detach_job() -> tuple[Tensor, Tensor, str]:
 
 
 def resume_job(spec: str, least_bytes: int = 0) -> bool:
-    """Six steps, or three, a checkpoint, and three more in a new DDP: the same bits."""
+    """Compares six steps with three, a checkpoint, and three more in a new DDP: the same bits."""
     model = DDP(mlp(), bucket_cap_mb=0.01)
     link = gradwire.attach(model, spec, least_bytes=least_bytes)
     train(model, 3)
@@ -244,7 +244,7 @@ def resume_job(spec: str, least_bytes: int = 0) -> bool:
 
 
 def many_buckets_job(spec: str, steps: int) -> Tensor:
-    """Every layer its own bucket: where torch's PowerSGD hook aborts on gloo."""
+    """Trains with a bucket per layer, where torch's PowerSGD hook aborts on gloo."""
     torch.manual_seed(0)
     blocks: list[nn.Module] = []
     for _ in range(6):
@@ -258,7 +258,7 @@ def many_buckets_job(spec: str, steps: int) -> Tensor:
 
 
 def other_collectives_job() -> Tensor:
-    """The user's own collectives on the default group, from hooks in the middle of backward."""
+    """Runs a user's collectives on the default group, from hooks in the middle of backward."""
     model = mlp()
 
     def meanwhile(_: Tensor) -> None:
@@ -282,7 +282,7 @@ def failure_of(action: Callable[[], object]) -> str:
 
 
 def disagreement_job(key: str) -> str:
-    """Rank 2 is set up differently."""
+    """Attaches with other settings on rank 2."""
     odd = dist.get_rank() == 2
     model = DDP(mlp())
     if key == "spec":
@@ -293,9 +293,9 @@ def disagreement_job(key: str) -> str:
 
 
 def different_models_job(key: str) -> str:
-    """Rank 2 has the same parameters in another order or type, or another version of the package.
+    """Gives rank 2 the parameters in another order or type, or another version of the package.
 
-    DDP would not start with some of these, so there is none.
+    DDP would refuse to start with some of these, so a stub takes its place.
     """
     odd = dist.get_rank() == 2
     names = ["b", "a"] if odd and key == "order" else ["a", "b"]
@@ -309,7 +309,7 @@ def different_models_job(key: str) -> str:
 
 
 def refusals_job() -> dict[str, str]:
-    """Everything that attach refuses, by what was wrong."""
+    """Returns the errors of attach, by what was wrong."""
     found = {}
     found["not ddp"] = failure_of(lambda: gradwire.attach(mlp(), "efsign"))  # type: ignore[arg-type]
     found["name"] = failure_of(lambda: gradwire.attach(DDP(mlp()), "top_k:ratio=0.1"))
@@ -334,7 +334,7 @@ def refusals_job() -> dict[str, str]:
 
 
 def wrong_types_job() -> dict[str, str]:
-    """What attach is told of arguments that are none, and whether it works after all of these."""
+    """Returns attach's errors on arguments of wrong types, and whether it works afterwards."""
     model, others = DDP(mlp()), dist.new_group([1, 2, 3])
     bad: dict[str, dict[str, Any]] = {
         "class": {"compressor": gradwire.TopK},
@@ -363,7 +363,7 @@ def _some_hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[T
 
 
 def failure_surfaces_job() -> tuple[str, str]:
-    """An exception on the courier's way comes out of backward as itself."""
+    """Raises an exception in the communication thread, which backward must raise unchanged."""
     model = DDP(mlp(), bucket_cap_mb=0.01)
     link = gradwire.attach(model, "topk:ratio=0.1")
     train(model, 2)
@@ -371,7 +371,7 @@ def failure_surfaces_job() -> tuple[str, str]:
     def broken(*_: object) -> None:
         raise gradwire.WireError("bad bytes")
 
-    link._carry = broken  # type: ignore[method-assign]
+    link._run = broken  # type: ignore[method-assign]
     before = grads(model)
     for parameter in model.parameters():
         parameter.grad = None
@@ -384,7 +384,7 @@ def failure_surfaces_job() -> tuple[str, str]:
 
 
 def uneven_job(spec: str, least_bytes: int = 0) -> Tensor:
-    """Rank 0 has more batches than the others, under DDP's join."""
+    """Gives rank 0 more batches than the others, under DDP's join."""
     model = DDP(mlp(), bucket_cap_mb=0.01)
     link = gradwire.attach(model, spec, least_bytes=least_bytes)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -398,7 +398,7 @@ def uneven_job(spec: str, least_bytes: int = 0) -> Tensor:
 
 
 def compiled_job(spec: str) -> Tensor:
-    # The compiler wants a first bucket that is no larger than the others.
+    # The compiler needs a first bucket that is no larger than the others.
     model = DDP(mlp())
     link = gradwire.attach(model, spec)
     compiled = torch.compile(model, backend="eager")
@@ -413,7 +413,7 @@ def compiled_job(spec: str) -> Tensor:
 
 
 def rebuilt_job() -> tuple[int, Tensor]:
-    """State is found by parameter, so that DDP may rebuild its buckets after the first step."""
+    """Checks that state is kept by parameter, so DDP may rebuild its buckets after a step."""
     model = DDP(mlp(), bucket_cap_mb=0.01)
     link = gradwire.attach(model, "topk:ratio=0.1")
     train(model, 4)
@@ -425,7 +425,7 @@ def rebuilt_job() -> tuple[int, Tensor]:
 
 
 def several_models_job(how: str) -> tuple[Tensor, Tensor]:
-    """Two models of one process on two groups, which take turns or share a backward pass."""
+    """Trains two models of one process on two groups, alternately or in one backward pass."""
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     first = DDP(mlp(), bucket_cap_mb=0.01)
     second = DDP(mlp(), process_group=pairs[dist.get_rank() // 2], bucket_cap_mb=0.02)
@@ -439,7 +439,7 @@ def several_models_job(how: str) -> tuple[Tensor, Tensor]:
         if how == "together":
             sum(losses, torch.zeros(())).backward()
         else:
-            # Not in the same order at every step, but the same on all ranks.
+            # The order changes from step to step, but is the same on all ranks.
             for loss in losses if step % 2 else reversed(losses):
                 loss.backward()
         for optimizer in optimizers:
@@ -450,8 +450,8 @@ def several_models_job(how: str) -> tuple[Tensor, Tensor]:
     return weights(first), weights(second)
 
 
-def failed_courier_job() -> tuple[list[str], str]:
-    """After a failure no thread is left, and every further backward pass says the same."""
+def failed_runner_job() -> tuple[list[str], str]:
+    """Returns the errors of two backward passes after a failure, and the threads left."""
     before = set(threading.enumerate())
     model = DDP(mlp(), bucket_cap_mb=0.01)
     link = gradwire.attach(model, "topk:ratio=0.1")
@@ -460,8 +460,8 @@ def failed_courier_job() -> tuple[list[str], str]:
     def broken(*_: object) -> None:
         raise gradwire.PeerError("rank 3 is gone")
 
-    link._carry = broken  # type: ignore[method-assign]
-    said = [failure_of(lambda: loss_of(model, 5).backward()) for _ in range(2)]
+    link._run = broken  # type: ignore[method-assign]
+    errors = [failure_of(lambda: loss_of(model, 5).backward()) for _ in range(2)]
     left = [thread.name for thread in set(threading.enumerate()) - before]
     link.detach()
-    return said, str(left)
+    return errors, str(left)

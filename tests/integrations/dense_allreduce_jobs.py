@@ -1,4 +1,4 @@
-"""What ranks do whose dense gradients go straight to their mean. Each job runs on every rank."""
+"""Jobs of the dense all-reduce tests. Each runs on every rank."""
 
 from datetime import timedelta
 from typing import Any
@@ -27,7 +27,7 @@ def _by_hand(model: nn.Module) -> None:
 
 
 def loop_job() -> bool:
-    """Whether a loop's gradients are the very mean, which two ranks can add in no other order."""
+    """Returns whether a loop's gradients are the exact mean, whose order is fixed on two ranks."""
     ours, plain = jobs.mlp(), jobs.mlp()
     reducer = gradwire.Reducer(ours, "none")
     for model in (ours, plain):
@@ -40,7 +40,7 @@ def loop_job() -> bool:
 
 
 def three_of_four_job() -> bool:
-    """Whether `none` is plain DDP bit by bit, where a division and a product would differ."""
+    """Returns whether `none` equals plain DDP on three ranks, where x / 3 and x * (1/3) differ."""
     group = dist.new_group([0, 1, 2])
     if dist.get_rank() == 3:
         return True
@@ -53,7 +53,7 @@ def three_of_four_job() -> bool:
 
 
 class Images(nn.Module):
-    """Gradients in the order of channels last, of which one has no entries."""
+    """A model with channels-last gradients, of which one is empty."""
 
     def __init__(self) -> None:
         nn.Module.__init__(self)
@@ -67,13 +67,13 @@ class Images(nn.Module):
 
 
 def strides_job() -> tuple[bool, bool]:
-    """Whether gradients that are not contiguous become what plain DDP makes of them."""
+    """Returns whether non-contiguous gradients become what plain DDP makes of them."""
     generator = torch.Generator().manual_seed(dist.get_rank())
     x = torch.randn(2, 3, 8, 8, generator=generator).to(memory_format=torch.channels_last)
     found = []
-    for mounted in (False, True):
+    for attached in (False, True):
         model = DDP(Images())
-        link = gradwire.attach(model, "none") if mounted else None
+        link = gradwire.attach(model, "none") if attached else None
         model(x).square().mean().backward()
         found.append(jobs.grads(model.module))
         if link is not None:
@@ -85,26 +85,26 @@ def strides_job() -> tuple[bool, bool]:
 COUNTED = ("steps", "calls", "sent_bytes", "received_bytes", "message_bytes", "dense_bytes")
 
 
-def counts_job(mount: str, by_conversation: bool) -> tuple[list[object], bool]:
-    """What is counted in three steps, and whether time on the wire was."""
+def counts_job(integration: str, by_programs: bool) -> tuple[list[object], bool]:
+    """Returns the counters after three steps, and whether time on the wire was counted."""
     with pytest.MonkeyPatch.context() as patch:
-        if by_conversation:
-            patch.setattr(Engine, "is_straight", lambda _: False)
+        if by_programs:
+            patch.setattr(Engine, "is_plain_mean", lambda _: False)
         else:
-            patch.setattr(Engine, "talk", None)
-        handle = _run(mount)
+            patch.setattr(Engine, "bucket_program", None)
+        handle = _run(integration)
     stats: Any = handle.stats()
     handle.detach()
     return [stats[key] for key in COUNTED], stats["wire_s"] > 0
 
 
-def _run(mount: str) -> Handle:
-    if mount == "ddp":
+def _run(integration: str) -> Handle:
+    if integration == "ddp":
         model = _ddp()
         link = gradwire.attach(model, "none", checksum=True)
         jobs.train(model, 3)
         return link
-    if mount == "fsdp":
+    if integration == "fsdp":
         sharded = fsdp_jobs.sharded()
         shards = gradwire.attach_fsdp(sharded, "none")
         fsdp_jobs.train(sharded, 3)
@@ -118,12 +118,12 @@ def _run(mount: str) -> Handle:
 
 
 def not_finite_job(bad: float) -> tuple[dict[str, Tensor], bool, Any]:
-    """Gradients after one of rank 1 was bad, whether plain DDP has the same, and the steps."""
+    """Returns gradients after a bad one on rank 1, whether plain DDP has the same, and steps."""
     found = []
     steps = None
-    for mounted in (False, True):
+    for attached in (False, True):
         model = _ddp()
-        link = gradwire.attach(model, "none") if mounted else None
+        link = gradwire.attach(model, "none") if attached else None
         (jobs.loss_of(model, 0) * (bad if dist.get_rank() == 1 else 1.0)).backward()
         found.append(jobs.grads(model.module))
         if link is not None:
@@ -135,7 +135,7 @@ def not_finite_job(bad: float) -> tuple[dict[str, Tensor], bool, Any]:
 
 
 def switched_job() -> tuple[Tensor, list[Any], bool]:
-    """From dense to sparse and back: weights, steps and calls; then detached it is plain DDP."""
+    """Switches from dense to sparse and back; returns weights, counts, and whether detach works."""
     model, twin = _ddp(), _ddp()
     link = gradwire.attach(model, "none")
     seen = []
@@ -153,7 +153,7 @@ def switched_job() -> tuple[Tensor, list[Any], bool]:
 
 
 def drift_job() -> str:
-    """Ranks still compare their parameters where they are asked to."""
+    """Checks that ranks still compare their parameters with check_every."""
     model = _ddp()
     link = gradwire.attach(model, "none", check_every=2)
     jobs.train(model, 2)
@@ -165,11 +165,11 @@ def drift_job() -> str:
 
 
 def absent_job() -> list[str]:
-    """What rank 0 is told, twice, when rank 1 does not come."""
+    """Returns rank 0's errors in two passes that rank 1 does not join."""
     group = dist.new_group(timeout=timedelta(seconds=1.5))
     model = _ddp(process_group=group)
     gradwire.attach(model, "none")
-    # Twice, since DDP asks others when it orders its buckets anew.
+    # Twice, since DDP communicates when it rebuilds its buckets.
     jobs.train(model, 2)
     texts = []
     if dist.get_rank() == 0:

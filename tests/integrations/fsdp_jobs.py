@@ -1,4 +1,4 @@
-"""What the ranks of the FSDP2 tests do. Each job runs on every rank."""
+"""Jobs of the FSDP2 tests. Each runs on every rank."""
 
 import io
 from typing import Any
@@ -14,7 +14,7 @@ import gradwire
 
 
 def sharded(mesh: DeviceMesh | None = None, **options: Any) -> nn.Sequential:
-    """Three units: two layers, and the root with the last layer; 10 rows need padding."""
+    """Makes a model of three units: two layers, and the root with the last, which needs padding."""
     model = mlp()
     mesh = mesh or init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in (model[0], model[2]):
@@ -36,7 +36,7 @@ def weights(model: nn.Module) -> Tensor:
 
 
 def train(model: nn.Module, steps: int, first: int = 0, every: int = 1) -> list[float]:
-    """Losses by step; the batch is another one `every` step, or always the same for 0."""
+    """Returns losses by step; the batch changes `every` step, or never for 0."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
     for step in range(first, first + steps):
@@ -49,7 +49,7 @@ def train(model: nn.Module, steps: int, first: int = 0, every: int = 1) -> list[
 
 
 def dense_mean(steps: int = 1, scale: float = 1.0) -> dict[str, Tensor]:
-    """The mean gradient of a model that is not sharded."""
+    """Returns the mean gradient of a model that is not sharded."""
     model = mlp()
     for step in range(steps):
         loss_of(model, step).backward()
@@ -78,7 +78,7 @@ def scattered_job(spec: str) -> tuple[Tensor, list[float], float, str]:
 
 
 def dense_job() -> dict[str, bool]:
-    """With `none` all is as without us: every operation, accumulation, and 16-bit sums."""
+    """Returns whether `none` equals plain FSDP2: every operation, accumulation, 16-bit sums."""
     found = {}
     for name, spec in (("plain", "none"), ("rank", "powersgd:rank=1000")):
         model = sharded()
@@ -114,7 +114,7 @@ def both() -> DeviceMesh:
 
 
 def replicas_job(spec: str, factor: float | None) -> tuple[dict[str, Tensor], bool, Tensor]:
-    """Gradients of the first step, whether they are the dense mean, and weights after four."""
+    """Returns gradients of the first step, whether they are the dense mean, and later weights."""
     mesh = both()
     model = sharded(mesh["shard"])
     shards = gradwire.attach_fsdp(model, spec, replicas=mesh["replicate"])
@@ -133,7 +133,7 @@ def replicas_job(spec: str, factor: float | None) -> tuple[dict[str, Tensor], bo
 
 
 def resume_job(spec: str) -> tuple[bool, bool]:
-    """Residuals of shards go through a checkpoint, and a switch keeps them."""
+    """Returns whether residuals of shards survive a checkpoint, and a switch."""
     model = sharded()
     shards = gradwire.attach_fsdp(model, spec)
     train(model, 2)
@@ -155,7 +155,7 @@ def resume_job(spec: str) -> tuple[bool, bool]:
 
 
 def overflow_job() -> tuple[list[bool], str, bool]:
-    """An infinity on one rank makes a NaN in every shard, and leaves no trace."""
+    """Puts an infinity on one rank, which must give a NaN in every shard and leave no trace."""
     model = sharded()
     shards = gradwire.attach_fsdp(model, "topk:ratio=0.1")
     train(model, 2)

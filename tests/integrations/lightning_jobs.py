@@ -1,4 +1,4 @@
-"""What the ranks of the tests of Lightning do."""
+"""Jobs of the Lightning tests. Each runs on every rank."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from trainer_jobs import SPEC, Told, dataset, mlp, rates_told, remembered, weights
+from trainer_jobs import SPEC, ResumeResult, dataset, flat_state, mlp, record_rates, weights
 
 import gradwire
 from gradwire.integrations.lightning import GradwireCallback, GradwireStrategy
@@ -32,16 +32,16 @@ class Classifier(LightningModule):
 
 
 class Probe(Callback):
-    """Takes down what the link remembers when training starts, and when an epoch has ended."""
+    """Records the link's state when training starts, and when an epoch has ended."""
 
     def __init__(self) -> None:
         self.seen: list[dict[str, Tensor]] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.seen.append(remembered(link_of(trainer)))
+        self.seen.append(flat_state(link_of(trainer)))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.seen.append(remembered(link_of(trainer)))
+        self.seen.append(flat_state(link_of(trainer)))
 
 
 def link_of(trainer: Trainer) -> gradwire.Link | None:
@@ -51,9 +51,9 @@ def link_of(trainer: Trainer) -> gradwire.Link | None:
     return ours.link
 
 
-def trainer_of(folder: Path, mount: str, *callbacks: Callback, **given: Any) -> Trainer:
-    ours = [GradwireCallback(SPEC)] if mount == "callback" else []
-    strategy: Any = "ddp" if mount == "callback" else GradwireStrategy(SPEC)
+def trainer_of(folder: Path, kind: str, *callbacks: Callback, **given: Any) -> Trainer:
+    ours = [GradwireCallback(SPEC)] if kind == "callback" else []
+    strategy: Any = "ddp" if kind == "callback" else GradwireStrategy(SPEC)
     options: dict[str, Any] = {"max_epochs": 4, "devices": 2, "strategy": strategy, **given}
     return Trainer(
         accelerator="cpu",
@@ -74,42 +74,42 @@ def checkpoints(folder: Path) -> ModelCheckpoint:
     return ModelCheckpoint(folder, "{epoch}", save_top_k=-1)
 
 
-def resume_job(folder: str, mount: str) -> Told:
-    """Four epochs, and two more after the checkpoint of the second."""
+def resume_job(folder: str, kind: str) -> ResumeResult:
+    """Runs four epochs, and two more after the checkpoint of the second."""
     as_torchrun()
     place = Path(folder)
     probe, model = Probe(), Classifier()
-    first = trainer_of(place, mount, probe, checkpoints(place / "first"))
+    first = trainer_of(place, kind, probe, checkpoints(place / "first"))
     first.fit(model, loader())
     again, fresh = Probe(), Classifier()
-    second = trainer_of(place, mount, again, checkpoints(place / "second"))
+    second = trainer_of(place, kind, again, checkpoints(place / "second"))
     second.fit(fresh, loader(), ckpt_path=place / "first" / "epoch=1.ckpt")
     link = link_of(second)
     assert link is not None
-    return Told(weights(model), weights(fresh), probe.seen[2], again.seen[0], link.stats())
+    return ResumeResult(weights(model), weights(fresh), probe.seen[2], again.seen[0], link.stats())
 
 
-def after_fit_job(folder: str, mount: str) -> tuple[bool, list[str]]:
-    """A checkpoint that is saved when all is over goes on as well, and old ones are removed."""
+def after_fit_job(folder: str, kind: str) -> tuple[bool, list[str]]:
+    """Resumes from a checkpoint that is saved after fit; old ones must be removed."""
     as_torchrun()
     place = Path(folder) / "run"
     newest = ModelCheckpoint(place, "{epoch}", save_last="link")
-    first = trainer_of(place, mount, newest, max_epochs=2)
+    first = trainer_of(place, kind, newest, max_epochs=2)
     first.fit(Classifier(), loader())
     first.save_checkpoint(place / "over.ckpt")
-    before = remembered(link_of(first))
+    before = flat_state(link_of(first))
     left = sorted(p.relative_to(place).as_posix() for p in place.rglob("*") if p.is_dir())
     same = True
     for name in ("over.ckpt", "last.ckpt"):
-        second = trainer_of(place, mount, max_epochs=2, enable_checkpointing=False)
+        second = trainer_of(place, kind, max_epochs=2, enable_checkpointing=False)
         second.fit(Classifier(), loader(), ckpt_path=place / name)
-        after = remembered(link_of(second))
+        after = flat_state(link_of(second))
         same = same and all(torch.equal(after[key], value) for key, value in before.items())
     return same, left
 
 
 def counted_job(folder: str) -> tuple[object, Tensor, Tensor]:
-    """Steps that really were compressed, on CPU; and that compression is seen in the weights."""
+    """Returns the compressed steps on CPU, and weights with and without compression."""
     as_torchrun()
     quiet = {"enable_checkpointing": False, "max_epochs": 1}
     model, plain = Classifier(), Classifier()
@@ -129,27 +129,27 @@ class Decaying(Classifier):
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
 
 
-class Listener(Callback):
-    """Takes down what the link is told about epochs."""
+class RateRecorder(Callback):
+    """Records the learning rates that the link receives at the end of epochs."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.told = rates_told(link_of(trainer))
+        self.rates = record_rates(link_of(trainer))
 
 
-def epochs_job(folder: str, mount: str) -> list[list[float | None]]:
-    """What a link hears in three epochs, and in the third alone when the first two were saved."""
+def epochs_job(folder: str, kind: str) -> list[list[float | None]]:
+    """Returns the rates reported in three epochs, and in a third one after a resume."""
     as_torchrun()
-    place, heard = Path(folder), []
+    place, reported = Path(folder), []
     for resume in (None, place / "epoch=1.ckpt"):
-        listener = Listener()
-        trainer = trainer_of(place, mount, listener, checkpoints(place), max_epochs=3)
+        recorder = RateRecorder()
+        trainer = trainer_of(place, kind, recorder, checkpoints(place), max_epochs=3)
         trainer.fit(Decaying(), loader(), ckpt_path=resume)
-        heard.append(listener.told)
-    return heard
+        reported.append(recorder.rates)
+    return reported
 
 
 def scaler_job(folder: str) -> object:
-    """The loss scale that residuals have after steps in mixed precision."""
+    """Returns the loss scale of residuals after steps in mixed precision."""
     as_torchrun()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024)
     quiet: dict[str, Any] = {"enable_checkpointing": False, "max_epochs": 1}

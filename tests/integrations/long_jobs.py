@@ -1,4 +1,4 @@
-"""What the ranks of the long runs do, and what they hold afterwards."""
+"""Jobs of the long runs, and the resources that they hold afterwards."""
 
 import gc
 import os
@@ -18,7 +18,7 @@ import gradwire
 
 
 class Held(NamedTuple):
-    """What a process holds."""
+    """Resources that a process holds."""
 
     files: int
     threads: int
@@ -48,13 +48,13 @@ def one_step(model: DDP, optimizer: torch.optim.Optimizer, step: int) -> None:
 
 
 def pair() -> dist.ProcessGroup | None:
-    """The first two ranks, since two are enough for long runs; None elsewhere."""
+    """Returns a group of the first two ranks, which are enough; None on other ranks."""
     group = dist.new_group([0, 1])
     return group if dist.get_rank() < 2 else None
 
 
 def attach_again_job(times: int) -> tuple[Held, Held] | None:
-    """One model, attached and detached so often, switched and trained in between at times."""
+    """Attaches and detaches one model `times` times, with some switches and steps in between."""
     if (group := pair()) is None:
         return None
     model = DDP(tiny(), process_group=group)
@@ -94,7 +94,7 @@ def switch_job(times: int) -> tuple[Held, Held, int] | None:
 
 
 def fresh_models_job(times: int, detach: bool) -> tuple[Held, Held] | None:
-    """A new model every time, as in a search for settings; some never say that they are done."""
+    """Makes a new model every time, as in a search for settings; some are never detached."""
     if (group := pair()) is None:
         return None
     before = None
@@ -113,7 +113,7 @@ def fresh_models_job(times: int, detach: bool) -> tuple[Held, Held] | None:
 
 
 def steps_job(count: int) -> tuple[Held, Held, list[float]] | None:
-    """So many steps; what is held after a tenth and at the end, and the time of each tenth."""
+    """Runs `count` steps; returns resources after a tenth and at the end, and times of tenths."""
     if (group := pair()) is None:
         return None
     model = DDP(tiny(), process_group=group)
@@ -133,7 +133,7 @@ def steps_job(count: int) -> tuple[Held, Held, list[float]] | None:
 
 
 def several_models_job() -> tuple[list[torch.Tensor], list[torch.Tensor], int]:
-    """Three models trained in turns are what each is alone; and how many couriers there were."""
+    """Trains three models alternately and alone; returns weights and the number of threads."""
     specs = ("topk:ratio=0.1", "efsign", "powersgd:rank=1")
     alone = []
     for spec in specs:
@@ -150,14 +150,14 @@ def several_models_job() -> tuple[list[torch.Tensor], list[torch.Tensor], int]:
     for step in range(5):
         for model, optimizer in zip(models, optimizers, strict=True):
             one_step(model, optimizer, step)
-    couriers = sum(t.name == "gradwire-comm" for t in threading.enumerate())
+    runners = sum(t.name == "gradwire-comm" for t in threading.enumerate())
     for link in links:
         link.detach()
-    return alone, [jobs.weights(m) for m in models], couriers
+    return alone, [jobs.weights(m) for m in models], runners
 
 
 def lost_group_job() -> tuple[bool, bool]:
-    """Whether a group is used again after a detach, and another one after a failure."""
+    """Returns whether a group is reused after a detach, and replaced after a failure."""
     model = DDP(tiny())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     first = gradwire.attach(model, "topk:ratio=0.1")
@@ -169,10 +169,10 @@ def lost_group_job() -> tuple[bool, bool]:
         raise gradwire.WireError("bad bytes")
 
     if dist.get_rank() == 1:
-        second._carry = broken  # type: ignore[method-assign]
+        second._run = broken  # type: ignore[method-assign]
     else:
-        # The others would wait for rank 1, which makes no call.
-        second._carry = lambda talks: None  # type: ignore[method-assign]
+        # The others would wait for rank 1, which runs no collective.
+        second._run = lambda programs: None  # type: ignore[method-assign]
     text = jobs.failure_of(lambda: one_step(model, optimizer, 0))
     assert text.startswith("WireError") == (dist.get_rank() == 1)
     second.detach()

@@ -1,4 +1,4 @@
-"""What the ranks of the optimiser-side tests do. Each job runs on every rank."""
+"""Jobs of the optimiser-side tests. Each runs on every rank."""
 
 import gc
 import io
@@ -35,7 +35,7 @@ def trained(spec: str, steps: int, options: dict[str, Any]) -> Tensor:
 
 
 def against_link_job(spec: str) -> tuple[bool, bool]:
-    """The same gradients make the same message whether DDP hands them over or the loop does."""
+    """Returns whether equal gradients give equal means and bytes under DDP and in a loop."""
     model = mlp()
     reducer = gradwire.Reducer(model, spec)
     loss_of(model, 0).backward()
@@ -43,16 +43,16 @@ def against_link_job(spec: str) -> tuple[bool, bool]:
     ddp = DDP(mlp())
     link = gradwire.attach(ddp, spec)
     loss_of(ddp, 0).backward()
-    said: list[Any] = [handle.stats()["message_bytes"] for handle in (reducer, link)]
-    # A byte a parameter tells which gradients there are, and 8 that parameters are the same.
-    told = 9 * len(grads(model))
+    message_bytes: list[Any] = [handle.stats()["message_bytes"] for handle in (reducer, link)]
+    # One byte per parameter flags missing gradients, and 8 are the digest of its values.
+    extra_bytes = 9 * len(grads(model))
     link.detach()
     same = all(torch.equal(g, grads(ddp.module)[n]) for n, g in grads(model).items())
-    return same, said[0] == said[1] + told
+    return same, message_bytes[0] == message_bytes[1] + extra_bytes
 
 
 def one_liner_job() -> tuple[Tensor, int, str, bool]:
-    """A compiled model, one line in the loop, and what goes when the model goes."""
+    """Trains a compiled model with one line in the loop; the reducer ends with the model."""
     found, steps, text, reducer = _one_liner()
     torch._dynamo.reset()
     gc.collect()
@@ -98,7 +98,7 @@ def wrapped_job(how: str) -> Tensor:
 
 
 def later_job() -> tuple[str, str]:
-    """What is said where parameters are trained that were not at the start."""
+    """Returns the errors where parameters are trained that were frozen at the start."""
     model = mlp()
     last = list(model.parameters())[-1].requires_grad_(False)
     reducer = gradwire.Reducer(model, "topk:ratio=0.1")
@@ -114,7 +114,7 @@ def later_job() -> tuple[str, str]:
 
 
 def missing_job() -> tuple[bool, Tensor]:
-    """A branch that only even ranks use, and one that nobody uses."""
+    """Trains a model with a branch that only even ranks use, and one that is unused."""
     model = Partly()
     reducer = gradwire.Reducer(model, "efsign")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -134,7 +134,7 @@ def missing_named_job() -> str:
 
 
 def resume_job(spec: str) -> tuple[bool, bool]:
-    """Five steps, or three with a checkpoint and two more; and that a switch keeps residuals."""
+    """Compares five steps with three, a checkpoint and two more; a switch must keep residuals."""
     model = mlp()
     reducer = gradwire.Reducer(model, spec)
     stepped(model, reducer, 3)
@@ -155,7 +155,7 @@ def resume_job(spec: str) -> tuple[bool, bool]:
 
 
 def overflow_job() -> tuple[str, bool]:
-    """An infinity on one rank is raised on all, and leaves no trace."""
+    """Puts an infinity on one rank, which must raise on all and leave no trace."""
     model = mlp()
     reducer = gradwire.Reducer(model, "topk:ratio=0.1", nan_policy="raise")
     stepped(model, reducer, 2)
@@ -221,7 +221,7 @@ def wrong_types_job() -> dict[str, str]:
 
 
 def mesh_job() -> Tensor:
-    """Pairs of ranks train models of their own."""
+    """Trains a separate model on each pair of ranks."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("apart", "together"))
     model = mlp()
     return stepped(model, gradwire.Reducer(model, "efsign", process_group=mesh["together"]), 2)

@@ -1,4 +1,4 @@
-"""What the ranks of the reliability tests do. Each job runs on every rank."""
+"""Jobs of the reliability tests. Each runs on every rank."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -18,18 +18,18 @@ def _model() -> DDP:
 
 
 def _backward(model: DDP, step: int, bad: float, layer: str) -> None:
-    """A backward pass in which rank 1's gradient of one layer has a bad entry."""
+    """Runs a backward pass in which rank 1's gradient of one layer has a bad entry."""
     if dist.get_rank() != 1:
         jobs.loss_of(model, step).backward()
         return
     parameter = dict(model.module.named_parameters())[layer]
 
-    def spoil(grad: Tensor) -> Tensor:
+    def corrupt(grad: Tensor) -> Tensor:
         changed = grad.clone()
         changed.view(-1)[-1] = bad
         return changed
 
-    handle = parameter.register_hook(spoil)
+    handle = parameter.register_hook(corrupt)
     try:
         jobs.loss_of(model, step).backward()
     finally:
@@ -37,7 +37,7 @@ def _backward(model: DDP, step: int, bad: float, layer: str) -> None:
 
 
 def overflow_job(spec: str, bad: float, layer: str) -> tuple[bool, bool, Tensor]:
-    """Whether the gradients show it, whether nothing is remembered, and the weights at the end."""
+    """Returns whether gradients are non-finite, whether state is unchanged, and final weights."""
     model = _model()
     link = gradwire.attach(model, spec)
     jobs.train(model, 2)
@@ -53,7 +53,7 @@ def overflow_job(spec: str, bad: float, layer: str) -> tuple[bool, bool, Tensor]
 
 
 def without_overflow_job(spec: str) -> Tensor:
-    """The same run as if the bad step had not been."""
+    """Runs the same steps without the bad one."""
     model = _model()
     link = gradwire.attach(model, spec)
     jobs.train(model, 2)
@@ -75,7 +75,7 @@ def raise_job() -> tuple[str, str]:
 
 
 def scaled_job(spec: str, scaled: bool) -> tuple[Tensor, float]:
-    """Eight steps with or without a loss scale, which halves at step 3 and grows at steps 2, 5."""
+    """Runs eight steps, possibly with a loss scale that halves at step 3 and grows at 2 and 5."""
     model = _model()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=3, enabled=scaled)
     link = gradwire.attach(model, spec, scaler=scaler)
@@ -97,7 +97,7 @@ def scaled_job(spec: str, scaled: bool) -> tuple[Tensor, float]:
 
 
 def distributed_checkpoint_job(folder: str) -> tuple[bool, bool]:
-    """Whether a run resumed through torch.distributed.checkpoint is the same, rank by rank."""
+    """Returns whether a run resumed by torch.distributed.checkpoint is the same on every rank."""
     model = _model()
     link = gradwire.attach(model, "topk:ratio=0.1")
     jobs.train(model, 3)
@@ -120,7 +120,7 @@ def distributed_checkpoint_job(folder: str) -> tuple[bool, bool]:
 
 
 def saved_by_rank_zero_job(folder: str) -> str:
-    """What happens where only rank 0's file is there, as in many scripts."""
+    """Returns the error where only rank 0 saved a file, as in many scripts."""
     model = _model()
     link = gradwire.attach(model, "topk:ratio=0.1")
     jobs.train(model, 1)
@@ -135,7 +135,7 @@ def saved_by_rank_zero_job(folder: str) -> str:
 
 
 def two_models_job() -> list[tuple[int, bool]]:
-    """Steps of two links, and whether any of it was late, where the second one's pass raises."""
+    """Returns steps of two links, and whether any was late, where the second one's pass raises."""
     models = [_model(), _model()]
     links = [gradwire.attach(m, "topk:ratio=0.1", nan_policy="raise") for m in models]
     for step in range(5):
@@ -148,14 +148,14 @@ def two_models_job() -> list[tuple[int, bool]]:
             (losses[0] + losses[1]).backward()
         except gradwire.NonFiniteError:
             assert step == 1
-    found = [(cast(int, link.stats()["steps"]), link._settling) for link in links]
+    found = [(cast(int, link.stats()["steps"]), link._in_backward) for link in links]
     for link in links:
         link.detach()
     return found
 
 
 def loaded_by_some_job() -> tuple[str, bool]:
-    """Rank 1 has the file of another step: what all ranks hear, and whether nothing has changed."""
+    """Returns all ranks' errors where rank 1 loads another step, and whether state is unchanged."""
     model = _model()
     link = gradwire.attach(model, "topk:ratio=0.1")
     states = []
@@ -169,7 +169,7 @@ def loaded_by_some_job() -> tuple[str, bool]:
 
 
 def resized_job(residuals: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Saved by four ranks, loaded by the first two: what waits before and after, and weights."""
+    """Saves on four ranks, loads on two; returns residuals before and after, and weights."""
     model = _model()
     link = gradwire.attach(model, "topk:ratio=0.1")
     jobs.train(model, 3)
@@ -192,7 +192,7 @@ def resized_job(residuals: str) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def drift_job(flip: bool) -> str:
-    """One bit of one parameter flips on rank 2, between two comparisons."""
+    """Flips one bit of one parameter on rank 2, between two comparisons."""
     model = _model()
     link = gradwire.attach(model, "topk:ratio=0.1", check_every=2)
     jobs.train(model, 3)
@@ -205,13 +205,13 @@ def drift_job(flip: bool) -> str:
     return text
 
 
-def checksum_job(spec: str, way: str) -> tuple[bool, int]:
-    """Whether a run with checksums is the same as one without, and what they cost in bytes."""
+def checksum_job(spec: str, exchange: str) -> tuple[bool, int]:
+    """Returns whether a run with checksums equals one without, and their cost in bytes."""
     weights, sent = [], []
     for checksum in (False, True):
         model = _model()
-        link = gradwire.attach(model, spec, exchange=way, checksum=checksum)
-        # Settings that ranks compare at the start are not as long in both.
+        link = gradwire.attach(model, spec, exchange=exchange, checksum=checksum)
+        # The settings that ranks compare at the start differ in length.
         before: Any = link.stats()["sent_bytes"]
         jobs.train(model, 3)
         weights.append(jobs.weights(model))
@@ -222,27 +222,27 @@ def checksum_job(spec: str, way: str) -> tuple[bool, int]:
 
 
 def flipped_on_the_wire_job() -> str:
-    """Rank 1 hears a message of rank 2 with one bit flipped."""
-    # In one bucket: at a second one the others would wait for rank 1 until the group's timeout.
+    """Lets rank 1 receive a message of rank 2 with one bit flipped."""
+    # One bucket: at a second one the others would wait for rank 1 until the group's timeout.
     model = DDP(jobs.mlp())
     link = gradwire.attach(model, "topk:ratio=0.1", exchange="gather", checksum=True)
     jobs.train(model, 2)
-    honest = link._comm._carry
+    run = link._comm._run
 
-    def flipping(call: Any) -> list[Tensor]:
-        answers = honest(call)
+    def flipping(collective: Any) -> list[Tensor]:
+        received = run(collective)
         if dist.get_rank() == 1:
-            answers[2][answers[2].numel() // 2] ^= 16
-        return answers
+            received[2][received[2].numel() // 2] ^= 16
+        return received
 
-    link._comm._carry = flipping  # type: ignore[method-assign]
+    link._comm._run = flipping  # type: ignore[method-assign]
     return jobs.failure_of(lambda: jobs.train(model, 1, first=2))
 
 
 def _residuals(link: gradwire.Link) -> Tensor:
     [state] = link.state_dict().values()
     lanes: Any = state["lanes"]  # type: ignore[index]
-    return torch.cat([lane["kept"]["residual"] for lane in lanes.values() if lane["kept"]])
+    return torch.cat([lane["memory"]["residual"] for lane in lanes.values() if lane["memory"]])
 
 
 def _same(one: object, other: object) -> bool:

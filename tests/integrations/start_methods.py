@@ -1,4 +1,4 @@
-"""Two ranks, started by fork or by spawn, that load their data in forked processes meanwhile."""
+"""Trains on two ranks, started by fork or by spawn, with data loaded in forked processes."""
 
 import os
 import sys
@@ -32,7 +32,7 @@ def rank_main(rank: int, store: str) -> None:
     model = DDP(nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4)), bucket_cap_mb=0.0005)
     link = gradwire.attach(model, "topk:ratio=0.1")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    # Its processes are forked from one in which a courier is at work.
+    # Its processes are forked from one in which a communication thread is running.
     loader = DataLoader(Numbers(), batch_size=4, num_workers=1, multiprocessing_context="fork")
     for _ in range(2):
         for x in loader:
@@ -41,7 +41,7 @@ def rank_main(rank: int, store: str) -> None:
             optimizer.step()
     content = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
     line = f"trained {rank} {link.stats()['steps']} {sha256(content).hexdigest()}\n"
-    # At once, so that the lines of two ranks and of gloo do not mix.
+    # In one write, so that the lines of two ranks and of gloo do not mix.
     os.write(sys.stdout.fileno(), line.encode())
     dist.destroy_process_group()
 

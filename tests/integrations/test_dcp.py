@@ -1,4 +1,4 @@
-"""States of controllers and local optimisers through torch.distributed.checkpoint."""
+"""Saves states of controllers and local optimisers by torch.distributed.checkpoint."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from processes import Ranks
 def test_controllers(four_ranks: Ranks, tmp_path: Path, controller: str) -> None:
     for back, goes_on in four_ranks.run(jobs.controlled, str(tmp_path), controller, 6):
         assert back
-        # GraVAC decides by measured times, which are not the same again.
+        # GraVAC decides by measured times, which vary between runs.
         assert goes_on or controller.startswith("gravac")
 
 

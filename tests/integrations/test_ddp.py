@@ -93,7 +93,7 @@ def test_unused_parameters(four_ranks: Ranks, spec: str) -> None:
     assert_equal([weights for _, weights in results])
 
 
-def test_groups_that_are_not_the_world(four_ranks: Ranks) -> None:
+def test_groups_of_some_ranks(four_ranks: Ranks) -> None:
     weights = four_ranks.run(jobs.subgroup_job, "topk:ratio=0.1")
     assert_equal(weights[:2])
     assert_equal(weights[2:])
@@ -107,7 +107,7 @@ def test_nodes_of_real_ranks(four_ranks: Ranks, spec: str, node: int) -> None:
     assert_equal(four_ranks.run(jobs.trained, spec, 3, {"bucket_cap_mb": 0.01}, options))
 
 
-def test_nodes_in_groups_that_are_not_the_world(four_ranks: Ranks) -> None:
+def test_nodes_in_groups_of_some_ranks(four_ranks: Ranks) -> None:
     weights = four_ranks.run(jobs.subgroup_job, "topk:ratio=0.1", "hierarchical:node=1")
     flat = four_ranks.run(jobs.subgroup_job, "topk:ratio=0.1", "gather")
     assert all(torch.equal(w, f) for w, f in zip(weights, flat, strict=True))
@@ -137,7 +137,7 @@ def test_switch_keeps_residuals(four_ranks: Ranks) -> None:
         assert name == "efsign"
 
 
-def test_another_learning_rate_rescales_what_waits(four_ranks: Ranks) -> None:
+def test_a_new_learning_rate_rescales_residuals(four_ranks: Ranks) -> None:
     results = four_ranks.run(jobs.rate_job)
     assert_equal([weights for weights, *_ in results])
     for _, before, after, message in results:
@@ -146,7 +146,7 @@ def test_another_learning_rate_rescales_what_waits(four_ranks: Ranks) -> None:
         assert message == "learning rates must be positive, got 0.1 and 0.0"
 
 
-def test_detach_goes_back_to_plain_ddp(four_ranks: Ranks) -> None:
+def test_detach_restores_plain_ddp(four_ranks: Ranks) -> None:
     plain = four_ranks.run(jobs.plain, 3)
     results = four_ranks.run(jobs.detach_job)
     assert torch.equal(results[0][0], plain[0])
@@ -180,7 +180,7 @@ def test_compiled_models(four_ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("key", ["spec", "seed", "checksum"])
-def test_ranks_that_disagree_find_out(four_ranks: Ranks, key: str) -> None:
+def test_ranks_with_other_settings_are_refused(four_ranks: Ranks, key: str) -> None:
     for text in four_ranks.run(jobs.disagreement_job, key):
         assert text.startswith("ConfigError: ranks are set up differently")
         assert key in text
@@ -189,17 +189,17 @@ def test_ranks_that_disagree_find_out(four_ranks: Ranks, key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "said"),
+    ("key", "difference"),
     [
         ("order", 'parameter 0: "a.weight (40, 40) torch.float32" on rank [0, 1, 3]'),
         ("dtype", "b.weight (40, 40) torch.bfloat16"),
         ("version", "version"),
     ],
 )
-def test_ranks_with_other_models_find_out(four_ranks: Ranks, key: str, said: str) -> None:
+def test_ranks_with_other_models_are_refused(four_ranks: Ranks, key: str, difference: str) -> None:
     for text in four_ranks.run(jobs.different_models_job, key):
         assert text.startswith("ConfigError: ranks are set up differently")
-        assert said in text
+        assert difference in text
         assert "rank [2]" in text
 
 
@@ -231,15 +231,15 @@ def test_arguments_of_wrong_types_are_refused_at_the_call(four_ranks: Ranks) -> 
     }
 
 
-def test_what_goes_wrong_is_raised_by_backward(four_ranks: Ranks) -> None:
+def test_an_error_of_the_exchange_is_raised_by_backward(four_ranks: Ranks) -> None:
     for text, rest in four_ranks.run(jobs.failure_surfaces_job):
         assert text == "WireError: bad bytes"
         assert rest == "untouched: True, had gradients: True"
 
 
-def test_after_a_failure_the_courier_has_ended(four_ranks: Ranks) -> None:
-    for said, left in four_ranks.run(jobs.failed_courier_job):
-        assert said == ["PeerError: rank 3 is gone"] * 2
+def test_after_a_failure_the_communication_thread_has_ended(four_ranks: Ranks) -> None:
+    for errors, left in four_ranks.run(jobs.failed_runner_job):
+        assert errors == ["PeerError: rank 3 is gone"] * 2
         assert left == "[]"
 
 

@@ -1,4 +1,4 @@
-"""Dense gradients that go straight to their mean: the same bits, bytes and guards as before."""
+"""Dense gradients are averaged directly: the same bits, bytes and guards as by programs."""
 
 import math
 import re
@@ -18,13 +18,13 @@ def test_two_ranks_do_what_plain_ddp_does(two_ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("option", ["static_graph", "gradient_as_bucket_view"])
-def test_whatever_ddp_is_asked_for(two_ranks: Ranks, option: str) -> None:
+def test_options_of_ddp(two_ranks: Ranks, option: str) -> None:
     plain = two_ranks.run(ddp_jobs.plain, 4)
     ours = two_ranks.run(ddp_jobs.trained, "none", 4, {"bucket_cap_mb": 0.01, option: True}, {})
     assert all(torch.equal(weights, plain[0]) for weights in ours)
 
 
-def test_so_do_three(four_ranks: Ranks) -> None:
+def test_three_ranks_do_what_plain_ddp_does(four_ranks: Ranks) -> None:
     assert all(four_ranks.run(jobs.three_of_four_job))
 
 
@@ -36,19 +36,19 @@ def test_gradients_of_any_strides(two_ranks: Ranks) -> None:
     assert two_ranks.run(jobs.strides_job) == [(True, True)] * 2
 
 
-@pytest.mark.parametrize("mount", ["ddp", "loop", "fsdp"])
-def test_all_is_counted_as_in_a_conversation(two_ranks: Ranks, mount: str) -> None:
-    straight = two_ranks.run(jobs.counts_job, mount, False)
-    talked = two_ranks.run(jobs.counts_job, mount, True)
-    assert straight == talked
-    for counts, timed in straight:
+@pytest.mark.parametrize("integration", ["ddp", "loop", "fsdp"])
+def test_the_dense_path_counts_what_programs_count(two_ranks: Ranks, integration: str) -> None:
+    dense = two_ranks.run(jobs.counts_job, integration, False)
+    by_programs = two_ranks.run(jobs.counts_job, integration, True)
+    assert dense == by_programs
+    for counts, timed in dense:
         assert counts[0] == 3
         assert all(counts)
         assert timed
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_finite_is_seen_everywhere(two_ranks: Ranks, bad: float) -> None:
+def test_a_non_finite_gradient_is_seen_on_all_ranks(two_ranks: Ranks, bad: float) -> None:
     results = two_ranks.run(jobs.not_finite_job, bad)
     for grads, same, steps in results:
         assert not any(g.isfinite().all() for g in grads.values())
@@ -68,13 +68,13 @@ def test_resume_is_bitwise(four_ranks: Ranks) -> None:
     assert all(four_ranks.run(ddp_jobs.resume_job, "none"))
 
 
-def test_drift_is_seen(two_ranks: Ranks) -> None:
+def test_drift_is_detected(two_ranks: Ranks) -> None:
     for text in two_ranks.run(jobs.drift_job):
         assert text.startswith("PeerError: parameters have drifted apart:")
         assert "0.weight" in text
 
 
-def test_a_rank_that_does_not_come_is_told_of(two_ranks: Ranks) -> None:
+def test_an_absent_rank_raises_a_peer_error(two_ranks: Ranks) -> None:
     texts = two_ranks.run(jobs.absent_job)[0]
     assert len(texts) == 2
     for text in texts:

@@ -17,7 +17,7 @@ def test_a_compressed_reduce_scatter_trains(four_ranks: Ranks, spec: str) -> Non
     for weights, losses, ratio, name in results:
         assert torch.equal(weights, results[0][0])
         assert losses[-1] < losses[0]
-        # Against an all-reduce, of which a reduce-scatter is half.
+        # Compared with an all-reduce, of which a reduce-scatter is half.
         assert ratio > 3
         assert gradwire.parse(name) == gradwire.parse(spec)
 
@@ -28,7 +28,7 @@ def test_none_is_what_fsdp_does_by_itself(four_ranks: Ranks) -> None:
         assert len(found) == 5
 
 
-# Of shards: where gloo, which knows no other factor, averages over them.
+# The factor of shards, which is the only one that gloo supports.
 @pytest.mark.parametrize("factor", [None, 2.0])
 def test_a_mean_over_replicas(four_ranks: Ranks, factor: float | None) -> None:
     for _, same, weights in four_ranks.run(jobs.replicas_job, "none", factor):
@@ -61,7 +61,7 @@ def test_refusals_name_thing_rule_and_value(four_ranks: Ranks) -> None:
     assert "no part of the model went through fully_shard" in found["plain"]
     assert "expected a module, got NoneType" in found["none"]
     assert "seed must be a whole number, got 'a'" in found["seed"]
-    assert "is taken by _Slot" in found["twice"]
+    assert "is taken by _ReduceScatterHook" in found["twice"]
     assert "signsgd does not go with a reduce-scatter" in found["votes"]
     assert "leave it at 'auto', got 'gather'" in found["exchange"]
     assert "memory 'ef21' does not go with a reduce-scatter" in found["memory"]
@@ -73,7 +73,7 @@ def test_refusals_name_thing_rule_and_value(four_ranks: Ranks) -> None:
     assert all(text.startswith("ConfigError") for text in found.values()), found
 
 
-def test_an_older_torch_is_told_which_one_it_takes() -> None:
+def test_an_older_torch_is_refused_with_the_needed_version() -> None:
     check_version("set_all_reduce_hook", "2.7.1")
     with pytest.raises(gradwire.ConfigError, match=r"needs torch 2\.9 or newer, got 2\.8\.0"):
         check_version("set_custom_reduce_scatter", "2.8.0")

@@ -1,4 +1,4 @@
-"""GRACE's dictionaries as ours."""
+"""Conversion of GRACE's parameter dictionaries."""
 
 import logging
 from typing import Any
@@ -17,7 +17,7 @@ TENSORS = [torch.zeros(64, 64)]
 @pytest.mark.parametrize("communicator", COMMUNICATORS)
 @pytest.mark.parametrize("memory", MEMORIES)
 @pytest.mark.parametrize("compressor", COMPRESSORS)
-def test_every_combination_can_be_mounted(compressor: str, memory: str, communicator: str) -> None:
+def test_every_combination_is_accepted(compressor: str, memory: str, communicator: str) -> None:
     params = {"compressor": compressor, "memory": memory, "communicator": communicator}
     method, _ = translate(params)
     make_plan(method["compressor"], method["memory"], method["exchange"], TENSORS, 4)
@@ -58,7 +58,7 @@ def test_levels_become_bits() -> None:
     )
 
 
-def test_inceptionn_cuts_where_grace_did() -> None:
+def test_inceptionn_has_the_bound_that_grace_applied() -> None:
     assert gradwire.parse(translate({"compressor": "inceptionn"}).method["compressor"]) == (
         gradwire.parse("inceptionn")
     )
@@ -76,11 +76,16 @@ def test_inceptionn_cuts_where_grace_did() -> None:
             "does not go with",
         ),
         ({"compressor": "efsignsgd", "memory": "efsignsgd"}, "memory", "residual", "averaged"),
-        ({"compressor": "topk", "communicator": "broadcast"}, "exchange", "gather", "one call"),
+        (
+            {"compressor": "topk", "communicator": "broadcast"},
+            "exchange",
+            "gather",
+            "one collective",
+        ),
         ({"compressor": "dgc", "memory": "dgc"}, "memory", "momentum:momentum=0.9", ""),
     ],
 )
-def test_what_was_wrong_is_put_right(
+def test_defects_of_grace_are_corrected(
     params: dict[str, object], key: str, value: str, note: str
 ) -> None:
     method, notes = translate(params)

@@ -1,4 +1,4 @@
-"""Without its extra, `gradwire.keras` says what to install; nobody else pays for its imports."""
+"""Without its extra, `gradwire.keras` raises the install line; gradwire imports no Keras."""
 
 import subprocess
 import sys
@@ -8,11 +8,11 @@ import pytest
 import gradwire
 
 
-def test_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.delitem(sys.modules, "gradwire.keras", raising=False)
     with pytest.raises(
-        gradwire.MissingExtra, match=r"gradwire.keras needs keras: pip install 'lac"
+        gradwire.MissingExtra, match=r"gradwire.keras needs keras: pip install 'gradwire\[tf\]'"
     ):
         _ = gradwire.keras.DistributedOptimizer
 

@@ -11,28 +11,32 @@ from processes import Jobs, Ranks
 jobs = Jobs("lightning_jobs")
 
 
-@pytest.mark.parametrize("mount", ["callback", "strategy"])
-def test_a_resumed_run_is_the_same(two_ranks: Ranks, tmp_path: Path, mount: str) -> None:
-    assert_resumed(two_ranks.run(jobs.resume_job, str(tmp_path), mount))
+@pytest.mark.parametrize("kind", ["callback", "strategy"])
+def test_a_resumed_run_is_the_same(two_ranks: Ranks, tmp_path: Path, kind: str) -> None:
+    assert_resumed(two_ranks.run(jobs.resume_job, str(tmp_path), kind))
 
 
-@pytest.mark.parametrize("mount", ["callback", "strategy"])
-def test_what_is_saved_after_fit_goes_on(two_ranks: Ranks, tmp_path: Path, mount: str) -> None:
+@pytest.mark.parametrize("kind", ["callback", "strategy"])
+def test_a_checkpoint_saved_after_fit_can_be_resumed(
+    two_ranks: Ranks, tmp_path: Path, kind: str
+) -> None:
     folders = ["gradwire", "gradwire/epoch=1.ckpt", "gradwire/over.ckpt"]
-    for same, left in two_ranks.run(jobs.after_fit_job, str(tmp_path), mount):
+    for same, left in two_ranks.run(jobs.after_fit_job, str(tmp_path), kind):
         assert same
-        assert left == (folders if mount == "strategy" else [])
+        assert left == (folders if kind == "strategy" else [])
 
 
-def test_the_hook_is_there_on_cpu(two_ranks: Ranks, tmp_path: Path) -> None:
+def test_gradients_are_compressed_on_cpu(two_ranks: Ranks, tmp_path: Path) -> None:
     for steps, compressed, dense in two_ranks.run(jobs.counted_job, str(tmp_path)):
         assert steps == 4
         assert not torch.equal(compressed, dense)
 
 
-@pytest.mark.parametrize("mount", ["callback", "strategy"])
-def test_controllers_hear_of_epochs(two_ranks: Ranks, tmp_path: Path, mount: str) -> None:
-    for whole, resumed in two_ranks.run(jobs.epochs_job, str(tmp_path), mount):
+@pytest.mark.parametrize("kind", ["callback", "strategy"])
+def test_controllers_receive_the_ends_of_epochs(
+    two_ranks: Ranks, tmp_path: Path, kind: str
+) -> None:
+    for whole, resumed in two_ranks.run(jobs.epochs_job, str(tmp_path), kind):
         assert whole == [0.25, 0.125]
         assert resumed == [0.125]
 

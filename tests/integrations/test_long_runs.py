@@ -1,4 +1,4 @@
-"""Long runs on real ranks: nothing that a process holds grows, however often it is used."""
+"""Long runs on real ranks: no resource of a process grows, however often it is used."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,14 +18,14 @@ from long_jobs import (
 from processes import Ranks
 
 GROWN_KB = 12_000
-"""What an allocator may keep for itself; a leak of a kilobyte a time would be more."""
+"""Bytes that an allocator may retain; a leak of a kilobyte per use would exceed it."""
 
 pytestmark = pytest.mark.timeout(150)
 PATIENCE_S = 140
 
 
 def of_two(ranks: Ranks, job: Callable[..., Any], *args: object) -> list[Any]:
-    """The results of the first two ranks; the others have none."""
+    """Returns the results of the first two ranks; the others have none."""
     results = ranks.run(job, *args, timeout_s=PATIENCE_S)
     assert results[2:] == [None, None]
     return results[:2]
@@ -33,7 +33,7 @@ def of_two(ranks: Ranks, job: Callable[..., Any], *args: object) -> list[Any]:
 
 def check_nothing_grew(before: Held, after: Held) -> None:
     assert after.files <= before.files
-    # One courier may be there or not yet gone.
+    # One communication thread may exist or not have ended yet.
     assert after.threads <= before.threads + 1
     assert after.groups == before.groups
     assert after.rss_kb < before.rss_kb + GROWN_KB
@@ -57,20 +57,20 @@ def test_a_hundred_models_one_after_the_other(four_ranks: Ranks, detach: bool) -
 
 
 def test_several_models_at_once(four_ranks: Ranks) -> None:
-    for alone, together, couriers in four_ranks.run(several_models_job):
+    for alone, together, runners in four_ranks.run(several_models_job):
         assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
-        assert couriers >= 3
+        assert runners >= 3
 
 
 def test_steps_of_real_ranks(four_ranks: Ranks) -> None:
     for before, after, times in of_two(four_ranks, steps_job, 1000):
         check_nothing_grew(before, after)
-        # Others use the machine too: the fastest of the last tenths against all others.
+        # On a shared machine: the fastest of the last tenths against all others.
         assert min(times[5:]) < 3 * sorted(times)[5]
 
 
-def test_a_group_in_which_something_went_wrong_is_not_used_again(four_ranks: Ranks) -> None:
-    """Its ranks may have made different calls in it."""
+def test_a_group_in_which_a_collective_failed_is_not_reused(four_ranks: Ranks) -> None:
+    """Its ranks may have run different collectives in it."""
     for reused, fresh in four_ranks.run(lost_group_job):
         assert reused
         assert fresh

@@ -14,7 +14,7 @@ def assert_equal(weights: list[torch.Tensor]) -> None:
     assert weights[0].isfinite().all()
 
 
-def test_what_is_trained_later_is_named(four_ranks: Ranks) -> None:
+def test_parameters_trained_later_are_named(four_ranks: Ranks) -> None:
     for texts in four_ranks.run(jobs.later_job):
         for text in texts:
             assert text.startswith("ConfigError: reduce: 1 parameters are trained that were not")
@@ -26,7 +26,7 @@ def test_parameters_stay_equal(four_ranks: Ranks, spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", ["topk:ratio=0.1", "efsign", "qsgd:bits=4"])
-def test_a_loop_and_ddp_say_the_same(four_ranks: Ranks, spec: str) -> None:
+def test_a_loop_and_ddp_send_the_same(four_ranks: Ranks, spec: str) -> None:
     for same, as_many_bytes in four_ranks.run(jobs.against_link_job, spec):
         assert same
         assert as_many_bytes
@@ -72,7 +72,7 @@ def test_an_overflow_is_raised_on_all_ranks(four_ranks: Ranks) -> None:
         assert same
 
 
-def test_a_mesh_says_who_takes_part(four_ranks: Ranks) -> None:
+def test_a_mesh_selects_the_ranks(four_ranks: Ranks) -> None:
     a, b, c, d = four_ranks.run(jobs.mesh_job)
     assert torch.equal(a, b)
     assert torch.equal(c, d)

@@ -1,4 +1,4 @@
-"""What a DDP run survives: overflow, restarts, and another number of ranks."""
+"""DDP runs survive overflow, restarts, and another number of ranks."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def test_an_overflow_leaves_no_trace(four_ranks: Ranks, spec: str) -> None:
 
 
 @pytest.mark.parametrize("layer", ["0.weight", "4.bias"])
-def test_in_whichever_bucket_it_is(four_ranks: Ranks, layer: str) -> None:
+def test_an_overflow_in_any_bucket_leaves_no_trace(four_ranks: Ranks, layer: str) -> None:
     results = four_ranks.run(jobs.overflow_job, "topk:ratio=0.1", float("nan"), layer)
     assert all(seen and same for seen, same, _ in results)
 
@@ -37,7 +37,7 @@ def test_raise_is_raised_by_backward_on_all_ranks(four_ranks: Ranks) -> None:
 
 @pytest.mark.parametrize("spec", ["topk:ratio=0.1", "efsign", "signum"])
 def test_residuals_follow_the_loss_scale(four_ranks: Ranks, spec: str) -> None:
-    """Scales are powers of two, so a run with them is the same to the bit as one without."""
+    """Scales are powers of two, so a run with them has the same bits as one without."""
     scaled = four_ranks.run(jobs.scaled_job, spec, True)
     plain = four_ranks.run(jobs.scaled_job, spec, False)
     assert scaled[0][1] == 2.0**9
@@ -55,7 +55,7 @@ def test_a_distributed_checkpoint_gives_each_rank_its_own(
 
 def test_the_state_of_another_rank_is_refused(four_ranks: Ranks, tmp_path: Path) -> None:
     first, *others = four_ranks.run(jobs.saved_by_rank_zero_job, str(tmp_path))
-    # Its own is good, but none goes on alone.
+    # Its own state is valid, but no rank resumes alone.
     assert first.startswith("ConfigError: ranks are set up differently:\n  buckets: ")
     assert "refused: " in first
     assert "but not rank3" in first
@@ -64,7 +64,7 @@ def test_the_state_of_another_rank_is_refused(four_ranks: Ranks, tmp_path: Path)
         assert text == f"ConfigError: state: {expected}"
 
 
-def test_a_link_goes_on_where_that_of_another_model_raises(four_ranks: Ranks) -> None:
+def test_a_link_continues_where_that_of_another_model_raises(four_ranks: Ranks) -> None:
     for found in four_ranks.run(jobs.two_models_job):
         assert found == [(5, False), (4, False)]
 
@@ -84,22 +84,24 @@ def test_a_flipped_bit_is_found(four_ranks: Ranks, flip: bool) -> None:
     assert four_ranks.run(jobs.drift_job, flip) == [expected] * 4
 
 
-@pytest.mark.parametrize("way", ["gather", "sharded", "leader", "hierarchical:node=2"])
-def test_checksums_change_nothing_but_bytes(four_ranks: Ranks, way: str) -> None:
-    for same, more in four_ranks.run(jobs.checksum_job, "topk:ratio=0.1", way):
+@pytest.mark.parametrize("exchange", ["gather", "sharded", "leader", "hierarchical:node=2"])
+def test_checksums_change_nothing_but_bytes(four_ranks: Ranks, exchange: str) -> None:
+    for same, more in four_ranks.run(jobs.checksum_job, "topk:ratio=0.1", exchange):
         assert same
         assert more >= 0
-    assert sum(more for _, more in four_ranks.run(jobs.checksum_job, "topk:ratio=0.1", way)) > 0
+    assert (
+        sum(more for _, more in four_ranks.run(jobs.checksum_job, "topk:ratio=0.1", exchange)) > 0
+    )
 
 
 def test_a_bit_that_flips_on_the_wire_is_a_wire_error(four_ranks: Ranks) -> None:
     texts = four_ranks.run(jobs.flipped_on_the_wire_job)
-    expected = "WireError: the message of rank 2 was changed on the way: its CRC does not fit"
+    expected = "WireError: the message of rank 2 was corrupted: its CRC does not match"
     assert texts[1] == expected
 
 
 @pytest.mark.parametrize("residuals", ["fold", "redistribute", "drop"])
-def test_fewer_ranks_go_on(four_ranks: Ranks, residuals: str) -> None:
+def test_fewer_ranks_resume(four_ranks: Ranks, residuals: str) -> None:
     results = four_ranks.run(jobs.resized_job, residuals)
     before = torch.stack([r[0] for r in results])
     after = torch.stack([r[1] for r in results[:2]])

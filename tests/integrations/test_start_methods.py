@@ -8,7 +8,7 @@ SCRIPT = Path(__file__).with_name("start_methods.py")
 
 
 def trained(method: str, store: Path) -> dict[str, tuple[str, str]]:
-    """How many steps each rank did, and a hash of its weights."""
+    """Returns the number of steps of each rank, and a hash of its weights."""
     done = subprocess.run(
         [sys.executable, str(SCRIPT), method, str(store)],
         capture_output=True,

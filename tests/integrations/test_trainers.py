@@ -1,4 +1,4 @@
-"""Trainers of others are guests: they come when asked for, and say when they are not there."""
+"""Trainer packages are imported on demand; a missing one raises the install line."""
 
 import subprocess
 import sys
@@ -10,35 +10,35 @@ from gradwire.integrations.trainers import VERSIONS, check_version
 
 ABSENT = """
 import sys, importlib, gradwire
-for guest in {guests}:
-    assert guest not in sys.modules, guest + " came without being asked for"
-    sys.modules[guest] = None
+for package in {packages}:
+    assert package not in sys.modules, package + " was imported without need"
+    sys.modules[package] = None
     try:
-        importlib.import_module("gradwire.integrations." + guest)
+        importlib.import_module("gradwire.integrations." + package)
     except gradwire.MissingExtra as error:
         print(error)
 """
 
 
-def test_who_is_absent_is_named() -> None:
-    script = ABSENT.format(guests=[*VERSIONS])
+def test_a_missing_package_is_named() -> None:
+    script = ABSENT.format(packages=[*VERSIONS])
     ran = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=50
     )
     assert ran.stdout.splitlines() == [
-        f"gradwire.integrations.{guest} needs {guest}: pip install 'gradwire[{guest}]'"
-        for guest in VERSIONS
+        f"gradwire.integrations.{package} needs {package}: pip install 'gradwire[{package}]'"
+        for package in VERSIONS
     ]
 
 
-@pytest.mark.parametrize("guest", VERSIONS)
-def test_versions_that_nobody_tried_are_refused(guest: str) -> None:
-    oldest, unknown = VERSIONS[guest]
-    check_version(guest)
-    check_version(guest, oldest)
-    check_version(guest, f"{oldest}.3")
+@pytest.mark.parametrize("package", VERSIONS)
+def test_untested_versions_are_refused(package: str) -> None:
+    oldest, unknown = VERSIONS[package]
+    check_version(package)
+    check_version(package, oldest)
+    check_version(package, f"{oldest}.3")
     for wrong in ("0.9.1", unknown, f"{unknown}.1.0"):
         with pytest.raises(
-            ConfigError, match=f"needs {guest} >= {oldest} and < {unknown}, got {wrong}"
+            ConfigError, match=f"needs {package} >= {oldest} and < {unknown}, got {wrong}"
         ):
-            check_version(guest, wrong)
+            check_version(package, wrong)

@@ -14,8 +14,8 @@ def test_a_resumed_run_is_the_same(two_ranks: Ranks, tmp_path: Path) -> None:
     assert_resumed(two_ranks.run(jobs.resume_job, str(tmp_path)))
 
 
-def test_controllers_hear_of_epochs(two_ranks: Ranks, tmp_path: Path) -> None:
-    """Four steps are an epoch, and the rate falls from 0.01 to 0 in ten."""
+def test_controllers_receive_the_ends_of_epochs(two_ranks: Ranks, tmp_path: Path) -> None:
+    """An epoch is four steps, and the rate falls from 0.01 to 0 in ten."""
     for whole, resumed in two_ranks.run(jobs.epochs_job, str(tmp_path)):
         assert whole == pytest.approx([0.006, 0.002])
         assert resumed == pytest.approx([0.002])
@@ -34,6 +34,6 @@ def test_refusals_name_thing_rule_and_value(two_ranks: Ranks, tmp_path: Path) ->
         assert "ranks [0, 1] of 2 have no sound file there" in found["dense"]
         assert "saved with other parameters than the model has now" in found["another run"]
         assert "ranks [0, 1] of 2 have no sound file there" in found["elsewhere"]
-        for allowed in ("told", "allowed"):
+        for allowed in ("given", "allowed"):
             assert found.pop(allowed) == "nothing was raised"
         assert all(text.startswith("ConfigError") for text in found.values()), found

@@ -1,13 +1,13 @@
-"""What must hold whoever trains."""
+"""Checks that hold for every trainer."""
 
 import torch
-from trainer_jobs import Told
+from trainer_jobs import ResumeResult
 
 
-def assert_resumed(told: list[Told]) -> None:
-    """Ranks agree, each has its own state back, and the interruption cannot be seen."""
-    one, _ = told
-    for run in told:
+def assert_resumed(results: list[ResumeResult]) -> None:
+    """Checks that ranks agree, states are restored, and a resumed run equals a whole one."""
+    one, _ = results
+    for run in results:
         assert torch.equal(run.whole, one.whole)
         assert torch.equal(run.resumed, one.whole)
         assert run.whole.isfinite().all()
@@ -19,6 +19,6 @@ def assert_resumed(told: list[Told]) -> None:
     residuals = [key.partition("/lanes")[2] for key in one.saved if key.endswith("/residual")]
     assert residuals
     for key in residuals:
-        mine, theirs = (run.saved[f"/rank{i}/lanes{key}"] for i, run in enumerate(told))
+        mine, theirs = (run.saved[f"/rank{i}/lanes{key}"] for i, run in enumerate(results))
         assert mine.any()
         assert not torch.equal(mine, theirs)

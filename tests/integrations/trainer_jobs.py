@@ -1,4 +1,4 @@
-"""What the ranks of all tests of other people's trainers share."""
+"""Shared by the jobs of all trainer tests."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -13,8 +13,8 @@ import gradwire
 SPEC = "topk:ratio=0.1"
 
 
-class Told(NamedTuple):
-    """How a run ended on this rank, and how one did that was resumed half-way."""
+class ResumeResult(NamedTuple):
+    """The end of a run on this rank, and of one that was resumed half-way."""
 
     whole: Tensor
     resumed: Tensor
@@ -31,9 +31,9 @@ def mlp() -> nn.Sequential:
 
 
 def dataset() -> TensorDataset:
-    dice = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(1)
     return TensorDataset(
-        torch.randn(64, 64, generator=dice), torch.randint(10, (64,), generator=dice)
+        torch.randn(64, 64, generator=generator), torch.randint(10, (64,), generator=generator)
     )
 
 
@@ -41,20 +41,20 @@ def weights(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).clone()
 
 
-def remembered(link: gradwire.Link | None) -> dict[str, Tensor]:
-    """All tensors and numbers of a link's state by where they are, and that it is this rank's."""
+def flat_state(link: gradwire.Link | None) -> dict[str, Tensor]:
+    """Returns all tensors and numbers of a link's state by path; the rank is part of the path."""
     assert link is not None
     state = link.state_dict()
     assert [*state] == [f"rank{dist.get_rank()}"]
     return dict(_flat("", state))
 
 
-def rates_told(link: gradwire.Link | None) -> list[float | None]:
-    """Filled with the learning rate whenever the link is told that an epoch has ended."""
+def record_rates(link: gradwire.Link | None) -> list[float | None]:
+    """Returns a list that gets the learning rate of every `epoch_ended` of the link."""
     assert link is not None
-    told: list[float | None] = []
-    link.epoch_ended = told.append  # type: ignore[method-assign, assignment]
-    return told
+    results: list[float | None] = []
+    link.epoch_ended = results.append  # type: ignore[method-assign, assignment]
+    return results
 
 
 def _flat(place: str, value: Any) -> list[tuple[str, Tensor]]:

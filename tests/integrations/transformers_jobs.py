@@ -1,4 +1,4 @@
-"""What the ranks of the tests of Hugging Face's Trainer do."""
+"""Jobs of the tests of Hugging Face's Trainer. Each runs on every rank."""
 
 import shutil
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 from ddp_jobs import failure_of
 from torch import Tensor, nn
-from trainer_jobs import SPEC, Told, dataset, mlp, rates_told, remembered, weights
+from trainer_jobs import SPEC, ResumeResult, dataset, flat_state, mlp, record_rates, weights
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from gradwire.integrations.transformers import GradwireCallback
@@ -28,17 +28,17 @@ class Classifier(nn.Module):
 
 
 class Probe(TrainerCallback):
-    """Takes down what the link remembers when training begins, and after every save."""
+    """Records the link's state when training begins, and after every save."""
 
     def __init__(self, ours: GradwireCallback) -> None:
         self.ours = ours
         self.seen: list[dict[str, Tensor]] = []
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self.seen.append(remembered(self.ours.link))
+        self.seen.append(flat_state(self.ours.link))
 
     def on_save(self, *_: Any, **__: Any) -> None:
-        self.seen.append(remembered(self.ours.link))
+        self.seen.append(flat_state(self.ours.link))
 
 
 def trainer_of(folder: Path, **given: Any) -> Trainer:
@@ -58,8 +58,8 @@ def trainer_of(folder: Path, **given: Any) -> Trainer:
     return Trainer(Classifier(), args, train_dataset=examples)
 
 
-def resume_job(folder: str) -> Told:
-    """Eight steps, and four more after the checkpoint at the fourth."""
+def resume_job(folder: str) -> ResumeResult:
+    """Runs eight steps, and four more after the checkpoint at the fourth."""
     runs = []
     for resume in (None, str(Path(folder) / f"checkpoint-{HALF}")):
         trainer = trainer_of(Path(folder))
@@ -71,35 +71,35 @@ def resume_job(folder: str) -> Told:
         runs.append((weights(trainer.model), probe))
     (whole, first), (resumed, second) = runs
     assert second.ours.link is not None
-    return Told(whole, resumed, first.seen[1], second.seen[0], second.ours.link.stats())
+    return ResumeResult(whole, resumed, first.seen[1], second.seen[0], second.ours.link.stats())
 
 
-class Listener(TrainerCallback):
-    """Takes down what the link is told about epochs."""
+class RateRecorder(TrainerCallback):
+    """Records the learning rates that the link receives at the end of epochs."""
 
     def __init__(self, ours: GradwireCallback) -> None:
         self.ours = ours
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self.told = rates_told(self.ours.link)
+        self.rates = record_rates(self.ours.link)
 
 
 def epochs_job(folder: str) -> list[list[float | None]]:
-    """What a link hears in two and a half epochs, and after half of the second was saved."""
-    heard = []
+    """Returns the rates reported in two and a half epochs, and after a resume within the second."""
+    reported = []
     for resume in (None, str(Path(folder) / "checkpoint-6")):
         trainer = trainer_of(Path(folder), max_steps=10, save_steps=6)
         ours = GradwireCallback(trainer, SPEC)
-        listener = Listener(ours)
+        recorder = RateRecorder(ours)
         trainer.add_callback(ours)
-        trainer.add_callback(listener)
+        trainer.add_callback(recorder)
         trainer.train(resume_from_checkpoint=resume)
-        heard.append(listener.told)
-    return heard
+        reported.append(recorder.rates)
+    return reported
 
 
 def again_job(folder: str) -> list[object]:
-    """A trainer that trains twice has its model wrapped once; every run has a link of its own."""
+    """Trains twice with one trainer, which wraps its model once; every run has its own link."""
     trainer = trainer_of(Path(folder), save_strategy="no", max_steps=2)
     trainer.add_callback(ours := GradwireCallback(trainer, SPEC))
     steps = []
@@ -137,6 +137,6 @@ def refusals_job(folder: str) -> dict[str, str]:
         "dense": resumed(dense, dense / f"checkpoint-{HALF}"),
         "another run": resumed(other, dense / f"checkpoint-{HALF}"),
         "elsewhere": resumed(moved, moved / "elsewhere"),
-        "told": resumed(moved, moved / "elsewhere", resume_from=moved / "elsewhere"),
+        "given": resumed(moved, moved / "elsewhere", resume_from=moved / "elsewhere"),
         "allowed": resumed(dense, dense / f"checkpoint-{HALF}", missing_ok=True),
     }

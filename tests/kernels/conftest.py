@@ -1,4 +1,4 @@
-"""Shared by the tests of kernels."""
+"""Fixtures of the kernel tests."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from processes import Ranks
 
 @pytest.fixture(autouse=True)
 def poisoned_memory() -> Iterator[None]:
-    """Fills what `torch.empty` gives with NaN or the largest integer."""
+    """Fills the memory of `torch.empty` with NaN or the largest integer."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
@@ -18,13 +18,13 @@ def poisoned_memory() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def interpreter() -> Iterator[Ranks]:
-    """A process of its own: Triton's interpreter is chosen when Triton is imported."""
+    """Starts a process for Triton's interpreter, which is enabled when Triton is imported."""
     with Ranks(1) as ranks:
         yield ranks
 
 
 @pytest.fixture(scope="session")
 def compiler() -> Iterator[Ranks]:
-    """Another one, whose Triton compiles."""
+    """Starts a process whose Triton compiles."""
     with Ranks(1) as ranks:
         yield ranks

@@ -1,24 +1,24 @@
-"""The compiled decoders between forbidden pages; run as a process of its own, which may die.
+"""Runs the compiled decoders on memory between guard pages, in a process that may crash.
 
-Whatever a message holds, no loop reads or writes one byte beyond what it was given.
+Whatever a message holds, no loop reads or writes outside its arguments.
 """
 
 import torch
 from torch import Tensor
 
-from gradwire.bench.fuzz.guard_pages import Guarded
+from gradwire.bench.fuzz.guard_pages import GuardedMemory
 from gradwire.kernels import cpu
 from gradwire.kernels.specs import RoundingKind, RoundingSpec
 from gradwire.wire.bits import packed_numel
 from gradwire.wire.indices import bitmap_bits, index_field, low_bits
 
-DICE = torch.Generator().manual_seed(0)
+GENERATOR = torch.Generator().manual_seed(0)
 SIZES = (1, 2, 7, 8, 9, 63, 64, 65, 200, 1000)
-A, B, C = (Guarded(1 << 16) for _ in range(3))
+A, B, C = (GuardedMemory(1 << 16) for _ in range(3))
 
 
 def noise(count: int) -> Tensor:
-    return torch.randint(0, 256, (count,), dtype=torch.uint8, generator=DICE)
+    return torch.randint(0, 256, (count,), dtype=torch.uint8, generator=GENERATOR)
 
 
 def unpack_bits(numel: int, at_end: bool) -> int:
@@ -28,12 +28,12 @@ def unpack_bits(numel: int, at_end: bool) -> int:
 
 
 def positions(numel: int, at_end: bool) -> int:
-    """Noise, which seldom fits, and good positions with a few bits flipped, which often do."""
+    """Decodes noise, which is seldom valid, and positions with a few flipped bits, often valid."""
     for count in {1, min(2, numel), numel // 10 or 1, numel // 2 or 1, numel}:
         nbytes = index_field(numel, count).numel
         assert nbytes is not None
         low, bits = low_bits(numel, count), bitmap_bits(numel, count)
-        good = torch.randperm(numel, generator=DICE)[:count].sort().values
+        good = torch.randperm(numel, generator=GENERATOR)[:count].sort().values
         flipped = cpu.pack_index(good, low, bits)
         flipped[-1] ^= 1 << int(noise(1)) % 8
         for bytes_ in (noise(nbytes), noise(nbytes) & noise(nbytes) & noise(nbytes), flipped):
@@ -57,26 +57,30 @@ def signs(numel: int, at_end: bool) -> int:
 
 
 def levels(numel: int, at_end: bool) -> int:
-    rules = [
-        RoundingSpec("chance", bucket, width) for width in range(2, 9) for bucket in (1, 5, 8, 128)
+    specs = [
+        RoundingSpec("stochastic", bucket, width)
+        for width in range(2, 9)
+        for bucket in (1, 5, 8, 128)
     ]
     kinds: tuple[RoundingKind, ...] = ("e4m3", "e5m2", "tree", "power")
-    rules += [RoundingSpec(kind, bucket) for kind in kinds for bucket in (5, 128)]
-    for rule in rules:
-        buckets = -(-numel // rule.bucket)
-        codes = A.hold(noise(2 * packed_numel(numel, rule.width)), at_end=at_end).view(2, -1)
+    specs += [RoundingSpec(kind, bucket) for kind in kinds for bucket in (5, 128)]
+    for spec in specs:
+        buckets = -(-numel // spec.bucket)
+        codes = A.hold(noise(2 * packed_numel(numel, spec.width)), at_end=at_end).view(2, -1)
         scales = B.hold(noise(8 * buckets).view(torch.float32), at_end=at_end).view(2, -1)
         out = C.hold(torch.zeros(numel), at_end=at_end)
-        cpu.round_add(out, codes, scales, 0.5, rule)
-    return len(rules)
+        cpu.round_add(out, codes, scales, 0.5, spec)
+    return len(specs)
 
 
-def sides(numel: int, at_end: bool) -> int:
+def two_means(numel: int, at_end: bool) -> int:
     for bucket in (1, 5, 64, 2000):
         buckets = -(-numel // bucket)
         bits = A.hold(noise(2 * packed_numel(numel, 1)), at_end=at_end).view(2, -1)
         means = B.hold(noise(8 * buckets).view(torch.float32), at_end=at_end).view(2, -1)
-        cpu.sides_add(C.hold(torch.zeros(numel), at_end=at_end), bits, means, means, 0.5, bucket)
+        cpu.sign_means_add(
+            C.hold(torch.zeros(numel), at_end=at_end), bits, means, means, 0.5, bucket
+        )
     return 4
 
 
@@ -90,7 +94,7 @@ def trits(numel: int, at_end: bool) -> int:
 if __name__ == "__main__":
     calls = sum(
         loop(numel, at_end)
-        for loop in (unpack_bits, positions, signs, levels, sides, trits)
+        for loop in (unpack_bits, positions, signs, levels, two_means, trits)
         for numel in SIZES
         for at_end in (True, False)
         for _ in range(3)

@@ -1,4 +1,4 @@
-"""Tensors in a number format of their own: alike in every backend, and nothing is lost."""
+"""Casts are equal in every backend, and value plus residual is the input."""
 
 from types import ModuleType
 
@@ -19,31 +19,31 @@ each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 def test_alike_in_both_backends(kind: str, dtype: torch.dtype) -> None:
     x = odd_numbers(1001)[kind]
     assert same_numbers(cpu.cast_pack(x, dtype), reference.cast_pack(x, dtype))
-    lefts = [torch.full_like(x, torch.nan) for _ in range(2)]
-    mine = cpu.cast_pack_sum(x, normal(1001), 0.5, lefts[0], dtype)
-    theirs = reference.cast_pack_sum(x, normal(1001), 0.5, lefts[1], dtype)
-    assert mine.dtype == dtype
-    assert same_numbers(mine, theirs)
-    assert same_numbers(*lefts)
+    residuals = [torch.full_like(x, torch.nan) for _ in range(2)]
+    ours = cpu.cast_pack_sum(x, normal(1001), 0.5, residuals[0], dtype)
+    expected = reference.cast_pack_sum(x, normal(1001), 0.5, residuals[1], dtype)
+    assert ours.dtype == dtype
+    assert same_numbers(ours, expected)
+    assert same_numbers(*residuals)
 
 
 @each_backend
 @each_dtype
-def test_what_is_said_and_what_is_left_is_all(backend: ModuleType, dtype: torch.dtype) -> None:
+def test_values_and_residual_sum_to_the_input(backend: ModuleType, dtype: torch.dtype) -> None:
     x, residual = normal(999), normal(999, 1)
     total = torch.add(x, residual, alpha=0.5)
     # In place of the old residual.
-    said = backend.cast_pack_sum(x, residual, 0.5, residual, dtype)
-    assert torch.equal(said.float() + residual, total)
-    assert same_bits(said, total.to(dtype))
+    values = backend.cast_pack_sum(x, residual, 0.5, residual, dtype)
+    assert torch.equal(values.float() + residual, total)
+    assert same_bits(values, total.to(dtype))
 
 
 @each_backend
 def test_half_precision_saturates(backend: ModuleType) -> None:
     x = torch.tensor([1e6, -1e6, torch.inf, torch.nan, 2.0])
-    said = backend.cast_pack(x, torch.float16)
-    assert said[:3].tolist() == [65504.0, -65504.0, torch.inf]
-    assert said[3].isnan()
+    values = backend.cast_pack(x, torch.float16)
+    assert values[:3].tolist() == [65504.0, -65504.0, torch.inf]
+    assert values[3].isnan()
     residual_out = torch.zeros(5)
     backend.cast_pack_sum(x, torch.zeros(5), 1.0, residual_out, torch.float16)
     assert residual_out[:2].tolist() == [1e6 - 65504, 65504 - 1e6]

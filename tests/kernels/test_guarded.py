@@ -1,4 +1,4 @@
-"""Compiled decoders do not read or write beyond what they were given."""
+"""Compiled decoders never access memory outside their arguments."""
 
 import subprocess
 import sys

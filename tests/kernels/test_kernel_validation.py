@@ -1,4 +1,4 @@
-"""What kernels cannot take is refused before anything is written; compilers say what they lack."""
+"""Kernel arguments are validated before anything is written; missing compiler caches are errors."""
 
 import logging
 from pathlib import Path
@@ -12,7 +12,7 @@ from gradwire import kernels
 from gradwire.base import OneRound, encode_with_feedback
 from gradwire.comm.simulated import Simulated
 from gradwire.engine.plan import open_lane
-from gradwire.engine.step import exchange, together
+from gradwire.engine.step import lane_rounds, run_rounds
 from gradwire.errors import ConfigError
 from gradwire.kernels import validation
 from gradwire.kernels.cpu.jit import compiled
@@ -21,7 +21,7 @@ from gradwire.spec import parse
 from gradwire.types import EFInput, EncodeContext
 
 CPU = torch.device("cpu")
-ROOM = torch.zeros(12)
+SHARED = torch.zeros(12)
 
 
 def zeros(numel: int = 8, **kind: object) -> Tensor:
@@ -29,24 +29,30 @@ def zeros(numel: int = 8, **kind: object) -> Tensor:
 
 
 BAD = {
-    "x must be float32, got torch.float64": EFInput(zeros(dtype=torch.float64)),
+    "grad must be float32, got torch.float64": EFInput(zeros(dtype=torch.float64)),
     "residual must be float32, got torch.float16": EFInput(zeros(), zeros(dtype=torch.float16)),
-    "left must be float32, got torch.int64": EFInput(zeros(), zeros(), zeros(dtype=torch.int64)),
-    "residual must be on cpu as x is, got meta": EFInput(zeros(), zeros(device="meta")),
-    "left must be on cpu as x is, got meta": EFInput(zeros(), zeros(), zeros(device="meta")),
-    r"left must be flat and contiguous, got shape \(8,\) with strides \(2,\)": EFInput(
+    "residual_out must be float32, got torch.int64": EFInput(
+        zeros(), zeros(), zeros(dtype=torch.int64)
+    ),
+    "residual must be on cpu as grad, got meta": EFInput(zeros(), zeros(device="meta")),
+    "residual_out must be on cpu as grad, got meta": EFInput(
+        zeros(), zeros(), zeros(device="meta")
+    ),
+    r"residual_out must be flat and contiguous, got shape \(8,\) with strides \(2,\)": EFInput(
         zeros(), zeros(), zeros(16)[::2]
     ),
-    r"x must be flat and contiguous, got shape \(2, 4\)": EFInput(zeros().view(2, 4)),
-    "residual must have 8 elements as x has, got 9": EFInput(zeros(), zeros(9), zeros(9)),
-    "left must not share memory with x": EFInput(ROOM[:8], zeros(), ROOM[4:]),
-    "left must be the residual itself or share no memory": EFInput(zeros(), ROOM[:8], ROOM[4:]),
+    r"grad must be flat and contiguous, got shape \(2, 4\)": EFInput(zeros().view(2, 4)),
+    "residual must have 8 elements as grad has, got 9": EFInput(zeros(), zeros(9), zeros(9)),
+    "residual_out must not share memory with grad": EFInput(SHARED[:8], zeros(), SHARED[4:]),
+    "residual_out must be the residual itself or share no memory": EFInput(
+        zeros(), SHARED[:8], SHARED[4:]
+    ),
 }
 
 
 @pytest.mark.parametrize("message", BAD)
 @pytest.mark.parametrize("spec", ["efsign", "qsgd:bits=4", "topk:ratio=0.5", "fp16"])
-def test_a_message_about_it_is_refused(message: str, spec: str) -> None:
+def test_encoding_refuses_bad_input(message: str, spec: str) -> None:
     codec = parse(spec)
     assert isinstance(codec, OneRound)
     with pytest.raises(ConfigError, match=f"^kernels: {message}"):
@@ -55,32 +61,32 @@ def test_a_message_about_it_is_refused(message: str, spec: str) -> None:
 
 @pytest.mark.parametrize("message", BAD)
 @pytest.mark.parametrize("spec", ["powersgd", "acpsgd:rank=2"])
-def test_so_is_a_conversation(message: str, spec: str) -> None:
+def test_methods_with_several_rounds_refuse_bad_input(message: str, spec: str) -> None:
     codec = parse(spec)
     ctx = EncodeContext((2, 4))
     with pytest.raises(ConfigError, match=f"^kernels: {message}"):
         next(codec.rounds(BAD[message], codec.state(ctx, CPU), ctx))  # type: ignore[attr-defined]
 
 
-def test_nothing_is_written() -> None:
-    room = torch.arange(12.0)
+def test_nothing_is_written_before_validation() -> None:
+    shared = torch.arange(12.0)
     with pytest.raises(ConfigError, match="share memory"):
         encode_with_feedback(
-            parse("efsign"), EFInput(room[:8], torch.ones(8), room[4:]), EncodeContext((8,))
+            parse("efsign"), EFInput(shared[:8], torch.ones(8), shared[4:]), EncodeContext((8,))
         )  # type: ignore[arg-type]
-    assert torch.equal(room, torch.arange(12.0))
+    assert torch.equal(shared, torch.arange(12.0))
 
 
 def test_the_residual_may_be_renewed_in_place() -> None:
     residual = torch.ones(8)
-    validation.check_given(EFInput(zeros(), residual, residual))
-    validation.check_given(EFInput(zeros(0), zeros(0), zeros(0)))
-    validation.check_given(EFInput(ROOM[:6], None, ROOM[6:]))
+    validation.check_ef_input(EFInput(zeros(), residual, residual))
+    validation.check_ef_input(EFInput(zeros(0), zeros(0), zeros(0)))
+    validation.check_ef_input(EFInput(SHARED[:6], None, SHARED[6:]))
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.complex64])
 @pytest.mark.parametrize("spec", ["efsign", "topk:ratio=0.5", "powersgd", "acpsgd"])
-def test_what_has_no_fraction_is_no_gradient(spec: str, dtype: torch.dtype) -> None:
+def test_a_gradient_must_be_floating_point(spec: str, dtype: torch.dtype) -> None:
     with pytest.raises(ConfigError, match=f"a floating-point tensor is needed, got {dtype}"):
         parse(spec).encode(torch.ones(4, 4, dtype=dtype))
 
@@ -91,7 +97,7 @@ def test_a_sparse_gradient_is_named() -> None:
         parse("efsign").encode(sparse)
     lane = open_lane("w", parse("efsign"), Residual(), "gather", EncodeContext((8, 8)), CPU)
     with pytest.raises(ConfigError, match=r"a dense tensor is needed, got the layout torch.sparse"):
-        Simulated(1).run([together([exchange(sparse, lane)])])
+        Simulated(1).run([run_rounds([lane_rounds(sparse, lane)])])
 
 
 @pytest.mark.parametrize(
@@ -108,33 +114,33 @@ def test_a_sparse_gradient_is_named() -> None:
         "threshold:value=0.1",
     ],
 )
-def test_so_is_what_messages_cannot_be_added_to(spec: str) -> None:
+def test_decoding_refuses_a_bad_output(spec: str) -> None:
     codec, ctx = parse(spec), EncodeContext((8,), step=1)
     assert isinstance(codec, OneRound)
     message = codec.compress(torch.randn(8, generator=torch.Generator().manual_seed(0)), ctx)
-    for out, rule in (
+    for out, message_of_error in (
         (torch.ones(8, dtype=torch.float64), "out must be float32, got torch.float64"),
         (torch.ones(16)[::2], r"out must be contiguous, got shape \(8,\) with strides \(2,\)"),
     ):
         before = out.clone()
-        with pytest.raises(ConfigError, match=f"^kernels: {rule}"):
+        with pytest.raises(ConfigError, match=f"^kernels: {message_of_error}"):
             codec.decode_add(out, [message], 1.0, ctx)
         assert torch.equal(out, before)
 
 
 @pytest.mark.parametrize("spec", ["efsign", "topk:ratio=0.3", "powersgd", "qsgd:bits=4"])
-def test_a_gradient_with_gaps_is_made_whole_by_the_caller(spec: str) -> None:
-    """The same mean and residual as for its contiguous copy, in the memory it came in."""
-    whole = torch.randn(10, 12, generator=torch.Generator().manual_seed(0))
-    gaps = torch.full((12, 20), 7.0)[:, ::2].T
-    gaps.copy_(whole)
-    assert not gaps.is_contiguous()
+def test_a_strided_gradient_is_made_contiguous_by_the_caller(spec: str) -> None:
+    """Mean and residual equal those of a contiguous copy, and the mean is written in place."""
+    contiguous = torch.randn(10, 12, generator=torch.Generator().manual_seed(0))
+    strided = torch.full((12, 20), 7.0)[:, ::2].T
+    strided.copy_(contiguous)
+    assert not strided.is_contiguous()
     lanes = []
-    for grad in (whole, gaps):
+    for grad in (contiguous, strided):
         lane = open_lane("w", parse(spec), Residual(), "gather", EncodeContext((10, 12)), CPU)
-        Simulated(1).run([together([exchange(grad, lane)])])
+        Simulated(1).run([run_rounds([lane_rounds(grad, lane)])])
         lanes.append(lane)
-    assert torch.equal(gaps, whole)
+    assert torch.equal(strided, contiguous)
     assert torch.equal(lanes[0].memory_state["residual"], lanes[1].memory_state["residual"])
 
 
@@ -142,53 +148,53 @@ def test_a_gradient_with_gaps_is_made_whole_by_the_caller(spec: str) -> None:
 @pytest.mark.parametrize("spec", ["efsign", "topk:ratio=0.3", "powersgd", "qsgd:bits=4"])
 def test_a_gradient_of_another_type_is_taken_as_its_float32(spec: str, dtype: torch.dtype) -> None:
     other = torch.randn(10, 12, generator=torch.Generator().manual_seed(0)).to(dtype)
-    whole, residuals = other.float(), []
-    for grad in (other, whole):
+    contiguous, residuals = other.float(), []
+    for grad in (other, contiguous):
         lane = open_lane("w", parse(spec), Residual(), "gather", EncodeContext((10, 12)), CPU)
-        Simulated(1).run([together([exchange(grad, lane)])])
+        Simulated(1).run([run_rounds([lane_rounds(grad, lane)])])
         residuals.append(lane.memory_state["residual"])
     assert torch.equal(residuals[0], residuals[1])
-    assert torch.equal(other, whole.to(dtype))
+    assert torch.equal(other, contiguous.to(dtype))
 
 
-def test_a_card_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gradwire.kernels.cuda.device_check import open_for
+def test_a_gpu_that_is_too_old_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gradwire.kernels.cuda.device_check import check_device
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 1))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla P40")
     with pytest.raises(
         ConfigError, match=r"compute capability 7\.0, but cuda:0 \(Tesla P40\) has 6\.1.*reference"
     ):
-        open_for(torch.device("cuda", 0))
+        check_device(torch.device("cuda", 0))
 
 
-def test_the_door_of_the_card_is_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_checked_at_the_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 1))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla P40")
     with pytest.raises(ConfigError, match="Tesla P40"):
-        kernels._module("triton", torch.device("cuda", 3))
+        kernels._kernels_on(torch.device("cuda", 3))
 
 
 def test_triton_without_a_folder_is_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from gradwire.kernels.cuda.device_check import open_for
+    from gradwire.kernels.cuda.device_check import check_device
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file"))
-    with pytest.raises(ConfigError, match="set TRITON_CACHE_DIR to one that can be written"):
-        open_for(torch.device("cuda", 0))
+    with pytest.raises(ConfigError, match="set TRITON_CACHE_DIR to a writable directory"):
+        check_device(torch.device("cuda", 0))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "new"))
     with caplog.at_level(logging.WARNING, "gradwire.kernels"):
-        open_for(torch.device("cuda", 0))
-        open_for(torch.device("cuda", 0))
+        check_device(torch.device("cuda", 0))
+        check_device(torch.device("cuda", 0))
         assert [r.message.startswith("gradwire: compiling kernels") for r in caplog.records] == [
             True
         ]
-        # Another card needs code of its own.
+        # A GPU of another capability needs its own code.
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-        open_for(torch.device("cuda", 0))
+        check_device(torch.device("cuda", 0))
     assert len(caplog.records) == 2
 
 
@@ -199,20 +205,20 @@ def test_numba_without_a_folder_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def twice(x: float) -> float:
-    # Of Numba's own functions, which are compiled on the way, nothing is said.
+    # Calls functions of Numba's own, whose compilation is not logged.
     return 2 * float(np.sum(np.full(1, x)))
 
 
-def test_compiling_is_announced_and_the_cache_is_silent(
+def test_compilation_is_logged_but_loading_from_the_cache_is_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As a warning: what is below is not shown to users who set up no log."""
+    """Logs a warning: lower levels are not shown unless logging is set up."""
     monkeypatch.setattr("numba.config.CACHE_DIR", str(tmp_path))
     with caplog.at_level(logging.WARNING, "gradwire.kernels"):
         assert compiled(twice)(1.5) == 3.0
     [record] = caplog.records
     assert record.message.startswith("gradwire: compiling twice for this CPU, about a second")
     caplog.clear()
-    # As in the next process: nothing is loaded yet, but all is on disk.
+    # As in a new process: nothing is loaded yet, but the code is on disk.
     assert compiled(twice)(2.5) == 5.0
     assert not caplog.records

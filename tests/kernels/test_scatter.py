@@ -1,4 +1,4 @@
-"""Chosen entries: taken out, added, drawn in blocks; alike in every backend."""
+"""Extraction, weighted addition and random blocks of entries are equal in every backend."""
 
 from types import ModuleType
 
@@ -21,15 +21,15 @@ each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 @each_backend
 @each_dtype
 @pytest.mark.parametrize("kind", odd_numbers(0))
-def test_what_is_lifted_and_what_is_left_is_all(
+def test_extracted_values_and_residual_sum_to_the_input(
     backend: ModuleType, kind: str, dtype: torch.dtype
 ) -> None:
     x = odd_numbers(1000)[kind]
     index = torch.arange(0, 1000, 3)
     residual_out, expected = x.clone(), x.clone()
-    values = backend.lift(residual_out, index, dtype)
+    values = backend.extract(residual_out, index, dtype)
     assert values.dtype == dtype
-    assert same_numbers(values, reference.lift(expected, index, dtype))
+    assert same_numbers(values, reference.extract(expected, index, dtype))
     assert same_numbers(residual_out, expected)
     untouched = torch.ones(1000, dtype=torch.bool).index_fill_(0, index, False)
     assert same_bits(residual_out[untouched], x[untouched])
@@ -40,7 +40,7 @@ def test_what_is_lifted_and_what_is_left_is_all(
 @each_backend
 def test_half_precision_saturates(backend: ModuleType) -> None:
     residual_out = torch.tensor([1e6, -1e6, torch.inf, torch.nan, 2.0])
-    values = backend.lift(residual_out, torch.arange(5), torch.float16)
+    values = backend.extract(residual_out, torch.arange(5), torch.float16)
     assert values[:3].tolist() == [65504.0, -65504.0, torch.inf]
     assert values[3].isnan()
     assert residual_out[:2].tolist() == [1e6 - 65504, 65504 - 1e6]
@@ -52,14 +52,14 @@ def test_half_precision_saturates(backend: ModuleType) -> None:
 def test_rows_are_added_alike(numel: int, count: int, rows: int, dtype: torch.dtype) -> None:
     index = reference.strata(KEY, numel, count, CPU)
     values = torch.stack([normal(count, seed) for seed in range(rows)]).to(dtype)
-    ours, theirs, slow = (normal(numel, 9) for _ in range(3))
+    ours, expected, slow = (normal(numel, 9) for _ in range(3))
     cpu.add_at(ours, index, values, 1 / 3)
-    reference.add_at(theirs, index, values, 1 / 3)
+    reference.add_at(expected, index, values, 1 / 3)
     # In order, each product and each sum rounded.
     for row in values:
         slow.index_add_(0, index, row.float() * (1 / 3))
     assert same_bits(ours, slow)
-    assert same_bits(theirs, slow)
+    assert same_bits(expected, slow)
 
 
 @each_backend

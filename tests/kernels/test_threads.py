@@ -1,4 +1,4 @@
-"""Kernels in several threads: the same bits as in one, whatever the slices."""
+"""Kernels give the same bits in several threads as in one, whatever the slices."""
 
 import os
 import time
@@ -20,7 +20,7 @@ from gradwire.kernels.cpu import rounding as rounding_kernels
 from gradwire.kernels.specs import RoundingSpec
 from gradwire.types import EFInput
 from odd import normal, same_bits
-from quantiser_checks import KEY, RULES, beside
+from quantizer_checks import KEY, ROUNDINGS, beside
 
 pytestmark = pytest.mark.skipif(
     threads._torch_threads() is None, reason="torch has no threads of GNU OpenMP here"
@@ -35,7 +35,7 @@ Kernel = Callable[[Tensor], list[Tensor]]
 
 @pytest.fixture(autouse=True)
 def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Slices are short, and every loop is worth threads; how many were started each time."""
+    """Makes slices short and threads always worthwhile; yields the threads started per loop."""
     started: list[int] = []
     start, usual = threads._torch_threads(), torch.get_num_threads()
     assert start is not None
@@ -52,13 +52,13 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     torch.set_num_threads(usual)
 
 
-def told(kernel: Callable[..., tuple[Tensor, ...]], *args: object) -> Kernel:
-    """A kernel without a residual."""
+def plain(kernel: Callable[..., tuple[Tensor, ...]], *args: object) -> Kernel:
+    """Calls a kernel without a residual."""
     return lambda x: list(kernel(x, *args))
 
 
 def with_residual(kernel: Callable[..., tuple[Tensor, ...]], *args: object) -> Kernel:
-    """The same with one: apart from what is left, which holds NaN before, and in its place."""
+    """Calls a kernel with a residual: with a `residual_out` of NaN, and in place."""
 
     def call(x: Tensor) -> list[Tensor]:
         residual, residual_out = beside(x), torch.full_like(x, torch.nan)
@@ -71,14 +71,14 @@ def with_residual(kernel: Callable[..., tuple[Tensor, ...]], *args: object) -> K
 def added(
     pack: Callable[..., tuple[Tensor, ...]], add: Callable[..., None], *args: object
 ) -> Kernel:
-    """Three messages added up."""
+    """Adds up three messages."""
 
     def call(x: Tensor) -> list[Tensor]:
-        # The message itself by one thread, so that only the adding differs.
-        many = torch.get_num_threads()
+        # Messages are made by one thread, so that only the addition differs.
+        usual = torch.get_num_threads()
         torch.set_num_threads(1)
         rows = [torch.stack([a, b, a]) for a, b in zip(pack(x), pack(-x), strict=True)]
-        torch.set_num_threads(many)
+        torch.set_num_threads(usual)
         out = beside(x)
         add(out, *rows, 1 / 3, *args)
         return [out]
@@ -86,8 +86,8 @@ def added(
     return call
 
 
-def chosen(kernel: Callable[..., Tensor], *args: object) -> Kernel:
-    """What is chosen, of x and of x with its residual."""
+def selected(kernel: Callable[..., Tensor], *args: object) -> Kernel:
+    """Selects from x and from x with its residual."""
 
     def call(x: Tensor) -> list[Tensor]:
         residual_out = torch.full_like(x, torch.nan)
@@ -101,55 +101,56 @@ def chosen(kernel: Callable[..., Tensor], *args: object) -> Kernel:
 
 
 def factors(x: Tensor) -> list[Tensor]:
-    """All products of a matrix and thin factors, at two shapes."""
+    """Computes all products of a matrix and low-rank factors, at two shapes."""
     results: list[Tensor] = []
     for cols in (37, 2100):
         m = x[: x.numel() // cols * cols].view(-1, cols)
         p, q = normal(len(m) * 3).view(-1, 3), normal(cols * 3).view(-1, 3)
-        less, out = m.clone(), torch.full_like(m, torch.nan)
-        cpu.lessen(less, p, q)
+        rest, out = m.clone(), torch.full_like(m, torch.nan)
+        cpu.subtract_low_rank(rest, p, q)
         cpu.outer(out, p, q)
-        results += [cpu.factor(m, q, False), cpu.factor(m, p, True), less, out]
+        results += [cpu.factor(m, q, False), cpu.factor(m, p, True), rest, out]
     return results
 
 
-def rounding(rule: RoundingSpec) -> Kernel:
-    one, two = told(cpu.round_pack, rule, KEY), with_residual(cpu.round_pack_sum, rule, KEY)
-    three = added(lambda x: cpu.round_pack(x, rule, KEY), cpu.round_add, rule)
+def rounding(spec: RoundingSpec) -> Kernel:
+    one, two = plain(cpu.round_pack, spec, KEY), with_residual(cpu.round_pack_sum, spec, KEY)
+    three = added(lambda x: cpu.round_pack(x, spec, KEY), cpu.round_add, spec)
     return lambda x: [*one(x), *two(x), *three(x)]
 
 
 KERNELS: dict[str, Kernel] = {
-    "sign": told(cpu.sign_pack),
+    "uniform": lambda x: [cpu.uniform(KEY, x.numel(), x.device)],
+    "sign": plain(cpu.sign_pack),
     "sign with residual": with_residual(cpu.sign_pack_sum),
     "sign added": added(cpu.sign_pack, cpu.sign_add),
-    "votes": told(cpu.votes_pack, KEY),
-    "trits": told(cpu.trits_pack, 0.0, KEY),
-    "trits, clipped": told(cpu.trits_pack, 2.5, KEY),
+    "votes": plain(cpu.sign_votes_pack, KEY),
+    "trits": plain(cpu.trits_pack, 0.0, KEY),
+    "trits, clipped": plain(cpu.trits_pack, 2.5, KEY),
     "trits added": added(lambda x: cpu.trits_pack(x, 0.0, KEY), cpu.trits_add),
-    "largest": chosen(cpu.largest, 200),
-    "many largest": chosen(cpu.largest, 4000),
-    "reaching": chosen(cpu.reaching, torch.tensor([1.9])),
-    "sampled border": chosen(cpu.sampled_border, KEY, 500, 5, 40),
-    "bisected border": chosen(cpu.bisected_border, 40),
-    "excess border": chosen(cpu.excess_border, [0.25, 0.2]),
-    "normal border": chosen(cpu.normal_border, 2.0, 40, 5),
+    "largest": selected(cpu.select_largest, 200),
+    "many largest": selected(cpu.select_largest, 4000),
+    "above": selected(cpu.select_above, torch.tensor([1.9])),
+    "sampled threshold": selected(cpu.sampled_threshold, KEY, 500, 5, 40),
+    "bisected threshold": selected(cpu.bisected_threshold, 40),
+    "excess threshold": selected(cpu.excess_threshold, [0.25, 0.2]),
+    "normal threshold": selected(cpu.normal_threshold, 2.0, 40, 5),
     "factors": factors,
 }
 for bucket in (1, 77, 2048, 7000):
-    KERNELS[f"sides of {bucket}"] = told(cpu.sides_pack, bucket)
-    KERNELS[f"sides of {bucket} with residual"] = with_residual(cpu.sides_pack_sum, bucket)
-    KERNELS[f"sides of {bucket} added"] = added(
-        partial(cpu.sides_pack, bucket=bucket), cpu.sides_add, bucket
+    KERNELS[f"two means of {bucket}"] = plain(cpu.sign_means_pack, bucket)
+    KERNELS[f"two means of {bucket} with residual"] = with_residual(cpu.sign_means_pack_sum, bucket)
+    KERNELS[f"two means of {bucket} added"] = added(
+        partial(cpu.sign_means_pack, bucket=bucket), cpu.sign_means_add, bucket
     )
-for rule in RULES:
-    KERNELS[str(rule)] = rounding(rule)
+for spec in ROUNDINGS:
+    KERNELS[str(spec)] = rounding(spec)
 
 
 @pytest.mark.parametrize("numel", SIZES)
 @pytest.mark.parametrize("name", KERNELS)
 def test_the_same_bits_with_any_number_of_threads(name: str, numel: int, starts: list[int]) -> None:
-    # With zeros, of which votes are drawn.
+    # With zeros, whose votes are random.
     x = normal(numel, seed=3) * (torch.arange(numel) % 5 != 3)
     torch.set_num_threads(1)
     expected = KERNELS[name](x)
@@ -159,8 +160,8 @@ def test_the_same_bits_with_any_number_of_threads(name: str, numel: int, starts:
         results = KERNELS[name](x)
         for found, wanted in zip(results, expected, strict=True):
             assert same_bits(found, wanted)
-        # Of few entries there may be one slice, or nothing to do.
-        assert set(starts) == {count} or numel < 20_000, "the threads that were asked for"
+        # Few entries may be a single slice.
+        assert set(starts) == {count} or numel < 20_000, "the threads requested"
         starts.clear()
 
 
@@ -174,24 +175,24 @@ class TestSlices:
         assert all(one[1] == two[0] for one, two in pairwise(slices))
         assert all(start % 77 == 0 for start, _ in slices)
 
-    @pytest.mark.parametrize("rule", RULES, ids=str)
+    @pytest.mark.parametrize("spec", ROUNDINGS, ids=str)
     def test_no_two_slices_write_to_one_byte(
-        self, rule: RoundingSpec, monkeypatch: pytest.MonkeyPatch
+        self, spec: RoundingSpec, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         begins: list[int] = []
 
-        def noted(loop: Callable[[int, int], None], size: int, unit: int, effort: int) -> None:
+        def record(loop: Callable[[int, int], None], size: int, unit: int, effort: int) -> None:
             torch.set_num_threads(2)
             threads.in_slices(lambda start, stop: begins.append(start), size, unit, effort)
 
-        monkeypatch.setattr(rounding_kernels, "in_slices", noted)
-        cpu.round_pack(normal(50_021), rule, KEY)
+        monkeypatch.setattr(rounding_kernels, "in_slices", record)
+        cpu.round_pack(normal(50_021), spec, KEY)
         assert len(set(begins)) > 2
-        assert all(begin * rule.width % 8 == 0 for begin in begins)
+        assert all(begin * spec.width % 8 == 0 for begin in begins)
 
     def test_several_threads_at_once_and_the_caller_is_one(self) -> None:
         torch.set_num_threads(3)
-        # Passed only by three together; each has one slice.
+        # Three threads are needed to pass it; each has one slice.
         together = Barrier(3, timeout=20)
 
         def loop(start: int, stop: int) -> int:
@@ -201,7 +202,7 @@ class TestSlices:
         assert len(found := set(threads.in_slices(loop, 3 * SLICE))) == 3
         assert get_ident() in found
 
-    def test_few_entries_are_left_to_the_caller(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_few_entries_are_processed_by_the_caller(self, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.set_num_threads(2)
         monkeypatch.setattr(threads, "ENOUGH", 2000)
         assert len(threads.in_slices(lambda start, stop: start, 1999)) == 1
@@ -210,19 +211,19 @@ class TestSlices:
         monkeypatch.setattr(threads, "EACH", 1001)
         assert len(threads.in_slices(lambda start, stop: start, 2000)) == 1
 
-    def test_so_is_what_cannot_be_cut(self, starts: list[int]) -> None:
+    def test_one_slice_is_processed_by_the_caller(self, starts: list[int]) -> None:
         torch.set_num_threads(2)
         assert threads.in_slices(lambda start, stop: stop, 50_021, 60_000) == [50_021]
         assert not starts
 
-    def test_so_is_all_where_torch_has_other_threads(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_caller_does_all_without_gnu_openmp(self, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.set_num_threads(2)
         monkeypatch.setattr(threads, "_torch_threads", lambda: None)
         assert threads.in_slices(lambda start, stop: stop, 50_021) == [50_021]
 
 
 @pytest.mark.parametrize("bad", ["first", "last", "all"])
-def test_what_a_slice_raises_reaches_the_caller(bad: str) -> None:
+def test_an_exception_of_a_slice_reaches_the_caller(bad: str) -> None:
     torch.set_num_threads(2)
     running: list[int] = []
 
@@ -235,10 +236,10 @@ def test_what_a_slice_raises_reaches_the_caller(bad: str) -> None:
 
     with pytest.raises(ValueError, match=f"in the slice {bad}"):
         threads.in_slices(loop, 50_021)
-    assert not running, "nobody writes any more"
+    assert not running, "all threads have ended"
 
 
-def test_compiled_once_and_announced_once(
+def test_compiled_once_and_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     torch.set_num_threads(2)
@@ -251,27 +252,27 @@ def test_compiled_once_and_announced_once(
 
 
 def test_a_forked_process_works_alone(starts: list[int]) -> None:
-    """Where OpenMP's threads are gone, and waiting for them would never end."""
+    """OpenMP's threads are gone there, and waiting for them would never end."""
     torch.set_num_threads(2)
     x = normal(20_000)
     bits, scale = cpu.sign_pack(x)
     assert starts
     with warnings.catch_warnings():
-        # Python warns of just this.
+        # Python warns of fork() with threads.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if not child:
-        alike = False
+        equal = False
         try:
             again = cpu.sign_pack(x)
-            alike = same_bits(again[0], bits) and same_bits(again[1], scale)
+            equal = same_bits(again[0], bits) and same_bits(again[1], scale)
         finally:
-            os._exit(0 if alike else 1)
+            os._exit(0 if equal else 1)
     assert _ended(child) == 0
 
 
 def _ended(child: int, patience_s: float = 20.0) -> int:
-    """How a process ended; one that hangs is killed."""
+    """Returns the exit code of a process; kills it if it hangs."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         found, status = os.waitpid(child, os.WNOHANG)

@@ -1,4 +1,4 @@
-"""The Triton kernels in Triton's own interpreter, which needs no GPU: as the reference has them."""
+"""The Triton kernels equal the reference, in Triton's interpreter, which needs no GPU."""
 
 import pytest
 
@@ -7,18 +7,18 @@ from processes import Jobs, Ranks
 SPARSE = {
     "positions": {
         "widths": 3,
-        "choices": 4,
+        "indices": 4,
         "fits": 11,
         "does not fit": 22,
         "blocks": 4,
         "entries": 8,
     },
     "selections": {"selections": 14},
-    "borders": {"borders": 16, "stages": 12},
+    "thresholds": {"thresholds": 16, "stages": 12},
     "messages": {"messages": 15},
     "more messages": {"messages": 15},
     "large": {"messages": 7},
-    "ahead": {"climbs": 12},
+    "spill buffer": {"searches": 12},
     "casts": {"casts": 20},
 }
 
@@ -43,7 +43,7 @@ COMPILED = {
     "eightbit": 2,
     "powersgd:rank=4": 21,
 }
-"""How many kernels a step with error feedback has for tensors of ten sizes, or seven matrices."""
+"""Number of kernels of a step with error feedback for tensors of ten sizes, or seven matrices."""
 
 DECODED = {
     "topk:ratio=0.01": 5,
@@ -57,7 +57,7 @@ DECODED = {
     "natural": 2,
     "fp16": 3,
 }
-"""How many it takes to check and add up the messages of eight ranks about tensors of six sizes."""
+"""Number of kernels that check and decode the messages of eight ranks for tensors of six sizes."""
 
 
 @pytest.mark.parametrize("part", SPARSE)
@@ -66,7 +66,15 @@ def test_sparsifiers(interpreter: Ranks, part: str) -> None:
 
 
 def test_dense_quantisers(interpreter: Ranks) -> None:
-    done = {"roundings": 103, "sides": 22, "trits": 22, "signs": 10, "votes": 11, "drifts": 12}
+    done = {
+        "roundings": 103,
+        "sides": 22,
+        "trits": 22,
+        "signs": 10,
+        "votes": 11,
+        "uniforms": 8,
+        "drifts": 12,
+    }
     assert interpreter.run(Jobs("interpreted").compare) == [done]
 
 
@@ -77,33 +85,40 @@ def test_few_kernels_are_compiled_and_all_at_the_first_step(interpreter: Ranks, 
 
 
 @pytest.mark.parametrize("spec", DECODED)
-def test_decoding_compiles_nothing_for_lengths_and_places(interpreter: Ranks, spec: str) -> None:
-    """Every message of a threshold has a length of its own, and begins somewhere else."""
+def test_decoding_compiles_nothing_for_lengths_and_alignments(
+    interpreter: Ranks, spec: str
+) -> None:
+    """Messages of a threshold differ in length and alignment."""
     [counts] = interpreter.run(Jobs("interpreted_variants").decoded, spec)
     assert counts == [DECODED[spec]] * len(counts)
 
 
 @pytest.mark.parametrize("spec", COMPILED)
-def test_kernels_compile_for_a_card_that_is_not_there(compiler: Ranks, spec: str) -> None:
+def test_kernels_compile_for_a_gpu_that_is_not_present(compiler: Ranks, spec: str) -> None:
     [names] = compiler.run(Jobs("compiled").compiled, spec)
     assert len(names) > 1
 
 
 def test_kernels_of_large_tensors_compile(compiler: Ranks) -> None:
     [names] = compiler.run(Jobs("compiled").large, "sidco:ratio=0.01")
-    assert names[:4] == ["_guess_kernel", "_sift_kernel", "_excess_kernel", "_excess_kernel"]
+    assert names[:4] == [
+        "_sample_bound_kernel",
+        "_first_pass_kernel",
+        "_stage_kernel",
+        "_stage_kernel",
+    ]
 
 
-def test_kernels_for_positions_alone_compile(compiler: Ranks) -> None:
+def test_kernels_for_positions_only_compile(compiler: Ranks) -> None:
     [names] = compiler.run(Jobs("compiled").positions)
-    assert names.count("_tell_kernel") == 2
+    assert names.count("_emit_kernel") == 2
 
 
-def test_kernels_of_drifts_compile(compiler: Ranks) -> None:
+def test_drift_kernels_compile(compiler: Ranks) -> None:
     [names] = compiler.run(Jobs("compiled").drifts)
     assert names == ["_drift_kernel"] * 8
 
 
-def test_thin_factors(interpreter: Ranks) -> None:
+def test_low_rank_factors(interpreter: Ranks) -> None:
     done = {"factors": 16, "orthonormal": 7}
     assert interpreter.run(Jobs("interpreted_low_rank").compare) == [done]

@@ -1,4 +1,4 @@
-"""Every method of the folder in a small setting, and what its real ranks do in tests."""
+"""Every local method with small settings, and the jobs of real ranks in tests."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,8 +25,8 @@ METHODS: dict[str, Setting] = {
         {"sync_every": 4},
     ),
     "local": (LocalSGD, (), {"sync_every": 4}),
-    "local-late": (LocalSGD, (), {"sync_every": 4, "delay": 3}),
-    "qsparse-late": (QsparseLocalSGD, ("topk:ratio=0.1",), {"sync_every": 4, "delay": 2}),
+    "local-delayed": (LocalSGD, (), {"sync_every": 4, "delay": 3}),
+    "qsparse-delayed": (QsparseLocalSGD, ("topk:ratio=0.1",), {"sync_every": 4, "delay": 2}),
     "diloco": (DiLoCo, ("codebook:bits=8,spread=12",), {"sync_every": 4}),
     "streaming": (DiLoCo, ("fp16",), {"sync_every": 4, "fragments": 2, "delay": 1}),
     "sparseloco": (SparseLoCo, ("chunktopk:k=8,chunk=64 | codebook",), {"sync_every": 4}),
@@ -35,7 +35,7 @@ METHODS: dict[str, Setting] = {
 
 
 def trained_rank(name: str, steps: int) -> tuple[Tensor, Tensor, dict[str, object]]:
-    """This rank's weights, their mean over all, and its statistics."""
+    """Returns this rank's weights, their mean over all ranks, and its statistics."""
     method, args, settings = METHODS[name]
     model = small_model()
     optimizer = plain_sgd(model)
@@ -49,24 +49,24 @@ def trained_rank(name: str, steps: int) -> tuple[Tensor, Tensor, dict[str, objec
 
 
 def twice_on_rank() -> dict[str, str]:
-    """What is said where parameters go through a mount and a local method at a time."""
+    """Returns the errors of parameters owned by an integration and a local method at once."""
     model = small_model()
     ddp, optimizer = DDP(model), plain_sgd(model)
     worker = QsparseLocalSGD(model, optimizer, sync_every=4)
     link = gradwire.attach(ddp, "efsign")
-    found = {"attached first": _refusal(worker.__enter__)}
+    found = {"attached first": _error_of(worker.__enter__)}
     link.detach()
     with worker:
-        found["entered first"] = _refusal(lambda: gradwire.attach(ddp, "efsign"))
-        found["reducer"] = _refusal(lambda: gradwire.Reducer(model, "efsign"))
+        found["entered first"] = _error_of(lambda: gradwire.attach(ddp, "efsign"))
+        found["reducer"] = _error_of(lambda: gradwire.Reducer(model, "efsign"))
     gradwire.attach(ddp, "efsign").detach()
     with worker:
         return found
 
 
-def _refusal(act: Callable[[], object]) -> str:
+def _error_of(action: Callable[[], object]) -> str:
     try:
-        act()
+        action()
     except ConfigError as error:
         return str(error)
     return ""

@@ -1,4 +1,4 @@
-"""A few workers of a small regression, each with data of its own: simulated, or one real rank."""
+"""Workers that train a small regression, each on its own data: simulated, or one real rank."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from gradwire.local import simulated
-from gradwire.local.base import LocalSteps
+from gradwire.local.base import LocalMethod
 
-Method = Callable[..., LocalSteps]
+Method = Callable[..., LocalMethod]
 MakeOptimizer = Callable[[nn.Module], Optimizer]
 
 
 def small_model() -> nn.Sequential:
-    """Two matrices that are told as the method likes, and vectors that go dense."""
+    """Returns two matrices, which are compressed, with biases, which are sent dense."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(40, 48), nn.Tanh(), nn.Linear(48, 32))
 
@@ -34,12 +34,12 @@ def adam(model: nn.Module) -> Optimizer:
 
 
 def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
-    """What a worker learns from: for all the same but for a tenth."""
-    dice = torch.Generator().manual_seed(1000 * step + rank)
-    inputs = torch.randn(16, 40, generator=dice)
-    lesson = torch.randn(40, 32, generator=torch.Generator().manual_seed(7)) / 6
+    """Returns a worker's training data; a tenth of the target is its own."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    inputs = torch.randn(16, 40, generator=generator)
+    shared = torch.randn(40, 32, generator=torch.Generator().manual_seed(7)) / 6
     own = torch.randn(40, 32, generator=torch.Generator().manual_seed(100 + rank)) / 60
-    return inputs, inputs @ (lesson + own)
+    return inputs, inputs @ (shared + own)
 
 
 def take_step(model: nn.Module, optimizer: Optimizer, step: int, rank: int) -> float:
@@ -56,17 +56,17 @@ def weights(model: nn.Module) -> Tensor:
 
 
 def largest(x: Tensor, ratio: float) -> Tensor:
-    """Top-k of a matrix; a vector is told in full."""
+    """Returns the top-k of a matrix, or the whole of a vector."""
     if x.dim() < 2:
         return x
-    kept = torch.zeros_like(x).view(-1)
+    selected = torch.zeros_like(x).view(-1)
     index = x.view(-1).abs().topk(round(ratio * x.numel())).indices
-    kept[index] = x.view(-1)[index]
-    return kept.view(x.shape)
+    selected[index] = x.view(-1)[index]
+    return selected.view(x.shape)
 
 
-class Crew:
-    """Simulated workers in lock step; `with crew:` enters the method on all of them."""
+class SimulatedRun:
+    """Simulated workers in lock step; the context enters the method on all of them."""
 
     def __init__(
         self,
@@ -80,12 +80,12 @@ class Crew:
         self.models = [model() for _ in range(size)]
         self.optimizers = [optimizer(one) for one in self.models]
         self.workers = [
-            method(one, its, *args, process_group=seat, **settings)
-            for one, its, seat in zip(self.models, self.optimizers, simulated(size), strict=True)
+            method(one, its, *args, process_group=worker, **settings)
+            for one, its, worker in zip(self.models, self.optimizers, simulated(size), strict=True)
         ]
         self._stack = ExitStack()
 
-    def __enter__(self) -> "Crew":
+    def __enter__(self) -> "SimulatedRun":
         for worker in self.workers:
             self._stack.enter_context(worker)
         return self
@@ -94,7 +94,7 @@ class Crew:
         self._stack.close()
 
     def step(self, number: int) -> float:
-        """One step of every worker; their mean loss."""
+        """Takes one step of every worker; returns their mean loss."""
         pairs = enumerate(zip(self.models, self.optimizers, strict=True))
         losses = [take_step(model, its, number, rank) for rank, (model, its) in pairs]
         return sum(losses) / len(losses)
@@ -107,10 +107,10 @@ class Crew:
 
 
 def trained(method: Method, *args: Any, steps: int, **settings: Any) -> list[Tensor]:
-    """Every worker's weights after so many steps."""
-    with Crew(method, *args, **settings) as crew:
-        crew.train(steps)
-    return crew.weights()
+    """Returns every worker's weights after `steps` steps."""
+    with SimulatedRun(method, *args, **settings) as run:
+        run.train(steps)
+    return run.weights()
 
 
 def all_equal(tensors: Sequence[Tensor]) -> bool:

@@ -1,4 +1,4 @@
-"""Asynchronous Qsparse-local-SGD: by definition in simulation, and on ranks of unlike speed."""
+"""Asynchronous Qsparse-local-SGD: compared with its definition, on ranks of unequal speed."""
 
 import logging
 import time
@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from local_workers import (
-    Crew,
+    SimulatedRun,
     batch,
     largest,
     momentum_sgd,
@@ -20,13 +20,13 @@ from local_workers import (
 )
 from torch import Tensor, nn
 
-from gradwire.comm.tcp import Mailbox
+from gradwire.comm.tcp import Connection
 from gradwire.compressors.none import NoCompression
 from gradwire.engine.plan import open_lane
 from gradwire.errors import ConfigError, NonFiniteError
 from gradwire.local import AsyncQsparseLocalSGD, QsparseLocalSGD, async_qsparse
-from gradwire.local.server import Form, Server
-from gradwire.local.server_protocol import Correspondence
+from gradwire.local.server import MessageFormat, Server
+from gradwire.local.server_protocol import RemoteServer
 from gradwire.memory.none import NoMemory
 from gradwire.types import EncodeContext
 from processes import Ranks
@@ -35,151 +35,152 @@ SPEC = "topk:ratio=0.1,values=fp32"
 
 
 def by_definition(order: list[int], gap: int, size: int) -> list[Tensor]:
-    """Workers take steps in this order, and visit the server after every `gap` of their own."""
+    """Takes steps of workers in this order, with a sync after every `gap` of a worker's own."""
     models = [small_model() for _ in range(size)]
     optimizers = [plain_sgd(model) for model in models]
     server = [p.detach().clone() for p in models[0].parameters()]
     anchors = [[p.clone() for p in server] for _ in range(size)]
-    memory = [[torch.zeros_like(p) for p in server] for _ in range(size)]
+    residuals = [[torch.zeros_like(p) for p in server] for _ in range(size)]
     steps = [0] * size
     for rank in order:
         take_step(models[rank], optimizers[rank], steps[rank], rank)
         steps[rank] += 1
         if steps[rank] % gap == 0:
             for place, parameter in enumerate(models[rank].parameters()):
-                drift = memory[rank][place] + anchors[rank][place] - parameter.detach()
-                said = largest(drift, 0.1)
-                memory[rank][place] = drift - said
-                server[place] -= said / size
+                drift = residuals[rank][place] + anchors[rank][place] - parameter.detach()
+                sent = largest(drift, 0.1)
+                residuals[rank][place] = drift - sent
+                server[place] -= sent / size
                 anchors[rank][place] = server[place].clone()
                 parameter.data.copy_(server[place])
     return [weights(model) for model in models]
 
 
-def run_in_order(crew: Crew, order: list[int]) -> None:
-    steps = [0] * len(crew.models)
+def run_in_order(run: SimulatedRun, order: list[int]) -> None:
+    steps = [0] * len(run.models)
     for rank in order:
-        take_step(crew.models[rank], crew.optimizers[rank], steps[rank], rank)
+        take_step(run.models[rank], run.optimizers[rank], steps[rank], rank)
         steps[rank] += 1
 
 
-def test_is_its_definition() -> None:
+def test_matches_its_definition() -> None:
     # Worker 0 is twice as fast as worker 1 and four times as fast as worker 2.
     order = [0, 1, 0, 0, 1, 2, 0] * 6
-    with Crew(AsyncQsparseLocalSGD, SPEC, sync_every=2) as crew:
-        run_in_order(crew, order)
-    for ours, theirs in zip(crew.weights(), by_definition(order, 2, 3), strict=True):
+    with SimulatedRun(AsyncQsparseLocalSGD, SPEC, sync_every=2) as run:
+        run_in_order(run, order)
+    for ours, theirs in zip(run.weights(), by_definition(order, 2, 3), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_one_worker_alone_needs_no_server() -> None:
+def test_one_worker_trains_as_without_a_server() -> None:
     settings = {"sync_every": 3, "size": 1, "steps": 10}
     alone = trained(AsyncQsparseLocalSGD, SPEC, **settings)[0]
     torch.testing.assert_close(alone, trained(QsparseLocalSGD, SPEC, **settings)[0])
 
 
 @pytest.mark.parametrize("spec", ["topk:ratio=0.1 | qsgd:bits=4", "randomk:ratio=0.1", "efsign"])
-def test_messages_bring_a_worker_to_the_servers_model(spec: str) -> None:
-    with Crew(AsyncQsparseLocalSGD, spec, sync_every=2, gaps="random") as crew:
-        for ctx in range(40):
-            rank = ctx * ctx % 3
-            visits = crew.workers[rank].syncs
-            take_step(crew.models[rank], crew.optimizers[rank], ctx, rank)
-            if crew.workers[rank].syncs > visits:
-                server = crew.workers[0]._server_model
-                known = crew.workers[rank]._anchor
+def test_updates_bring_a_worker_to_the_servers_model(spec: str) -> None:
+    with SimulatedRun(AsyncQsparseLocalSGD, spec, sync_every=2, gaps="random") as run:
+        for step in range(40):
+            rank = step * step % 3
+            syncs = run.workers[rank].syncs
+            take_step(run.models[rank], run.optimizers[rank], step, rank)
+            if run.workers[rank].syncs > syncs:
+                server = run.workers[0]._server_model
+                known = run.workers[rank]._anchor
                 assert all(torch.equal(known[name], server[name]) for name in server)
-        assert all(worker.syncs > 3 for worker in crew.workers[:2])
+        assert all(worker.syncs > 3 for worker in run.workers[:2])
 
 
-def test_who_comes_late_is_told_the_model_where_that_is_shorter() -> None:
-    with Crew(AsyncQsparseLocalSGD, "topk:ratio=0.3", sync_every=1, size=2) as crew:
-        run_in_order(crew, [0] * 20)
-        heard = crew.workers[1].stats()["received_bytes"]
-        assert heard == 0
-        take_step(crew.models[1], crew.optimizers[1], 0, 1)
-        assert crew.workers[1].stats()["received_bytes"] == 4 * weights(small_model()).numel()
+def test_the_server_sends_the_model_where_it_is_shorter_than_updates() -> None:
+    with SimulatedRun(AsyncQsparseLocalSGD, "topk:ratio=0.3", sync_every=1, size=2) as run:
+        run_in_order(run, [0] * 20)
+        assert run.workers[1].stats()["received_bytes"] == 0
+        take_step(run.models[1], run.optimizers[1], 0, 1)
+        assert run.workers[1].stats()["received_bytes"] == 4 * weights(small_model()).numel()
         assert torch.equal(
-            crew.workers[1]._anchor["0.weight"], crew.workers[0]._server_model["0.weight"]
+            run.workers[1]._anchor["0.weight"], run.workers[0]._server_model["0.weight"]
         )
 
 
 def test_random_gaps_are_at_most_sync_every() -> None:
-    with Crew(AsyncQsparseLocalSGD, SPEC, sync_every=4, gaps="random", size=2) as crew:
-        visits: list[list[int]] = [[], []]
+    with SimulatedRun(AsyncQsparseLocalSGD, SPEC, sync_every=4, gaps="random", size=2) as run:
+        syncs: list[list[int]] = [[], []]
         for step in range(80):
             for rank in range(2):
-                before = crew.workers[rank].syncs
-                take_step(crew.models[rank], crew.optimizers[rank], step, rank)
-                if crew.workers[rank].syncs > before:
-                    visits[rank].append(step)
-    for own in visits:
+                before = run.workers[rank].syncs
+                take_step(run.models[rank], run.optimizers[rank], step, rank)
+                if run.workers[rank].syncs > before:
+                    syncs[rank].append(step)
+    for own in syncs:
         gaps = [b - a for a, b in pairwise(own)]
         assert set(gaps) == {1, 2, 3, 4}
-    assert visits[0] != visits[1]
+    assert syncs[0] != syncs[1]
 
 
 @pytest.mark.parametrize(("gaps", "tolerance"), [("fixed", 1e-9), ("random", 0.15)])
 def test_messages_are_as_long_as_planned(gaps: str, tolerance: float) -> None:
-    with Crew(AsyncQsparseLocalSGD, SPEC, sync_every=4, gaps=gaps, size=2) as crew:
-        run_in_order(crew, [0, 1, 1] * 80)
-        for worker in crew.workers:
+    with SimulatedRun(AsyncQsparseLocalSGD, SPEC, sync_every=4, gaps=gaps, size=2) as run:
+        run_in_order(run, [0, 1, 1] * 80)
+        for worker in run.workers:
             stats = worker.stats()
             dense = worker.steps * weights(small_model()).nbytes
-            told = dense / stats["sent_bytes"]  # type: ignore[operator]
-            assert told == pytest.approx(stats["planned_ratio"], rel=tolerance)
+            ratio = dense / stats["sent_bytes"]  # type: ignore[operator]
+            assert ratio == pytest.approx(stats["planned_ratio"], rel=tolerance)
 
 
-def test_learns_with_workers_of_unlike_speed() -> None:
+def test_learns_with_workers_of_unequal_speed() -> None:
     spec = "topk:ratio=0.1 | qsgd:bits=4"
-    with Crew(AsyncQsparseLocalSGD, spec, sync_every=4, optimizer=momentum_sgd) as crew:
-        run_in_order(crew, ([0, 1] * 10 + [2]) * 20)
+    with SimulatedRun(AsyncQsparseLocalSGD, spec, sync_every=4, optimizer=momentum_sgd) as run:
+        run_in_order(run, ([0, 1] * 10 + [2]) * 20)
     inputs, targets = batch(0, 1)
     with torch.no_grad():
-        loss = nn.functional.mse_loss(crew.models[1](inputs), targets)
+        loss = nn.functional.mse_loss(run.models[1](inputs), targets)
         before = nn.functional.mse_loss(small_model()(inputs), targets)
     assert float(loss) < 0.5 * float(before)
 
 
 def test_resumes_from_the_servers_model() -> None:
     order = [0, 1, 0, 2] * 5
-    with Crew(AsyncQsparseLocalSGD, SPEC, sync_every=2) as crew:
-        run_in_order(crew, order)
-        states = [worker.state_dict() for worker in crew.workers]
-        server = {n: t.clone() for n, t in crew.workers[0]._server_model.items()}
-    again = Crew(AsyncQsparseLocalSGD, SPEC, sync_every=2)
+    with SimulatedRun(AsyncQsparseLocalSGD, SPEC, sync_every=2) as run:
+        run_in_order(run, order)
+        states = [worker.state_dict() for worker in run.workers]
+        server = {n: t.clone() for n, t in run.workers[0]._server_model.items()}
+    again = SimulatedRun(AsyncQsparseLocalSGD, SPEC, sync_every=2)
     for old, model, worker, state in zip(
-        crew.models, again.models, again.workers, states, strict=True
+        run.models, again.models, again.workers, states, strict=True
     ):
         model.load_state_dict(old.state_dict())
         worker.load_state_dict(state)
     with again:
         assert all(torch.equal(again.workers[0]._server_model[n], t) for n, t in server.items())
         run_in_order(again, order)
-    assert again.workers[0].steps == 2 * crew.workers[0].steps
+    assert again.workers[0].steps == 2 * run.workers[0].steps
     assert again.workers[2].syncs == 5
 
 
-def test_methods_that_talk_in_rounds_are_refused() -> None:
-    with pytest.raises(ConfigError, match="powersgd:rank=2 talks with all workers in rounds"):
-        Crew(AsyncQsparseLocalSGD, "powersgd:rank=2", sync_every=2)
+def test_methods_with_several_rounds_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match="powersgd:rank=2 communicates with all workers in several"
+    ):
+        SimulatedRun(AsyncQsparseLocalSGD, "powersgd:rank=2", sync_every=2)
     with pytest.raises(ConfigError, match="needs a contraction"):
-        Crew(AsyncQsparseLocalSGD, "qsgd:bits=2", sync_every=2)
+        SimulatedRun(AsyncQsparseLocalSGD, "qsgd:bits=2", sync_every=2)
     with pytest.raises(ConfigError, match="gaps must be"):
-        Crew(AsyncQsparseLocalSGD, SPEC, sync_every=2, gaps="none")
+        SimulatedRun(AsyncQsparseLocalSGD, SPEC, sync_every=2, gaps="none")
 
 
-def test_a_number_that_is_none_is_not_told() -> None:
-    with Crew(AsyncQsparseLocalSGD, SPEC, sync_every=1, size=2) as crew:
-        crew.models[1][0].weight.data[0, 0] = torch.nan
+def test_a_nonfinite_drift_is_not_sent() -> None:
+    with SimulatedRun(AsyncQsparseLocalSGD, SPEC, sync_every=1, size=2) as run:
+        run.models[1][0].weight.data[0, 0] = torch.nan
         with pytest.raises(NonFiniteError, match=r"parameter '0\.weight' is not finite"):
-            take_step(crew.models[1], crew.optimizers[1], 0, 1)
-        take_step(crew.models[0], crew.optimizers[0], 0, 0)
-        assert weights(crew.models[0]).isfinite().all()
+            take_step(run.models[1], run.optimizers[1], 0, 1)
+        take_step(run.models[0], run.optimizers[0], 0, 0)
+        assert weights(run.models[0]).isfinite().all()
 
 
-def at_unlike_speed(steps: int, pause_s: float) -> tuple[float, int, int, float]:
-    """Rank 3 takes ten times as long a step; the time, visits and bytes of each, and its loss."""
+def at_unequal_speed(steps: int, pause_s: float) -> tuple[float, int, int, float]:
+    """Returns time, syncs, bytes and loss of a rank; a step of rank 3 takes ten times as long."""
     rank = dist.get_rank()
     model = small_model()
     optimizer = plain_sgd(model)
@@ -187,7 +188,7 @@ def at_unlike_speed(steps: int, pause_s: float) -> tuple[float, int, int, float]
     with worker:
         for step in range(steps):
             if step == 8:
-                # The first visits compile kernels.
+                # The first syncs compile kernels.
                 start = time.perf_counter()
             time.sleep(10 * pause_s if rank == 3 else pause_s)
             loss = take_step(model, optimizer, step, rank)
@@ -197,17 +198,17 @@ def at_unlike_speed(steps: int, pause_s: float) -> tuple[float, int, int, float]
 
 
 def test_a_slow_worker_does_not_slow_the_others(four_ranks: Ranks) -> None:
-    results = four_ranks.run(at_unlike_speed, 24, 0.01)
+    results = four_ranks.run(at_unequal_speed, 24, 0.01)
     times = [took for took, *_ in results]
     assert times[3] >= 16 * 0.1
     assert max(times[:3]) < times[3] / 2
-    assert [visits for _, visits, *_ in results] == [6] * 4
+    assert [syncs for _, syncs, *_ in results] == [6] * 4
     assert len({sent for _, _, sent, _ in results}) == 1
     assert all(loss < 1.3 for *_, loss in results)
 
 
 def with_one_lost(steps: int) -> tuple[list[int], list[str], int]:
-    """Rank 3 breaks off in the middle; what rank 0 knows and logs, and how far each got."""
+    """Breaks rank 3 off midway; returns what rank 0 knows and logs, and the last step."""
     rank = dist.get_rank()
     lines: list[str] = []
     handler = logging.Handler()
@@ -222,24 +223,24 @@ def with_one_lost(steps: int) -> tuple[list[int], list[str], int]:
         take_step(model, optimizer, step, rank)
         time.sleep(0.05)
         if rank == 3 and step == 4:
-            assert isinstance(worker._counter, Correspondence)
-            worker._counter._box.close()
+            assert isinstance(worker._endpoint, RemoteServer)
+            worker._endpoint._connection.close()
             assert worker._hook is not None
             worker._hook.remove()
             return [], [], step
     if rank == 0:
         alive = worker.workers()
-    # Not by a group: its name depends on how many groups each rank has made before.
+    # Not a new group: its name depends on how many groups each rank has created before.
     store = dist.distributed_c10d._get_default_store()
-    store.add("those who are left", 1)
-    while store.add("those who are left", 0) < 3:
+    store.add("remaining workers", 1)
+    while store.add("remaining workers", 0) < 3:
         time.sleep(0.05)
     worker.__exit__(None, None, None)
     logging.getLogger("gradwire").removeHandler(handler)
     return alive, lines, step
 
 
-def test_the_server_goes_on_without_a_worker_that_is_lost(four_ranks: Ranks) -> None:
+def test_the_server_continues_without_a_lost_worker(four_ranks: Ranks) -> None:
     results = four_ranks.run(with_one_lost, 30)
     alive, lines, _ = results[0]
     assert alive == [0, 1, 2]
@@ -247,19 +248,23 @@ def test_the_server_goes_on_without_a_worker_that_is_lost(four_ranks: Ranks) -> 
     assert [step for *_, step in results] == [29, 29, 29, 4]
 
 
-def with_one_that_never_comes(steps: int) -> tuple[list[str], float]:
-    """Rank 3 breaks off on its way to the server; what rank 0 logs, and how long it stays."""
+def with_one_unconnected(steps: int) -> tuple[list[str], float]:
+    """Keeps rank 3 from connecting; returns what rank 0 logs, and how long it stays."""
     rank = dist.get_rank()
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("gradwire").addHandler(handler)
-    model, connect, patience = small_model(), async_qsparse.connect, async_qsparse.ARRIVAL_S
+    model, connect, timeout_s = (
+        small_model(),
+        async_qsparse.connect,
+        async_qsparse.CONNECT_TIMEOUT_S,
+    )
     optimizer = plain_sgd(model)
     worker = AsyncQsparseLocalSGD(model, optimizer, SPEC, sync_every=2)
-    async_qsparse.ARRIVAL_S = 1.0
+    async_qsparse.CONNECT_TIMEOUT_S = 1.0
     if rank == 3:
-        async_qsparse.connect = _lose_the_way
+        async_qsparse.connect = _fail_to_connect
     start = time.perf_counter()
     try:
         with worker:
@@ -268,34 +273,34 @@ def with_one_that_never_comes(steps: int) -> tuple[list[str], float]:
     except InterruptedError:
         assert rank == 3
     finally:
-        async_qsparse.connect, async_qsparse.ARRIVAL_S = connect, patience
+        async_qsparse.connect, async_qsparse.CONNECT_TIMEOUT_S = connect, timeout_s
         logging.getLogger("gradwire").removeHandler(handler)
     return lines, time.perf_counter() - start
 
 
-def _lose_the_way(*_: object) -> Mailbox:
+def _fail_to_connect(*_: object) -> Connection:
     raise InterruptedError
 
 
-def test_who_never_comes_is_lost(four_ranks: Ranks) -> None:
-    (lines, took), *_ = four_ranks.run(with_one_that_never_comes, 4)
-    assert [line for line in lines if "worker 3 is lost (it has never come)" in line]
+def test_a_worker_that_never_connects_is_lost(four_ranks: Ranks) -> None:
+    (lines, took), *_ = four_ranks.run(with_one_unconnected, 4)
+    assert [line for line in lines if "worker 3 is lost (it has never connected)" in line]
     assert 0.9 < took < 30
 
 
-def test_what_arrives_is_divided_by_those_who_are_there() -> None:
-    """A message of all ones by one of four workers moves a model by 1/4, then by 1/3, by 1/2."""
+def test_updates_are_divided_by_the_connected_workers() -> None:
+    """A message of ones by one of four workers moves the model by 1/4, then by 1/3 and 1/2."""
     ctx = EncodeContext((8,))
     dense = open_lane("w", NoCompression(), NoMemory(), "gather", ctx, torch.device("cpu"))
     lanes = {"w": dense}
-    server = Server({"w": torch.zeros(8)}, Form(lanes), 4)
-    message = Form(lanes).pack([(torch.ones(8),)])
-    server.visit(0, 0, message)
+    server = Server({"w": torch.zeros(8)}, MessageFormat(lanes), 4)
+    message = MessageFormat(lanes).pack([(torch.ones(8),)])
+    server.sync(0, 0, message)
     torch.testing.assert_close(server.model["w"], torch.full((8,), -1 / 4))
-    server.lose(3, "a test")
-    server.lose(3, "a test")
-    server.visit(1, 0, message)
+    server.drop(3, "a test")
+    server.drop(3, "a test")
+    server.sync(1, 0, message)
     torch.testing.assert_close(server.model["w"], torch.full((8,), -1 / 4 - 1 / 3))
     server.leave(2)
-    server.visit(0, 1, message)
+    server.sync(0, 1, message)
     torch.testing.assert_close(server.model["w"], torch.full((8,), -1 / 4 - 1 / 3 - 1 / 2))

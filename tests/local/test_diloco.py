@@ -1,11 +1,11 @@
-"""Local SGD, DiLoCo and SparseLoCo: by hand, against torch's own outer optimiser, in fragments."""
+"""Local SGD, DiLoCo and SparseLoCo: by hand, compared with torch's SGD, in fragments."""
 
 from typing import Any
 
 import pytest
 import torch
 from local_workers import (
-    Crew,
+    SimulatedRun,
     adam,
     all_equal,
     momentum_sgd,
@@ -28,8 +28,8 @@ def test_local_sgd_by_hand() -> None:
         model.weight.data.fill_(1.0)
     optimizers = [SGD(model.parameters(), lr=0.1) for model in models]
     workers = [
-        LocalSGD(model, own, sync_every=2, process_group=seat)
-        for model, own, seat in zip(models, optimizers, simulated(2), strict=True)
+        LocalSGD(model, own, sync_every=2, process_group=worker)
+        for model, own, worker in zip(models, optimizers, simulated(2), strict=True)
     ]
     seen = []
     with workers[0], workers[1]:
@@ -43,8 +43,8 @@ def test_local_sgd_by_hand() -> None:
     assert seen[2] == pytest.approx([0.5, 0.3])
 
 
-def by_torch(size: int, steps: int, gap: int, outer: dict[str, Any]) -> Tensor:
-    """The same with torch's optimiser for the outer step."""
+def with_torch_sgd(size: int, steps: int, gap: int, outer: dict[str, Any]) -> Tensor:
+    """Trains DiLoCo with torch's SGD for the outer step."""
     models = [small_model() for _ in range(size)]
     optimizers = [adam(model) for model in models]
     anchor = small_model()
@@ -71,83 +71,83 @@ def by_torch(size: int, steps: int, gap: int, outer: dict[str, Any]) -> Tensor:
     ],
     ids=["nesterov", "heavy ball", "plain"],
 )
-def test_outer_steps_are_torchs(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    with Crew(DiLoCo, sync_every=5, optimizer=adam, **ours) as crew:
-        crew.train(20)
-    assert all_equal(crew.weights())
-    expected = by_torch(3, 20, 5, theirs)
-    torch.testing.assert_close(crew.weights()[0], expected, rtol=1e-4, atol=1e-6)
+def test_outer_steps_match_torch_sgd(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    with SimulatedRun(DiLoCo, sync_every=5, optimizer=adam, **ours) as run:
+        run.train(20)
+    assert all_equal(run.weights())
+    expected = with_torch_sgd(3, 20, 5, theirs)
+    torch.testing.assert_close(run.weights()[0], expected, rtol=1e-4, atol=1e-6)
 
 
 def test_plain_outer_steps_are_local_sgd() -> None:
     plain = {"outer_lr": 1.0, "outer_momentum": 0.0}
-    with Crew(DiLoCo, sync_every=3, optimizer=momentum_sgd, **plain) as crew:
-        crew.train(7)
-    with Crew(LocalSGD, sync_every=3, optimizer=momentum_sgd) as other:
+    with SimulatedRun(DiLoCo, sync_every=3, optimizer=momentum_sgd, **plain) as run:
+        run.train(7)
+    with SimulatedRun(LocalSGD, sync_every=3, optimizer=momentum_sgd) as other:
         other.train(7)
-    assert all(torch.equal(a, b) for a, b in zip(crew.weights(), other.weights(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(run.weights(), other.weights(), strict=True))
 
 
-def parts_equal(crew: Crew) -> tuple[bool, bool]:
-    """Whether workers have the same first and the same last layer."""
-    layers = [[model[i].weight.detach() for model in crew.models] for i in (0, 2)]
+def parts_equal(run: SimulatedRun) -> tuple[bool, bool]:
+    """Returns whether workers have the same first, and the same last layer."""
+    layers = [[model[i].weight.detach() for model in run.models] for i in (0, 2)]
     return all_equal(layers[0]), all_equal(layers[1])
 
 
-def test_fragments_are_told_in_turn() -> None:
-    with Crew(DiLoCo, sync_every=4, fragments=2) as crew:
+def test_fragments_are_synchronised_in_turn() -> None:
+    with SimulatedRun(DiLoCo, sync_every=4, fragments=2) as run:
         seen = []
         for step in range(8):
-            crew.step(step)
-            seen.append(parts_equal(crew))
-    nobody, first, last = (False, False), (True, False), (False, True)
-    assert seen == [nobody, first, nobody, last] * 2
-    stats = crew.workers[0].stats()
+            run.step(step)
+            seen.append(parts_equal(run))
+    none, first, last = (False, False), (True, False), (False, True)
+    assert seen == [none, first, none, last] * 2
+    stats = run.workers[0].stats()
     assert stats["syncs"] == 4
     assert stats["ratio"] == pytest.approx(4, rel=0.01)
 
 
 def test_fragments_by_name() -> None:
-    with Crew(DiLoCo, sync_every=2, fragments=[["2."], ["0.weight", "0.bias"]]) as crew:
-        crew.step(0)
-        assert parts_equal(crew) == (False, True)
-        crew.step(1)
-        assert parts_equal(crew) == (True, False)
+    with SimulatedRun(DiLoCo, sync_every=2, fragments=[["2."], ["0.weight", "0.bias"]]) as run:
+        run.step(0)
+        assert parts_equal(run) == (False, True)
+        run.step(1)
+        assert parts_equal(run) == (True, False)
 
 
-def test_what_is_delayed_meets_where_it_would_have_met() -> None:
-    """With no share of its own, a worker loses the steps since; the anchor is where it was."""
+def test_a_delay_does_not_change_the_anchor() -> None:
+    """With alpha=0 a worker loses the steps taken during the delay."""
     plain = {"outer_lr": 1.0, "outer_momentum": 0.0}
-    with Crew(DiLoCo, sync_every=4, delay=2, alpha=0.0, **plain) as crew:
-        crew.train(4)
-        assert not all_equal(crew.weights())
-        crew.train(1, first=4)
-        assert not all_equal(crew.weights())
-        crew.train(1, first=5)
-        late = crew.weights()
-    with Crew(LocalSGD, sync_every=4) as other:
+    with SimulatedRun(DiLoCo, sync_every=4, delay=2, alpha=0.0, **plain) as run:
+        run.train(4)
+        assert not all_equal(run.weights())
+        run.train(1, first=4)
+        assert not all_equal(run.weights())
+        run.train(1, first=5)
+        delayed = run.weights()
+    with SimulatedRun(LocalSGD, sync_every=4) as other:
         other.train(4)
-    assert all_equal(late)
-    assert torch.equal(late[0], other.weights()[0])
+    assert all_equal(delayed)
+    assert torch.equal(delayed[0], other.weights()[0])
 
 
-def test_a_share_of_the_steps_meanwhile_stays() -> None:
+def test_the_fraction_alpha_of_later_steps_stays() -> None:
     plain = {"outer_lr": 1.0, "outer_momentum": 0.0, "sync_every": 4, "delay": 1}
 
     def after(alpha: float) -> list[Tensor]:
-        with Crew(DiLoCo, alpha=alpha, **plain) as crew:
-            crew.train(5)
-        return crew.weights()
+        with SimulatedRun(DiLoCo, alpha=alpha, **plain) as run:
+            run.train(5)
+        return run.weights()
 
-    with Crew(LocalSGD, sync_every=100) as alone:
+    with SimulatedRun(LocalSGD, sync_every=100) as alone:
         alone.train(5)
-    met = after(0.0)[0]
+    anchor = after(0.0)[0]
     for own, ours in zip(alone.weights(), after(0.25), strict=True):
-        torch.testing.assert_close(ours, 0.75 * met + 0.25 * own)
+        torch.testing.assert_close(ours, 0.75 * anchor + 0.25 * own)
 
 
 def streamed(size: int, steps: int, gap: int, delay: int, alpha: float) -> list[Tensor]:
-    """Streaming DiLoCo of two layers by hand: an outer optimiser of torch's for each of them."""
+    """Trains Streaming DiLoCo of two layers by hand, with torch's SGD for each of them."""
     models = [small_model() for _ in range(size)]
     optimizers = [adam(model) for model in models]
     anchors = [[p.detach().clone() for p in small_model()[i].parameters()] for i in (0, 2)]
@@ -171,39 +171,39 @@ def streamed(size: int, steps: int, gap: int, delay: int, alpha: float) -> list[
 
 
 @pytest.mark.parametrize("delay", [1, 3, 5])
-def test_streaming_is_its_definition(delay: int) -> None:
+def test_streaming_matches_its_definition(delay: int) -> None:
     settings = {"sync_every": 6, "fragments": 2, "delay": delay, "alpha": 0.3}
-    with Crew(DiLoCo, optimizer=adam, **settings) as crew:
+    with SimulatedRun(DiLoCo, optimizer=adam, **settings) as run:
         for step in range(1, 27):
-            crew.step(step)
+            run.step(step)
     expected = streamed(3, 26, 6, delay, 0.3)
-    for ours, theirs in zip(crew.weights(), expected, strict=True):
+    for ours, theirs in zip(run.weights(), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_sparseloco_says_146_times_less_at_every_sync() -> None:
+def test_sparseloco_sends_146_times_less_at_every_sync() -> None:
     def wide() -> nn.Module:
         torch.manual_seed(0)
         return nn.Linear(40, 32 * 128, bias=False)
 
-    def idle(crew: Crew) -> None:
-        for optimizer in crew.optimizers:
+    def idle(run: SimulatedRun) -> None:
+        for optimizer in run.optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     parameter.grad = torch.ones_like(parameter)
             optimizer.step()
 
-    with Crew(SparseLoCo, sync_every=1, model=wide) as crew:
-        idle(crew)
-        stats = crew.workers[0].stats()
+    with SimulatedRun(SparseLoCo, sync_every=1, model=wide) as run:
+        idle(run)
+        stats = run.workers[0].stats()
     assert wide().weight.nbytes / stats["message_bytes"] > 200  # type: ignore[operator]
     assert stats["planned_ratio"] > 200
 
 
-def test_sparseloco_feeds_a_fading_error_back() -> None:
+def test_sparseloco_feeds_back_a_decaying_error() -> None:
     spec = "chunktopk:k=8,chunk=64,values=fp32"
-    with Crew(SparseLoCo, spec, sync_every=1, size=1, outer_lr=0.5, decay=0.9) as crew:
-        [model] = crew.models
+    with SimulatedRun(SparseLoCo, spec, sync_every=1, size=1, outer_lr=0.5, decay=0.9) as run:
+        [model] = run.models
         anchor = model[0].weight.detach().clone()
         error = torch.zeros_like(anchor)
         for step in range(3):
@@ -212,29 +212,29 @@ def test_sparseloco_feeds_a_fading_error_back() -> None:
             take_step(alone, plain_sgd(alone), step, 0)
             error = 0.9 * error + anchor - alone[0].weight.detach()
             rows = error.view(-1, 64)
-            said = torch.zeros_like(rows)
+            sent = torch.zeros_like(rows)
             index = rows.abs().topk(8, dim=1).indices
-            said.scatter_(1, index, rows.gather(1, index))
-            error = error - said.view(error.shape)
-            anchor = anchor - 0.5 * said.view(error.shape)
-            crew.step(step)
+            sent.scatter_(1, index, rows.gather(1, index))
+            error = error - sent.view(error.shape)
+            anchor = anchor - 0.5 * sent.view(error.shape)
+            run.step(step)
             torch.testing.assert_close(model[0].weight.detach(), anchor, rtol=1e-5, atol=1e-6)
 
 
-def test_they_learn() -> None:
-    def late_loss(method: Any, *args: Any, **settings: Any) -> float:
+def test_training_reduces_the_loss() -> None:
+    def final_loss(method: Any, *args: Any, **settings: Any) -> float:
         settings = {"sync_every": 5, **settings}
-        with Crew(method, *args, size=2, optimizer=adam, **settings) as crew:
-            return sum(crew.train(150)[-10:]) / 10
+        with SimulatedRun(method, *args, size=2, optimizer=adam, **settings) as run:
+            return sum(run.train(150)[-10:]) / 10
 
-    local = late_loss(LocalSGD)
+    local = final_loss(LocalSGD)
     assert local < 0.3
     # Thirty outer steps are few for a momentum of 0.9.
     calm = {"outer_lr": 0.7, "outer_momentum": 0.3}
-    assert late_loss(DiLoCo, **calm) < 1.2 * local
+    assert final_loss(DiLoCo, **calm) < 1.2 * local
     streaming = {"fragments": [["0."], ["2."]], "delay": 1, **calm, "sync_every": 6}
-    assert late_loss(DiLoCo, "codebook:bits=8,spread=12", **streaming) < 1.5 * local
-    assert late_loss(SparseLoCo, "chunktopk:k=8,chunk=64 | codebook") < 1.5 * local
+    assert final_loss(DiLoCo, "codebook:bits=8,spread=12", **streaming) < 1.5 * local
+    assert final_loss(SparseLoCo, "chunktopk:k=8,chunk=64 | codebook") < 1.5 * local
 
 
 @pytest.mark.parametrize(
@@ -255,4 +255,4 @@ def test_they_learn() -> None:
 )
 def test_settings_out_of_range(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=f"^DiLoCo: {message}"):
-        Crew(DiLoCo, **settings)
+        SimulatedRun(DiLoCo, **settings)

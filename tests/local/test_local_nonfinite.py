@@ -1,8 +1,8 @@
-"""What a local run survives: a gradient that is not finite costs a sync of what it spoils."""
+"""Recovery of a local run from a non-finite gradient, which costs the syncs it affects."""
 
 import pytest
 import torch
-from local_workers import Crew
+from local_workers import SimulatedRun
 from nonfinite_jobs import recovered
 from torch import nn
 
@@ -15,7 +15,7 @@ RAISED = {
     "qsparse-2-1-1": [9],
     "qsparse-2-2-1": [10],
     "diloco-2-2-1": [10],
-    # The parameters of both fragments are spoilt, which are told in turn.
+    # The parameters of both fragments are affected, which are synchronised in turn.
     "diloco-4-2-2": [10, 12],
     "diloco-4-4-2": [12, 14],
     "cser-pl": [8],
@@ -23,7 +23,7 @@ RAISED = {
 
 
 @pytest.mark.parametrize("name", RAISED)
-def test_workers_go_on_and_agree(four_ranks: Ranks, name: str) -> None:
+def test_workers_recover_and_agree(four_ranks: Ranks, name: str) -> None:
     results = four_ranks.run(recovered, name)
     for raised, agreed, weights in results:
         assert raised == RAISED[name]
@@ -31,7 +31,7 @@ def test_workers_go_on_and_agree(four_ranks: Ranks, name: str) -> None:
         assert torch.equal(agreed, results[0][1])
 
 
-@pytest.mark.parametrize("name", ["steps", "lanes", "tensors", "seed"])
+@pytest.mark.parametrize("name", ["steps", "engines", "tensors", "seed"])
 def test_parameters_may_have_any_name(name: str) -> None:
     def model() -> nn.Module:
         torch.manual_seed(0)
@@ -39,8 +39,8 @@ def test_parameters_may_have_any_name(name: str) -> None:
         found.register_parameter(name, nn.Parameter(torch.zeros(4, 4)))
         return found
 
-    with Crew(LocalSGD, model=model, sync_every=2) as crew:
-        crew.train(3)
-    again = Crew(LocalSGD, model=model, sync_every=2)
-    again.workers[1].load_state_dict(crew.workers[1].state_dict())
+    with SimulatedRun(LocalSGD, model=model, sync_every=2) as run:
+        run.train(3)
+    again = SimulatedRun(LocalSGD, model=model, sync_every=2)
+    again.workers[1].load_state_dict(run.workers[1].state_dict())
     assert again.workers[1].steps == 3

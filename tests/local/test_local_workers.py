@@ -1,4 +1,4 @@
-"""What goes on beside a worker: begun at once, held in order, and what goes wrong is told."""
+"""The background runner: starts at once, keeps the order, and reports errors."""
 
 import time
 from threading import Event
@@ -10,55 +10,58 @@ from torch import Tensor
 from gradwire.comm.base import Collective, CollectiveProgram, Comm
 from gradwire.comm.meter import Meter
 from gradwire.errors import PeerError
-from gradwire.local.workers import Beside, GroupPeers
+from gradwire.local.workers import BackgroundRunner, ProcessGroupWorkers
 from processes import Ranks
 
 
 class Echo(Comm):
-    """Answers with what was said."""
+    """Answers with the buffers of the request."""
 
     def __init__(self) -> None:
         self.rank, self.size, self.meter = 0, 1, Meter()
 
-    def answer(self, call: Collective) -> list[Tensor]:
+    def run(self, call: Collective) -> list[Tensor]:
         return call.buffers
 
 
-def noted(heard: list[int], number: int, gate: Event) -> CollectiveProgram[None]:
+def recorded(received: list[int], number: int, gate: Event) -> CollectiveProgram[None]:
     assert gate.wait(10)
-    [told] = yield Collective("mean", [torch.tensor([number])])
-    heard.append(int(told))
+    [answer] = yield Collective("mean", [torch.tensor([number])])
+    received.append(int(answer))
 
 
-def test_who_starts_a_conversation_goes_on_at_once() -> None:
-    gate, heard, beside = Event(), list[int](), Beside(torch.device("cpu"))
-    syncs_host = [beside.start(noted(heard, number, gate), Echo()) for number in range(3)]
-    assert not heard
+def test_start_returns_at_once() -> None:
+    gate, received, runner = Event(), list[int](), BackgroundRunner(torch.device("cpu"))
+    waits = [runner.start(recorded(received, number, gate), Echo()) for number in range(3)]
+    assert not received
     gate.set()
-    syncs_host[1]()
-    assert heard[:2] == [0, 1]
-    syncs_host[2]()
-    assert heard == [0, 1, 2]
-    syncs_host[0]()
-    beside.end(wait=True)
+    waits[1]()
+    assert received[:2] == [0, 1]
+    waits[2]()
+    assert received == [0, 1, 2]
+    waits[0]()
+    runner.end(wait=True)
 
 
-def test_what_goes_wrong_is_raised_where_it_is_awaited() -> None:
+def test_an_error_is_raised_by_its_wait() -> None:
     def fails() -> CollectiveProgram[None]:
         raise PeerError("gone")
         yield
 
-    heard, gate, beside = list[int](), Event(), Beside(torch.device("cpu"))
+    received, gate, runner = list[int](), Event(), BackgroundRunner(torch.device("cpu"))
     gate.set()
-    lost, next_one = beside.start(fails(), Echo()), beside.start(noted(heard, 1, gate), Echo())
+    failed, next_one = (
+        runner.start(fails(), Echo()),
+        runner.start(recorded(received, 1, gate), Echo()),
+    )
     with pytest.raises(PeerError, match="gone"):
-        lost()
+        failed()
     next_one()
-    assert heard == [1]
-    beside.end(wait=True)
+    assert received == [1]
+    runner.end(wait=True)
 
 
-def test_it_keeps_to_as_many_threads() -> None:
+def test_the_thread_count_is_inherited() -> None:
     seen: list[int] = []
 
     def counted() -> CollectiveProgram[None]:
@@ -69,33 +72,33 @@ def test_it_keeps_to_as_many_threads() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        beside = Beside(torch.device("cpu"))
-        beside.start(counted(), Echo())()
-        beside.end(wait=True)
+        runner = BackgroundRunner(torch.device("cpu"))
+        runner.start(counted(), Echo())()
+        runner.end(wait=True)
     finally:
         torch.set_num_threads(before)
     assert seen == [1]
 
 
-def _peaceful(in_peace: bool) -> bool:
-    """Whether a conversation is over as soon as it is started."""
-    heard: list[int] = []
-    peers = GroupPeers(None, torch.device("cpu"))
+def _finished_at_once(blocking: bool) -> bool:
+    """Returns whether a program has finished when `start` returns."""
+    received: list[int] = []
+    workers = ProcessGroupWorkers(None, torch.device("cpu"))
 
     def slow() -> CollectiveProgram[None]:
         time.sleep(0.1)
-        heard.append(1)
+        received.append(1)
         return
         yield
 
-    wait = peers.start(slow(), in_peace=in_peace)
-    over = bool(heard)
+    wait = workers.start(slow(), blocking=blocking)
+    finished = bool(received)
     wait()
-    peers.rest(wait=True)
-    assert heard == [1]
-    return over
+    workers.shutdown(wait=True)
+    assert received == [1]
+    return finished
 
 
-def test_what_needs_peace_is_waited_for(four_ranks: Ranks) -> None:
-    assert four_ranks.run(_peaceful, True) == [True] * 4
-    assert four_ranks.run(_peaceful, False) == [False] * 4
+def test_a_blocking_start_waits(four_ranks: Ranks) -> None:
+    assert four_ranks.run(_finished_at_once, True) == [True] * 4
+    assert four_ranks.run(_finished_at_once, False) == [False] * 4

@@ -1,4 +1,4 @@
-"""Means that come late: every step ends up in every model once, whatever was under way."""
+"""Delayed means: every step ends up in every model exactly once."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 from local_workers import (
-    Crew,
     MakeOptimizer,
     Method,
+    SimulatedRun,
     all_equal,
     largest,
     momentum_sgd,
@@ -31,7 +31,7 @@ both = pytest.mark.parametrize(
 
 
 def whole_numbers() -> nn.Module:
-    """A model of which no sum or mean of a few is rounded."""
+    """Returns a model whose sums and means over few workers are exact."""
     model = nn.Linear(5, 3, bias=False)
     model.weight.data.copy_(torch.arange(15).view(3, 5))
     return model
@@ -41,14 +41,16 @@ def unit_sgd(model: nn.Module) -> Optimizer:
     return SGD(model.parameters(), lr=1.0)
 
 
-def given(step: int, rank: int) -> Tensor:
-    dice = torch.Generator().manual_seed(100 * step + rank)
-    return torch.randint(-8, 9, (3, 5), generator=dice).float()
+def whole_gradient(step: int, rank: int) -> Tensor:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randint(-8, 9, (3, 5), generator=generator).float()
 
 
-def pushed(crew: Crew, step: int, gradient: Callable[[int, int], Tensor] = given) -> None:
-    """A step along gradients that do not depend on where the models are."""
-    for rank, (model, optimizer) in enumerate(zip(crew.models, crew.optimizers, strict=True)):
+def step_along(
+    run: SimulatedRun, step: int, gradient: Callable[[int, int], Tensor] = whole_gradient
+) -> None:
+    """Takes a step along gradients that do not depend on the models."""
+    for rank, (model, optimizer) in enumerate(zip(run.models, run.optimizers, strict=True)):
         parameter = next(model.parameters())
         parameter.grad = gradient(step, rank).to(parameter.dtype)
         optimizer.step()
@@ -60,35 +62,35 @@ def pushed(crew: Crew, step: int, gradient: Callable[[int, int], Tensor] = given
 def test_no_step_is_lost_and_none_counts_twice(
     method: Method, args: tuple[Any, ...], delay: int, ahead: float
 ) -> None:
-    """What has arrived is there as its mean, what is under way as far as a worker runs ahead."""
+    """Applied steps are in the mean; of those in flight a worker has the fraction `ahead`."""
     share = ahead if delay else 1
     size, settings = 4, {"model": whole_numbers, "optimizer": unit_sgd, "ahead": share}
-    with Crew(method, *args, size=size, sync_every=GAP, delay=delay, **settings) as crew:
+    with SimulatedRun(method, *args, size=size, sync_every=GAP, delay=delay, **settings) as run:
         for step in range(1, 4 * GAP + 1):
-            pushed(crew, step)
-            arrived, told = max(0, (step - delay) // GAP * GAP), step // GAP * GAP
+            step_along(run, step)
+            applied, sent = max(0, (step - delay) // GAP * GAP), step // GAP * GAP
             common = next(whole_numbers().parameters()).detach()
-            for past in range(1, arrived + 1):
-                common -= torch.stack([given(past, rank) for rank in range(size)]).mean(0)
-            for rank, model in enumerate(crew.models):
-                own = [given(since, rank) for since in range(arrived + 1, step + 1)]
-                under_way, untold = own[: told - arrived], own[told - arrived :]
-                nothing = torch.zeros(3, 5)
-                expected = common - share * sum(under_way, nothing) - sum(untold, nothing)
+            for past in range(1, applied + 1):
+                common -= torch.stack([whole_gradient(past, rank) for rank in range(size)]).mean(0)
+            for rank, model in enumerate(run.models):
+                own = [whole_gradient(since, rank) for since in range(applied + 1, step + 1)]
+                in_flight, unsent = own[: sent - applied], own[sent - applied :]
+                zero = torch.zeros(3, 5)
+                expected = common - share * sum(in_flight, zero) - sum(unsent, zero)
                 assert torch.equal(next(model.parameters()).detach(), expected)
 
 
 def by_definition(
     size: int, steps: int, gap: int, delay: int, ahead: float, ratio: float
 ) -> list[Tensor]:
-    """Top-k of memory plus what a worker has done since it last told."""
+    """Sends the top-k of residual plus a worker's steps since its last drift."""
     models = [small_model() for _ in range(size)]
     optimizers = [momentum_sgd(model) for model in models]
     places = range(len(list(models[0].parameters())))
     anchor = [p.detach().clone() for p in models[0].parameters()]
-    memory = [[torch.zeros_like(a) for a in anchor] for _ in range(size)]
+    residuals = [[torch.zeros_like(a) for a in anchor] for _ in range(size)]
     base = [[a.clone() for a in anchor] for _ in range(size)]
-    departed = [[a.clone() for a in anchor] for _ in range(size)]
+    captured = [[a.clone() for a in anchor] for _ in range(size)]
     for step in range(1, steps + 1):
         for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
             take_step(model, optimizer, step, rank)
@@ -96,33 +98,33 @@ def by_definition(
         if step > delay and (step - delay) % gap == 0:
             for rank in range(size):
                 for place in places:
-                    now[rank][place].add_(anchor[place] - departed[rank][place])
+                    now[rank][place].add_(anchor[place] - captured[rank][place])
                     base[rank][place] = anchor[place].clone()
         if step % gap == 0:
-            gone = [
+            drifts = [
                 [b - x for b, x in zip(*pair, strict=True)] for pair in zip(base, now, strict=True)
             ]
             for place in places:
-                said = []
+                sent = []
                 for rank in range(size):
-                    now[rank][place].add_(gone[rank][place], alpha=1 - ahead)
-                    drift = memory[rank][place] + gone[rank][place]
-                    said.append(largest(drift, ratio))
-                    memory[rank][place] = drift - said[-1]
-                anchor[place] = anchor[place] - torch.stack(said).mean(0)
-            departed = [[x.clone() for x in own] for own in now]
+                    now[rank][place].add_(drifts[rank][place], alpha=1 - ahead)
+                    drift = residuals[rank][place] + drifts[rank][place]
+                    sent.append(largest(drift, ratio))
+                    residuals[rank][place] = drift - sent[-1]
+                anchor[place] = anchor[place] - torch.stack(sent).mean(0)
+            captured = [[x.clone() for x in own] for own in now]
     return [weights(model) for model in models]
 
 
 @pytest.mark.parametrize("ahead", [1, 0.5])
 @pytest.mark.parametrize("delay", [1, 3, GAP])
-def test_is_its_definition(delay: int, ahead: float) -> None:
+def test_matches_its_definition(delay: int, ahead: float) -> None:
     settings = {"sync_every": GAP, "delay": delay, "ahead": ahead, "optimizer": momentum_sgd}
-    with Crew(QsparseLocalSGD, "topk:ratio=0.1,values=fp32", **settings) as crew:
+    with SimulatedRun(QsparseLocalSGD, "topk:ratio=0.1,values=fp32", **settings) as run:
         for step in range(1, 4 * GAP + 3):
-            crew.step(step)
+            run.step(step)
     expected = by_definition(3, 4 * GAP + 2, GAP, delay, ahead, 0.1)
-    for ours, theirs in zip(crew.weights(), expected, strict=True):
+    for ours, theirs in zip(run.weights(), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
@@ -133,16 +135,16 @@ def conv(form: torch.memory_format) -> nn.Module:
 
 @both
 @pytest.mark.parametrize("delay", [1, GAP])
-def test_parameters_in_another_order_of_memory(
+def test_parameters_in_another_memory_format(
     method: Method, args: tuple[Any, ...], delay: int
 ) -> None:
     ends = []
     for form in (torch.contiguous_format, torch.channels_last):
         settings = {"sync_every": GAP, "delay": delay, "ahead": 0.5, "optimizer": unit_sgd}
-        with Crew(method, *args, model=partial(conv, form), **settings) as crew:
+        with SimulatedRun(method, *args, model=partial(conv, form), **settings) as run:
             for step in range(1, 3 * GAP + 1):
-                pushed(crew, step, partial(normal_gradient, (4, 3, 3, 3)))
-            ends.append([next(model.parameters()).detach().clone() for model in crew.models])
+                step_along(run, step, partial(normal_gradient, (4, 3, 3, 3)))
+            ends.append([next(model.parameters()).detach().clone() for model in run.models])
     for one, other in zip(*ends, strict=True):
         assert one.is_contiguous()
         assert not other.is_contiguous()
@@ -154,74 +156,75 @@ def normal_gradient(shape: tuple[int, ...], step: int, rank: int) -> Tensor:
 
 
 @both
-def test_a_worker_alone_trains_as_without(method: Method, args: tuple[Any, ...]) -> None:
+def test_one_worker_trains_as_without_the_method(method: Method, args: tuple[Any, ...]) -> None:
     settings = {"sync_every": GAP, "delay": GAP - 1, "optimizer": momentum_sgd, "size": 1}
-    with Crew(method, *args, **settings) as crew:
-        crew.train(3 * GAP)
+    with SimulatedRun(method, *args, **settings) as run:
+        run.train(3 * GAP)
     plain = small_model()
     optimizer = momentum_sgd(plain)
     for step in range(3 * GAP):
         take_step(plain, optimizer, step, 0)
-    torch.testing.assert_close(crew.weights()[0], weights(plain), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(run.weights()[0], weights(plain), rtol=1e-5, atol=1e-6)
 
 
-def test_what_sixteen_bits_round_off_is_nobodys_drift() -> None:
-    """Workers who rest have nothing to tell, though none of them is where the anchor is."""
+def test_rounding_to_16_bits_is_not_part_of_the_drift() -> None:
+    """Workers with zero gradients have no drift, though none is exactly at the anchor."""
 
     def half() -> nn.Module:
         torch.manual_seed(0)
         return nn.Linear(5, 3, bias=False).to(torch.bfloat16)
 
     def rough(step: int, rank: int) -> Tensor:
-        return given(step, rank) / 300 if step <= GAP + 1 else torch.zeros(3, 5)
+        return whole_gradient(step, rank) / 300 if step <= GAP + 1 else torch.zeros(3, 5)
 
     settings = {"sync_every": GAP, "delay": 2, "optimizer": unit_sgd, "model": half}
-    with Crew(LocalSGD, **settings) as crew:
+    with SimulatedRun(LocalSGD, **settings) as run:
         seen = []
         for step in range(1, 5 * GAP):
-            pushed(crew, step, rough)
+            step_along(run, step, rough)
             if step % GAP == GAP - 1:
-                seen.append(crew.workers[0]._common()["weight"].clone())
-        ends = crew.weights()
+                seen.append(run.workers[0]._common()["weight"].clone())
+        ends = run.weights()
     assert all_equal(ends)
     assert torch.equal(ends[0], seen[-1].to(torch.bfloat16).float())
     assert not torch.equal(ends[0], seen[-1])
-    # The first departs, the second arrives with what was done before the rest, the third is it.
+    # The last non-zero gradients reach the anchor between the second and the third.
     assert not torch.equal(seen[1], seen[2])
     assert all(torch.equal(anchor, seen[2]) for anchor in seen[3:])
 
 
-def test_error_feedback_still_brings_all_in_the_end() -> None:
-    """Models, and what memories owe them, have gone as far as all steps together."""
+def test_error_feedback_applies_all_steps_in_the_end() -> None:
+    """Models minus residuals equal the start minus all steps."""
     spec, settings = "topk:ratio=0.2,values=fp32", {"model": small_model, "optimizer": unit_sgd}
-    with Crew(QsparseLocalSGD, spec, size=2, sync_every=GAP, delay=1, **settings) as crew:
+    with SimulatedRun(QsparseLocalSGD, spec, size=2, sync_every=GAP, delay=1, **settings) as run:
         start = next(small_model().parameters()).detach()
-        gone = torch.zeros_like(start)
+        total = torch.zeros_like(start)
         for step in range(1, 4 * GAP + 2):
-            told = step <= 4 * GAP
-            for rank, optimizer in enumerate(crew.optimizers):
-                for parameter in crew.models[rank].parameters():
-                    dice = torch.Generator().manual_seed(100 * step + rank)
-                    parameter.grad = told * torch.randn(parameter.shape, generator=dice)
-                gone += next(crew.models[rank].parameters()).grad / 2
+            trains = step <= 4 * GAP
+            for rank, optimizer in enumerate(run.optimizers):
+                for parameter in run.models[rank].parameters():
+                    generator = torch.Generator().manual_seed(100 * step + rank)
+                    parameter.grad = trains * torch.randn(parameter.shape, generator=generator)
+                total += next(run.models[rank].parameters()).grad / 2
                 optimizer.step()
-        unsent_keys = [
-            worker._lanes()[0].lanes["0.weight"].memory_state["residual"] for worker in crew.workers
+        residuals = [
+            worker._engines()[0].lanes["0.weight"].memory_state["residual"]
+            for worker in run.workers
         ]
-    assert all_equal(crew.weights())
-    waiting = torch.stack(unsent_keys).mean(0).view(start.shape)
-    assert waiting.norm() > 0.1
-    there = next(crew.models[0].parameters()).detach()
-    torch.testing.assert_close(there - waiting, start - gone, rtol=1e-4, atol=1e-4)
+    assert all_equal(run.weights())
+    unsent = torch.stack(residuals).mean(0).view(start.shape)
+    assert unsent.norm() > 0.1
+    final = next(run.models[0].parameters()).detach()
+    torch.testing.assert_close(final - unsent, start - total, rtol=1e-4, atol=1e-4)
 
 
 def test_it_learns_as_well_as_without_delay() -> None:
-    def late_loss(delay: int) -> float:
+    def final_loss(delay: int) -> float:
         settings = {"sync_every": 8, "delay": delay, "optimizer": momentum_sgd}
-        with Crew(QsparseLocalSGD, "int4", **settings) as crew:
-            return sum(crew.train(160)[-16:]) / 16
+        with SimulatedRun(QsparseLocalSGD, "int4", **settings) as run:
+            return sum(run.train(160)[-16:]) / 16
 
-    assert late_loss(7) < 1.2 * late_loss(0)
+    assert final_loss(7) < 1.2 * final_loss(0)
 
 
 @both
@@ -229,43 +232,43 @@ def test_it_learns_as_well_as_without_delay() -> None:
 def test_a_delay_out_of_range(method: Method, args: tuple[Any, ...], delay: object) -> None:
     rule = r"delay must be (a whole number, )?0 to 4, got"
     with pytest.raises(ConfigError, match=f"^{method.__name__}: {rule}"):
-        Crew(method, *args, sync_every=GAP, delay=delay)
+        SimulatedRun(method, *args, sync_every=GAP, delay=delay)
 
 
 def test_a_state_of_another_delay() -> None:
-    with Crew(LocalSGD, sync_every=GAP, delay=2, size=1) as crew:
-        crew.train(GAP + 1)
-    state = crew.workers[0].state_dict()
+    with SimulatedRun(LocalSGD, sync_every=GAP, delay=2, size=1) as run:
+        run.train(GAP + 1)
+    state = run.workers[0].state_dict()
     with pytest.raises(ConfigError, match="state: delay is 2, expected 0"):
-        Crew(LocalSGD, sync_every=GAP, size=1).workers[0].load_state_dict(state)
+        SimulatedRun(LocalSGD, sync_every=GAP, size=1).workers[0].load_state_dict(state)
 
 
 @both
 @pytest.mark.parametrize("ahead", [0, -0.5, 1.5, True, "half"])
 def test_a_share_out_of_range(method: Method, args: tuple[Any, ...], ahead: object) -> None:
     with pytest.raises(ConfigError, match=rf"^{method.__name__}: ahead must be in \(0, 1\], got"):
-        Crew(method, *args, sync_every=GAP, delay=1, ahead=ahead)
+        SimulatedRun(method, *args, sync_every=GAP, delay=1, ahead=ahead)
 
 
 @both
-def test_nobody_is_ahead_of_what_is_waited_for(method: Method, args: tuple[Any, ...]) -> None:
+def test_ahead_needs_a_delay(method: Method, args: tuple[Any, ...]) -> None:
     with pytest.raises(ConfigError, match=rf"^{method.__name__}: ahead=0.5 needs a delay"):
-        Crew(method, *args, sync_every=GAP, ahead=0.5)
+        SimulatedRun(method, *args, sync_every=GAP, ahead=0.5)
 
 
 def spread_on_a_parabola(optimizer: MakeOptimizer, gap: int, ahead: float) -> tuple[float, float]:
-    """How far two workers are apart in the end, and their mean from the minimum.
+    """Returns the final distance of two workers, and of their mean from the minimum.
 
-    Both see one parabola; only in the first step something sets them apart.
+    Both minimise one parabola; only their first gradients differ.
     """
     settings = {"sync_every": gap, "delay": gap, "ahead": ahead, "size": 2}
-    with Crew(LocalSGD, model=whole_numbers, optimizer=optimizer, **settings) as crew:
+    with SimulatedRun(LocalSGD, model=whole_numbers, optimizer=optimizer, **settings) as run:
         for step in range(1, 121):
-            for rank, (model, own) in enumerate(zip(crew.models, crew.optimizers, strict=True)):
+            for rank, (model, own) in enumerate(zip(run.models, run.optimizers, strict=True)):
                 [parameter] = model.parameters()
                 parameter.grad = parameter.detach() + (step == 1) * (2 * rank - 1)
                 own.step()
-        first, second = crew.weights()
+        first, second = run.weights()
     return float((first - second).abs().max()), float((first + second).abs().max() / 2)
 
 
@@ -273,10 +276,10 @@ def spread_on_a_parabola(optimizer: MakeOptimizer, gap: int, ahead: float) -> tu
     ("rate", "momentum", "gap", "ahead"),
     [(1.5, 0.0, 1, 0.5), (0.6, 0.9, 2, 0.6), (0.6, 0.9, 3, 0.6)],
 )
-def test_who_runs_less_ahead_may_take_the_steps_of_dense_training(
+def test_a_smaller_ahead_is_stable_at_the_rates_of_dense_training(
     rate: float, momentum: float, gap: int, ahead: float
 ) -> None:
-    """Dense training is stable here, and so is the mean, but not what sets workers apart."""
+    """Dense training is stable here, and so is the mean, but not the difference of workers."""
 
     def steep(model: nn.Module) -> Optimizer:
         return SGD(model.parameters(), lr=rate, momentum=momentum, nesterov=momentum > 0)

@@ -1,9 +1,9 @@
-"""Qsparse-local-SGD against its definition written out, and what it promises."""
+"""Qsparse-local-SGD: compared with its definition, and its guarantees."""
 
 import pytest
 import torch
 from local_workers import (
-    Crew,
+    SimulatedRun,
     all_equal,
     largest,
     momentum_sgd,
@@ -32,29 +32,29 @@ SPECS = [
 def by_definition(
     size: int, steps: int, gap: int, ratio: float, decay_at: int | None = None
 ) -> Tensor:
-    """Top-k of memory plus drift for matrices, all of the drift for vectors.
+    """Sends the top-k of residual plus drift of matrices, and the whole drift of vectors.
 
-    At a decay of the learning rate, memories are emptied at the last sync before it.
+    At a decay of the learning rate, residuals are dropped at the last sync before it.
     """
     models = [small_model() for _ in range(size)]
     optimizers = [momentum_sgd(model) for model in models]
     anchor = [p.detach().clone() for p in models[0].parameters()]
-    memory = [[torch.zeros_like(a) for a in anchor] for _ in range(size)]
+    residuals = [[torch.zeros_like(a) for a in anchor] for _ in range(size)]
     for step in range(steps):
         if step == decay_at:
             decay(optimizers)
-            memory = [[torch.zeros_like(a) for a in anchor] for _ in range(size)]
+            residuals = [[torch.zeros_like(a) for a in anchor] for _ in range(size)]
         for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
             take_step(model, optimizer, step, rank)
         if (step + 1) % gap:
             continue
         for place, common in enumerate(anchor):
-            said = []
+            sent = []
             for rank, model in enumerate(models):
-                drift = memory[rank][place] + common - list(model.parameters())[place].detach()
-                said.append(largest(drift, ratio))
-                memory[rank][place] = drift - said[-1]
-            common.sub_(torch.stack(said).mean(0))
+                drift = residuals[rank][place] + common - list(model.parameters())[place].detach()
+                sent.append(largest(drift, ratio))
+                residuals[rank][place] = drift - sent[-1]
+            common.sub_(torch.stack(sent).mean(0))
             for model in models:
                 list(model.parameters())[place].data.copy_(common)
     return torch.cat([weights(model) for model in models])
@@ -66,7 +66,7 @@ def decay(optimizers: list[Optimizer]) -> None:
 
 
 @pytest.mark.parametrize("gap", [1, 4])
-def test_is_its_definition(gap: int) -> None:
+def test_matches_its_definition(gap: int) -> None:
     spec = "topk:ratio=0.1,values=fp32"
     ours = trained(QsparseLocalSGD, spec, sync_every=gap, optimizer=momentum_sgd, steps=14)
     expected = by_definition(size=3, steps=14, gap=gap, ratio=0.1)
@@ -74,101 +74,103 @@ def test_is_its_definition(gap: int) -> None:
 
 
 @pytest.mark.parametrize("decay_at", [6, 8])
-def test_forgets_at_a_decay_as_the_experiments_do(
+def test_residuals_are_dropped_at_a_decay_as_in_the_paper(
     decay_at: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In the middle of a gap or at its beginning: memories change at syncs only."""
+    """In the middle of a gap or at its beginning: residuals change at syncs only."""
     spec, settings = "topk:ratio=0.1,values=fp32", {"sync_every": 4, "forget_below": 0.5}
     caplog.set_level("INFO", "gradwire")
-    with Crew(QsparseLocalSGD, spec, optimizer=momentum_sgd, **settings) as crew:
-        crew.train(decay_at)
-        decay(crew.optimizers)
-        crew.train(14 - decay_at, first=decay_at)
+    with SimulatedRun(QsparseLocalSGD, spec, optimizer=momentum_sgd, **settings) as run:
+        run.train(decay_at)
+        decay(run.optimizers)
+        run.train(14 - decay_at, first=decay_at)
     expected = by_definition(size=3, steps=14, gap=4, ratio=0.1, decay_at=decay_at)
-    torch.testing.assert_close(torch.cat(crew.weights()), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(torch.cat(run.weights()), expected, rtol=1e-5, atol=1e-6)
     lines = [record.message for record in caplog.records]
-    assert lines == ["the learning rate has fallen from 0.05 to 0.005; memories are emptied"] * 3
+    assert lines == ["the learning rate has fallen from 0.05 to 0.005; residuals are dropped"] * 3
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_workers_meet_at_every_sync_and_only_there(spec: str) -> None:
-    with Crew(QsparseLocalSGD, spec, sync_every=4) as crew:
+def test_workers_are_equal_at_every_sync_and_only_there(spec: str) -> None:
+    with SimulatedRun(QsparseLocalSGD, spec, sync_every=4) as run:
         for step in range(12):
-            crew.step(step)
-            assert all_equal(crew.weights()) == (step % 4 == 3)
+            run.step(step)
+            assert all_equal(run.weights()) == (step % 4 == 3)
 
 
-def late_loss(spec: str) -> float:
-    with Crew(QsparseLocalSGD, spec, sync_every=4, size=2, optimizer=momentum_sgd) as crew:
-        return sum(crew.train(120)[-10:]) / 10
+def final_loss(spec: str) -> float:
+    with SimulatedRun(QsparseLocalSGD, spec, sync_every=4, size=2, optimizer=momentum_sgd) as run:
+        return sum(run.train(120)[-10:]) / 10
 
 
 def test_learns_nearly_as_well_as_without_compression() -> None:
-    dense = late_loss("none")
+    dense = final_loss("none")
     assert dense < 0.1
     for spec in SPECS:
-        assert late_loss(spec) < 2 * dense, spec
+        assert final_loss(spec) < 2 * dense, spec
 
 
-def test_memory_carries_what_was_not_said() -> None:
-    """What arrives in the end is the sum of all drifts, less what memories hold."""
-    with Crew(QsparseLocalSGD, "topk:ratio=0.1,values=fp32", sync_every=2, size=1) as crew:
-        [worker] = crew.workers
-        crew.train(6)
-        [lanes] = worker._lanes()
-        unsent_keys = lanes.lanes["0.weight"].memory_state["residual"]
-        assert unsent_keys.count_nonzero() == round(0.9 * unsent_keys.numel())
+def test_the_residual_keeps_what_was_not_sent() -> None:
+    """The sum of all drifts is sent in the end, but for the residuals."""
+    with SimulatedRun(QsparseLocalSGD, "topk:ratio=0.1,values=fp32", sync_every=2, size=1) as run:
+        [worker] = run.workers
+        run.train(6)
+        [engine] = worker._engines()
+        residual = engine.lanes["0.weight"].memory_state["residual"]
+        assert residual.count_nonzero() == round(0.9 * residual.numel())
         assert worker.stats()["residual_norm"] > 0
 
 
-def rates(forget_below: float | None, new_rate: float) -> float:
-    """What memories hold after a sync that follows a change of the learning rate."""
+def residual_norm(forget_below: float | None, new_rate: float) -> float:
+    """Returns the norm of residuals after the sync that follows a change of the rate."""
     settings = {"sync_every": 2, "forget_below": forget_below}
-    with Crew(QsparseLocalSGD, "topk:ratio=0.01", **settings) as crew:
-        crew.train(4)
-        for optimizer in crew.optimizers:
+    with SimulatedRun(QsparseLocalSGD, "topk:ratio=0.01", **settings) as run:
+        run.train(4)
+        for optimizer in run.optimizers:
             optimizer.param_groups[0]["lr"] = new_rate
-        crew.train(2, first=4)
-        return float(crew.workers[0].stats()["residual_norm"])
+        run.train(2, first=4)
+        return float(run.workers[0].stats()["residual_norm"])
 
 
-def test_memory_can_be_dropped_where_the_learning_rate_decays() -> None:
-    kept = rates(None, 1e-6)
-    assert rates(0.5, 1e-6) < 1e-3 * kept
-    assert rates(0.5, 0.06) == rates(None, 0.06)
+def test_residuals_can_be_dropped_where_the_learning_rate_decays() -> None:
+    without = residual_norm(None, 1e-6)
+    assert residual_norm(0.5, 1e-6) < 1e-3 * without
+    assert residual_norm(0.5, 0.06) == residual_norm(None, 0.06)
 
 
 def test_bytes_are_those_of_the_messages() -> None:
-    with Crew(QsparseLocalSGD, "topk:ratio=0.1 | sign", sync_every=4, exchange="gather") as crew:
-        crew.train(9)
-        stats = crew.workers[0].stats()
+    with SimulatedRun(
+        QsparseLocalSGD, "topk:ratio=0.1 | sign", sync_every=4, exchange="gather"
+    ) as run:
+        run.train(9)
+        stats = run.workers[0].stats()
     assert stats["steps"] == 9
     assert stats["syncs"] == stats["calls"] == 2
-    # Positions of k of n entries, a bit each, a scale; two vectors in float32; the alarm.
+    # Positions of k of n entries, a bit each, a scale; two vectors in float32; the non-finite flag.
     codec = parse("topk:ratio=0.1 | sign")
     message = codec.nbytes((48, 40)) + codec.nbytes((32, 48)) + 4 * (48 + 32) + 4
     assert stats["message_bytes"] == 2 * message
     assert stats["sent_bytes"] == 2 * 2 * message
 
 
-def test_what_is_no_contraction_needs_no_memory() -> None:
+def test_error_feedback_needs_a_contraction() -> None:
     message = "qsgd:bits=2 does not go with memory 'residual', which needs a contraction"
     with pytest.raises(ConfigError, match=message):
-        Crew(QsparseLocalSGD, "qsgd:bits=2", sync_every=4)
-    with Crew(QsparseLocalSGD, "qsgd:bits=2", sync_every=4, memory="none") as crew:
-        losses = crew.train(40)
+        SimulatedRun(QsparseLocalSGD, "qsgd:bits=2", sync_every=4)
+    with SimulatedRun(QsparseLocalSGD, "qsgd:bits=2", sync_every=4, memory="none") as run:
+        losses = run.train(40)
     assert losses[-1] < losses[0]
 
 
 def test_votes_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"QsparseLocalSGD: signsgd .* not how far"):
-        Crew(QsparseLocalSGD, "signsgd", sync_every=4, memory="none")
+    with pytest.raises(ConfigError, match=r"QsparseLocalSGD: signsgd .* not its length"):
+        SimulatedRun(QsparseLocalSGD, "signsgd", sync_every=4, memory="none")
 
 
 @pytest.mark.parametrize("share", [0, -1, 1.5, "half"])
 def test_share_out_of_range(share: object) -> None:
     with pytest.raises(ConfigError, match=r"^QsparseLocalSGD: forget_below must be in"):
-        Crew(QsparseLocalSGD, "topk:ratio=0.1", sync_every=4, forget_below=share)
+        SimulatedRun(QsparseLocalSGD, "topk:ratio=0.1", sync_every=4, forget_below=share)
 
 
 def test_sixteen_bit_parameters_follow_a_finer_anchor() -> None:
@@ -177,10 +179,10 @@ def test_sixteen_bit_parameters_follow_a_finer_anchor() -> None:
 
     models = [half() for _ in range(2)]
     optimizers = [plain_sgd(model) for model in models]
-    seats = simulated(2)
+    group = simulated(2)
     workers = [
-        QsparseLocalSGD(m, o, "topk:ratio=0.1", sync_every=1, process_group=s)
-        for m, o, s in zip(models, optimizers, seats, strict=True)
+        QsparseLocalSGD(m, o, "topk:ratio=0.1", sync_every=1, process_group=w)
+        for m, o, w in zip(models, optimizers, group, strict=True)
     ]
     with workers[0], workers[1]:
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""EF21: what is said adds up to the gradient itself, also where workers differ."""
+"""EF21: messages add up to the gradient itself, also where workers differ."""
 
 import pytest
 import torch
@@ -13,56 +13,56 @@ def test_two_steps_by_hand() -> None:
     workers = Lockstep("topk:ratio=0.5,values=fp32", "ef21", "gather", 2, size=2)
     grads = torch.tensor([4.0, 1.0]), torch.tensor([2.0, -8.0])
     assert workers.step(*grads).tolist() == [2.0, -4.0]
-    assert workers.kept("own").tolist() == [[4.0, 0.0], [0.0, -8.0]]
+    assert workers.stacked_state("own").tolist() == [[4.0, 0.0], [0.0, -8.0]]
     assert workers.step(*grads).tolist() == [3.0, -3.5]
-    assert workers.kept("own").tolist() == [[4.0, 1.0], [2.0, -8.0]]
+    assert workers.stacked_state("own").tolist() == [[4.0, 1.0], [2.0, -8.0]]
 
 
-@pytest.mark.parametrize("way", ["gather", "sharded", "leader"])
-def test_comes_to_a_constant_gradient(way: str) -> None:
-    workers = Lockstep("topk:ratio=0.1,values=bf16", "ef21", way, 500, size=3)
+@pytest.mark.parametrize("exchange_name", ["gather", "sharded", "leader"])
+def test_comes_to_a_constant_gradient(exchange_name: str) -> None:
+    workers = Lockstep("topk:ratio=0.1,values=bf16", "ef21", exchange_name, 500, size=3)
     grads = noise(3, 500)
     for _ in range(60):
         out = workers.step(*grads)
     torch.testing.assert_close(out, grads.mean(dim=0), rtol=1e-4, atol=1e-5)
 
 
-def test_the_distance_shrinks_as_the_contraction_says() -> None:
+def test_the_distance_shrinks_as_the_contraction_implies() -> None:
     """|g - h|² falls to 1 - ratio of itself or less in every step."""
     workers = Lockstep("topk:ratio=0.1,values=fp32", "ef21", "gather", 400, size=2)
     grads = noise(2, 400, seed=1)
     before = grads.square().sum(dim=1)
     for _ in range(8):
         workers.step(*grads)
-        now = (grads - workers.kept("own")).square().sum(dim=1)
+        now = (grads - workers.stacked_state("own")).square().sum(dim=1)
         assert (now <= 0.9 * before).all()
         before = now
 
 
-def test_the_common_sum_is_the_mean_of_what_each_has_said() -> None:
+def test_the_common_sum_is_the_mean_of_the_workers_sums() -> None:
     """After 300 steps of changing gradients of size 1, to a few times float32's 6e-8."""
     workers = Lockstep("topk:ratio=0.05,values=bf16", "ef21", "gather", 1000, size=4)
     for step in range(300):
         workers.step(*noise(4, 1000, seed=step))
-    own, mean = workers.kept("own"), workers.kept("mean")
+    own, mean = workers.stacked_state("own"), workers.stacked_state("mean")
     assert all(torch.equal(row, mean[0]) for row in mean)
     error = (own.double().mean(dim=0) - mean[0].double()).abs()
     assert error.max() < 2e-6
     assert own.abs().max() > 1
 
 
-def test_an_entry_that_is_not_said_does_not_move_by_a_bit() -> None:
+def test_an_entry_that_is_not_sent_does_not_change_by_a_bit() -> None:
     workers = Lockstep("topk:ratio=0.25,values=fp32", "ef21", "gather", 4, size=1)
     workers.step(torch.tensor([1 / 3, 0.0, 0.0, 0.0]))
     for step in range(20):
         workers.step(torch.tensor([1e-7 * step, 5.0 + step, 0.0, 0.0]))
-        assert workers.kept("own")[0, 0] == torch.tensor(1 / 3)
+        assert workers.stacked_state("own")[0, 0] == torch.tensor(1 / 3)
 
 
 def test_workers_that_differ_reach_the_common_optimum() -> None:
     """No bound on how gradients differ: each worker pulls 100 times as hard as all together.
 
-    Without a memory every worker says its own pull for ever, and the mean never gets its turn.
+    Without a memory every worker sends its own large part for ever, and never the common one.
     """
     pulls = 100 * noise(4, 10, seed=2)
     optima = pulls - pulls.mean(dim=0) + noise(10, seed=3)
@@ -86,17 +86,17 @@ def test_one_bad_gradient_shows_and_is_over(spec: str, bad: float) -> None:
     torch.testing.assert_close(out, grads.mean(dim=0), rtol=1e-3, atol=1e-3)
 
 
-def test_more_bad_entries_than_are_said_leave_no_trace() -> None:
+def test_more_non_finite_entries_than_are_sent_leave_no_trace() -> None:
     workers = Lockstep("topk:ratio=0.1", "ef21", "gather", 40, size=2)
     assert not workers.step(torch.full((40,), float("nan")), torch.ones(40)).isfinite().all()
-    assert workers.kept("own").isfinite().all()
-    assert workers.kept("mean").isfinite().all()
+    assert workers.stacked_state("own").isfinite().all()
+    assert workers.stacked_state("mean").isfinite().all()
 
 
 def test_another_learning_rate_changes_nothing() -> None:
     state = {"own": torch.ones(3), "mean": torch.ones(3)}
     EF21().rescale(state, 0.1)
-    assert all(torch.equal(kept, torch.ones(3)) for kept in state.values())
+    assert all(torch.equal(tensor, torch.ones(3)) for tensor in state.values())
 
 
 def test_a_quantiser_that_expands_is_refused() -> None:

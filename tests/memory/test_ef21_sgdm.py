@@ -1,4 +1,4 @@
-"""EF21 with momentum: a running mean, said by differences."""
+"""EF21 with momentum: a running mean, sent as differences."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from lockstep import Lockstep, distance_after, noise
 
 
 def test_running_mean_by_hand() -> None:
-    """All is said, so the result is v: 8, then 8 + (0 - 8)/4 = 6, then 6 + (2 - 6)/4 = 5."""
+    """Everything is sent, so the result is v: 8, then 8 + (0 - 8)/4 = 6, then 6 + (2 - 6)/4 = 5."""
     workers = Lockstep("topk:ratio=1,values=fp32", "ef21-sgdm:eta=0.25", "gather", 1, size=1)
     assert [float(workers.step(torch.tensor([g]))) for g in (8.0, 0.0, 2.0)] == [8.0, 6.0, 5.0]
 
@@ -37,11 +37,11 @@ def test_comes_to_a_constant_gradient() -> None:
     torch.testing.assert_close(out, grads.mean(dim=0), rtol=1e-3, atol=1e-3)
 
 
-def test_the_common_sum_is_the_mean_of_what_each_has_said() -> None:
+def test_the_common_sum_is_the_mean_of_the_workers_sums() -> None:
     workers = Lockstep("topk:ratio=0.05", "ef21-sgdm", "gather", 1000, size=4)
     for step in range(200):
         workers.step(*noise(4, 1000, seed=step))
-    own, mean = workers.kept("own"), workers.kept("mean")
+    own, mean = workers.stacked_state("own"), workers.stacked_state("mean")
     assert all(torch.equal(row, mean[0]) for row in mean)
     assert (own.double().mean(dim=0) - mean[0].double()).abs().max() < 1e-6
 
@@ -73,7 +73,7 @@ def test_one_bad_gradient_shows_and_is_over(bad: float) -> None:
     spoilt[1, 7] = bad
     assert not workers.step(*spoilt).isfinite().all()
     for key in ("momentum", "own", "mean"):
-        assert workers.kept(key).isfinite().all()
+        assert workers.stacked_state(key).isfinite().all()
     for _ in range(200):
         out = workers.step(*grads)
     torch.testing.assert_close(out, grads.mean(dim=0), rtol=1e-3, atol=1e-3)
@@ -82,7 +82,7 @@ def test_one_bad_gradient_shows_and_is_over(bad: float) -> None:
 def test_another_learning_rate_changes_nothing() -> None:
     state = {key: torch.ones(3) for key in ("momentum", "own", "mean")}
     EF21SGDM().rescale(state, 0.1)
-    assert all(torch.equal(kept, torch.ones(3)) for kept in state.values())
+    assert all(torch.equal(tensor, torch.ones(3)) for tensor in state.values())
 
 
 @pytest.mark.parametrize("eta", [0, 1.5, -0.1])

@@ -13,15 +13,15 @@ CPU = torch.device("cpu")
 
 
 def keep(x: Tensor) -> State:
-    """The state after a step that said nothing of `x`."""
+    """Returns the state after a step that sent nothing of `x`."""
     memory = LowBit()
     state = memory.state(x.numel(), CPU)
     memory.after(EFInput(x.clone(), x.clone(), x.clone()), x, state, state)
     return state
 
 
-def kept(x: Tensor) -> Tensor:
-    """What comes back of `x` in the next step."""
+def stored(x: Tensor) -> Tensor:
+    """Returns the residual of `x` in the next step."""
     ef = LowBit().before(torch.zeros_like(x), keep(x), {})
     return ef.total()
 
@@ -47,9 +47,9 @@ def test_a_quarter_of_the_memory() -> None:
 
 
 @pytest.mark.parametrize("numel", [0, 1, 7, 255, 256, 257, 1000])
-def test_what_is_kept_is_off_by_half_a_scale_at_most(numel: int) -> None:
+def test_the_residual_is_off_by_half_a_scale_at_most(numel: int) -> None:
     x = noise(numel) * torch.logspace(-3, 3, max(1, numel))[:numel]
-    back = kept(x)
+    back = stored(x)
     scales = keep(x)["scales"].repeat_interleave(BLOCK)[:numel]
     assert ((back - x).abs() <= 0.5001 * scales).all()
 
@@ -57,16 +57,16 @@ def test_what_is_kept_is_off_by_half_a_scale_at_most(numel: int) -> None:
 @pytest.mark.parametrize("largest", [1e-45, 1e-42, 1e-38, 3e38])
 def test_the_smallest_and_largest_floats(largest: float) -> None:
     x = torch.tensor([largest, -largest, 0.0])
-    back = kept(x)
+    back = stored(x)
     assert back.isfinite().all()
     assert (back - x).abs().max() <= max(0.005 * largest, 1e-43)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_a_block_that_is_not_finite_is_forgotten_and_no_other(bad: float) -> None:
+def test_a_block_that_is_not_finite_becomes_zero_and_no_other(bad: float) -> None:
     x = torch.ones(2 * BLOCK)
     x[3] = bad
-    back = kept(x)
+    back = stored(x)
     assert torch.equal(back[:BLOCK], torch.zeros(BLOCK))
     torch.testing.assert_close(back[BLOCK:], torch.ones(BLOCK))
 
@@ -76,7 +76,7 @@ def test_the_same_residual_gives_the_same_bytes() -> None:
     assert all(torch.equal(one[key], two[key]) for key in one)
 
 
-def test_what_is_lost_is_only_the_rounding() -> None:
+def test_only_the_rounding_is_lost() -> None:
     """Sent plus left is given, but for half a scale an entry and step, as in the docstring."""
     workers = Lockstep("topk:ratio=0.1,values=fp32", "lowbit", "gather", 1000, size=2)
     sent, ef, bound = torch.zeros(1000), torch.zeros(1000), torch.zeros(1000)
@@ -84,7 +84,7 @@ def test_what_is_lost_is_only_the_rounding() -> None:
         grads = noise(2, 1000, seed=step)
         sent += workers.step(*grads)
         ef += grads.mean(dim=0)
-        scales = workers.kept("scales").mean(dim=0)
+        scales = workers.stacked_state("scales").mean(dim=0)
         bound += 0.51 * scales.repeat_interleave(BLOCK)[:1000]
     residual_out = torch.stack(
         [

@@ -1,4 +1,4 @@
-"""Momentum correction: what plain momentum would have done, only later."""
+"""Momentum correction: the effect of plain momentum, only delayed."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch import Tensor
 
 from gradwire.comm.simulated import Simulated
 from gradwire.engine.plan import make_plan, open_lane
-from gradwire.engine.step import Lane, exchange, together
+from gradwire.engine.step import Lane, lane_rounds, run_rounds
 from gradwire.errors import ConfigError
 from gradwire.memory.momentum import MomentumCorrection
 from gradwire.spec import format_spec, parse, parse_memory
@@ -16,20 +16,20 @@ CPU = torch.device("cpu")
 
 
 def lanes_of(
-    spec: str, memory: str, numel: int, *, way: str = "gather", size: int = 1
+    spec: str, memory: str, numel: int, *, exchange_name: str = "gather", size: int = 1
 ) -> list[Lane]:
     contexts = [EncodeContext((numel,), rank, size) for rank in range(size)]
     kept = parse_memory(memory)
-    return [open_lane("w", parse(spec), kept, way, ctx, CPU) for ctx in contexts]
+    return [open_lane("w", parse(spec), kept, exchange_name, ctx, CPU) for ctx in contexts]
 
 
 def step(lanes: list[Lane], *grads: Tensor) -> Tensor:
-    """The gradient that the first rank ends up with."""
+    """Runs one step and returns the gradient of the first rank."""
     outs = [grad.clone() for grad in grads]
     pairs = zip(outs, lanes, strict=True)
-    Simulated(len(lanes)).run([together([exchange(out, lane)]) for out, lane in pairs])
+    Simulated(len(lanes)).run([run_rounds([lane_rounds(out, lane)]) for out, lane in pairs])
     for lane in lanes:
-        lane.keep()
+        lane.commit()
     return outs[0]
 
 
@@ -38,7 +38,7 @@ def normal(numel: int, seed: int = 0) -> Tensor:
 
 
 def by_hand(memory: MomentumCorrection, state: State, grad: Tensor, sent: list[int]) -> list[float]:
-    """What there is to send, of which the entries `sent` go out."""
+    """Runs one step that sends the entries `sent`; returns what there was to send."""
     given = memory.before(grad.clone(), state, state)
     offered: list[float] = given.grad.tolist()
     assert given.residual_out is not None
@@ -48,7 +48,7 @@ def by_hand(memory: MomentumCorrection, state: State, grad: Tensor, sent: list[i
     return offered
 
 
-def test_waiting_entries_gather_momentum_and_sent_ones_start_anew() -> None:
+def test_unsent_entries_accumulate_momentum_and_sent_ones_are_reset() -> None:
     memory = MomentumCorrection(momentum=0.5)
     state = memory.state(2, CPU)
     grad = torch.tensor([1.0, 4.0])
@@ -61,7 +61,7 @@ def test_waiting_entries_gather_momentum_and_sent_ones_start_anew() -> None:
     assert state["residual"].tolist() == [0.0, 0.0]
 
 
-def test_nesterov_looks_ahead() -> None:
+def test_nesterov_by_hand() -> None:
     memory = MomentumCorrection(momentum=0.5, nesterov=True)
     state = memory.state(1, CPU)
     # u = 0.5 (0 + 4) = 2 and v = 2 + 4; then u = 0.5 (2 + 4) = 3 and v = 6 + 3 + 4.
@@ -69,7 +69,7 @@ def test_nesterov_looks_ahead() -> None:
     assert by_hand(memory, state, torch.tensor([4.0]), [0]) == [13.0]
 
 
-def test_an_entry_that_waits_is_worth_the_sum_of_plain_momentum() -> None:
+def test_an_unsent_entry_is_worth_the_sum_of_plain_momentum() -> None:
     memory = MomentumCorrection(momentum=0.9)
     state = memory.state(50, CPU)
     velocity, total = torch.zeros(50), torch.zeros(50)
@@ -81,11 +81,11 @@ def test_an_entry_that_waits_is_worth_the_sum_of_plain_momentum() -> None:
     torch.testing.assert_close(state["momentum"], velocity)
 
 
-@pytest.mark.parametrize("way", ["gather", "sharded"])
-def test_without_momentum_it_is_the_residual(way: str) -> None:
+@pytest.mark.parametrize("exchange_name", ["gather", "sharded"])
+def test_without_momentum_it_is_the_residual(exchange_name: str) -> None:
     spec = "topk:ratio=0.1,values=bf16"
-    here = lanes_of(spec, "momentum:momentum=0", 300, way=way, size=3)
-    there = lanes_of(spec, "residual", 300, way=way, size=3)
+    here = lanes_of(spec, "momentum:momentum=0", 300, exchange_name=exchange_name, size=3)
+    there = lanes_of(spec, "residual", 300, exchange_name=exchange_name, size=3)
     for seed in range(5):
         grads = [normal(300, 10 * seed + rank) for rank in range(3)]
         assert torch.equal(step(here, *grads), step(there, *grads))
@@ -122,7 +122,7 @@ def test_clip_bounds_the_norm_of_a_local_gradient() -> None:
     assert memory.before(torch.zeros(5), state, state).grad.tolist() == [0.0] * 5
 
 
-def test_under_another_rate_an_entry_that_waits_is_worth_what_plain_momentum_did() -> None:
+def test_under_another_rate_an_unsent_entry_is_worth_what_plain_momentum_did() -> None:
     """Steps of rate times velocity, where the velocity is that of torch.optim.SGD."""
     parameter = torch.nn.Parameter(torch.zeros(50))
     optimiser = torch.optim.SGD([parameter], lr=0.5, momentum=0.9)
@@ -140,7 +140,7 @@ def test_under_another_rate_an_entry_that_waits_is_worth_what_plain_momentum_did
 
 @pytest.mark.parametrize("memory", ["momentum", "momentum:clip=1.0"])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_bad_numbers_show(memory: str, bad: float) -> None:
+def test_non_finite_entries_appear(memory: str, bad: float) -> None:
     lanes = lanes_of("topk:ratio=0.1", memory, 100, size=2)
     grad = normal(100)
     grad[7] = bad

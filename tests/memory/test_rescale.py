@@ -1,4 +1,4 @@
-"""Another learning rate: what waits does to the parameters what it would have done before."""
+"""Another learning rate: residuals have the effect on parameters that they had before."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def gradients(step: int) -> list[dict[str, Tensor]]:
 
 
 def waiting(sim: Simulation) -> Tensor:
-    """The mean of what all workers still have to say, and what averaging workers have."""
+    """Returns the mean residual of all workers, plus the residuals of the averaging workers."""
     lanes = [worker.lanes["w"] for worker in sim.workers]
     total = torch.zeros(SHAPE).view(-1)
     for lane in lanes:
@@ -33,7 +33,7 @@ def waiting(sim: Simulation) -> Tensor:
 
 
 def trained(memory: Memory | str | None, spec: str, exchange: str) -> tuple[Tensor, Tensor]:
-    """Where the parameter is with all that waits applied, and where dense training takes it."""
+    """Returns the parameter with all residuals applied, and that of dense training."""
     sim = gradwire.simulate(
         {"w": torch.zeros(SHAPE)}, spec, workers=WORKERS, memory=memory, exchange=exchange
     )
@@ -55,7 +55,7 @@ def test_nothing_is_lost_and_nothing_counts_twice(exchange: str) -> None:
 
 
 def test_what_averaging_ranks_keep_is_rescaled_without_a_memory_too() -> None:
-    """Every rank says all, so that only the second encoding loses anything."""
+    """Every rank sends everything, so that only the second encoding loses anything."""
     sim = gradwire.simulate(
         {"w": torch.zeros(SHAPE)}, "efsign", workers=2, memory="none", exchange="sharded"
     )
@@ -98,7 +98,7 @@ def owing(is_debt: bool) -> list[Memory]:
 
 
 @pytest.mark.parametrize("memory", owing(True), ids=format_spec)
-def test_what_waits_is_multiplied(memory: Memory) -> None:
+def test_residuals_are_multiplied(memory: Memory) -> None:
     state = memory.state(300, torch.device("cpu"))
     grad = torch.randn(300, generator=torch.Generator().manual_seed(0))
     given = memory.before(grad, state, state)

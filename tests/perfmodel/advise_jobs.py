@@ -1,4 +1,4 @@
-"""What the ranks of the adviser's test do."""
+"""Jobs for the ranks of the adviser's test."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ import gradwire
 
 
 def refusals() -> dict[str, str]:
-    """What the adviser refuses before it measures anything, by what was wrong."""
+    """Returns the adviser's error messages, by the wrong argument."""
     ddp = DDP(small_model.model())
     bad: dict[str, dict[str, Any]] = {
         "loss": {"loss": 3},
@@ -30,7 +30,7 @@ def refusals() -> dict[str, str]:
 
 
 def advised(specs: list[str]) -> tuple[str, bool]:
-    """The advice as text, and whether the model is as it was."""
+    """Returns the advice as text, and whether the model is unchanged."""
     ddp = DDP(small_model.model())
     before = [p.detach().clone() for p in ddp.parameters()]
     advice = gradwire.advise(ddp, lambda model: small_model.loss(model, 0), specs=specs)

@@ -1,4 +1,4 @@
-"""The adviser's choice from options by hand, what risks it sees, and a whole job of real ranks."""
+"""The adviser: its choice among constructed options, rated risks, and a whole job of real ranks."""
 
 import advise_jobs as jobs
 import pytest
@@ -9,10 +9,10 @@ import gradwire
 from gradwire.comm.cost_model import LinkModel, Network
 from gradwire.engine.plan import make_plan
 from gradwire.errors import ConfigError
-from gradwire.perfmodel.accuracy_risk import Level, Risk, judge, lost
-from gradwire.perfmodel.advise import Advice, Option, advice, weigh
+from gradwire.perfmodel.accuracy_risk import Level, Risk, assess_risk, measure_error
+from gradwire.perfmodel.advise import Advice, Option, predict_options, rank_options
 from gradwire.perfmodel.compute import Compute
-from gradwire.perfmodel.overlap import Forecast
+from gradwire.perfmodel.overlap import StepTimes
 from gradwire.perfmodel.predict import Prediction
 from processes import Ranks
 
@@ -25,12 +25,12 @@ def compute() -> Compute:
 
 
 def option(spec: str, step_ms: float, level: Level = "none") -> Option:
-    forecast = Forecast(step_ms / 1e3, 0.0, 0.0, 0.0, 0.0)
-    return Option(spec, "mean", Prediction(forecast, 1e6, 1), Risk(level, 0.5, "why"))
+    times = StepTimes(step_ms / 1e3, 0.0, 0.0, 0.0, 0.0)
+    return Option(spec, "mean", Prediction(times, 1e6, 1), Risk(level, 0.5, "why"))
 
 
 def advised(*methods: Option, fp32: float = 100, fp16: float = 60) -> Advice:
-    return advice("here", [option("none", fp32), option("fp16", fp16), *methods])
+    return rank_options("here", [option("none", fp32), option("fp16", fp16), *methods])
 
 
 def test_the_fastest_is_chosen() -> None:
@@ -45,13 +45,13 @@ def test_of_equals_the_one_with_less_risk_is_chosen() -> None:
     assert found.choice.spec == "efsign"
 
 
-def test_a_high_risk_is_never_the_advice_and_what_it_would_gain_is_said() -> None:
+def test_a_high_risk_is_never_recommended_but_its_gain_is_reported() -> None:
     found = advised(option("randomk:ratio=0.01", 20, "high"), option("powersgd:rank=1", 30, "low"))
     assert found.choice.spec == "powersgd:rank=1"
     assert str(found).endswith(
         "Use powersgd:rank=1: 2.00 times as fast as DDP in 16 bits, 3.33 times as fast as in fp32. "
         "Risk to accuracy: low (why). randomk:ratio=0.01 would be 1.50 times as fast as that, but "
-        "its risk to accuracy is high (why): only a training run can tell whether it will do."
+        "its risk to accuracy is high (why): only a training run can show whether it is acceptable."
     )
 
 
@@ -74,7 +74,7 @@ def test_without_a_high_risk_there_is_no_such_heading() -> None:
     assert "Not advised" not in str(advised(option("efsign", 30, "medium")))
 
 
-def test_a_high_risk_that_gains_little_is_no_temptation() -> None:
+def test_a_high_risk_with_a_small_gain_is_not_mentioned() -> None:
     found = advised(option("signsgd", 29, "high"), option("efsign", 30, "low"))
     assert str(found).endswith("Risk to accuracy: low (why).")
 
@@ -83,7 +83,7 @@ def test_where_only_a_high_risk_is_faster_the_advice_is_not_to_compress() -> Non
     found = advised(option("randomk:ratio=0.01", 20, "high"), option("efsign", 70, "low"))
     assert found.choice.spec == "fp16"
     assert not found.compresses
-    assert found.verdict().startswith(
+    assert found.recommendation().startswith(
         "Do not compress here: no method without a high risk to accuracy gains more than 5% over "
         "DDP in 16 bits. Use DDP in 16 bits. randomk:ratio=0.01 would be 3.00 times as fast"
     )
@@ -98,22 +98,22 @@ def test_no_compression_where_it_gains_less_than_5_percent(step_ms: float) -> No
 
 
 def test_16_bits_must_pay_too() -> None:
-    said = str(advised(option("efsign", 99), fp32=100, fp16=120))
-    assert said.endswith("no method gains more than 5% over DDP in fp32. Use DDP as it is.")
+    text = str(advised(option("efsign", 99), fp32=100, fp16=120))
+    assert text.endswith("no method gains more than 5% over DDP in fp32. Use DDP as it is.")
 
 
-def test_a_fast_network_is_left_alone_and_a_slow_one_is_not(compute: Compute) -> None:
-    """The small model's work takes milliseconds; its bytes none at all, or seconds."""
+def test_compression_is_recommended_on_a_slow_network_only(compute: Compute) -> None:
+    """The small model computes for milliseconds; its bytes take no time at all, or seconds."""
     plans = {
         spec: make_plan(spec, None, "auto", TENSORS.values(), 4)
         for spec in ("none", "fp16", "powersgd:rank=1", "efsign")
     }
-    verdicts = []
+    compresses = []
     for rate_bits in (1e13, 1e6):
         network = Network(LinkModel(0.0, rate_bits))
-        options = weigh(plans, compute, TENSORS, 4, network, cores=float("inf"))
-        verdicts.append(advice("here", options).compresses)
-    assert verdicts == [False, True]
+        options = predict_options(plans, compute, TENSORS, 4, network, cores=float("inf"))
+        compresses.append(rank_options("here", options).compresses)
+    assert compresses == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -131,16 +131,18 @@ def test_a_fast_network_is_left_alone_and_a_slow_one_is_not(compute: Compute) ->
         ("qsgd:bits=4", None, 9.0, "high"),
     ],
 )
-def test_risk_is_judged_by_kind_and_error(
+def test_risk_is_rated_by_kind_and_error(
     spec: str, memory: str | None, error: float, level: str
 ) -> None:
     plan = make_plan(spec, memory, "auto", TENSORS.values(), 4)
-    assert judge(plan, error, size=4).level == level
+    assert assess_risk(plan, error, size=4).level == level
 
 
 def test_errors_are_measured_on_the_gradients(compute: Compute) -> None:
     def error(spec: str) -> float:
-        return lost(make_plan(spec, None, "auto", TENSORS.values(), 2), TENSORS, compute.steps)
+        return measure_error(
+            make_plan(spec, None, "auto", TENSORS.values(), 2), TENSORS, compute.steps
+        )
 
     assert error("none") == pytest.approx(0, abs=1e-6)
     assert 0 < error("fp16") < 0.01
@@ -159,7 +161,7 @@ def test_ranks_of_a_running_job_agree_on_the_advice(four_ranks: Ranks) -> None:
     assert all(untouched for _, untouched in answers)
 
 
-def test_what_cannot_be_asked_is_said_before_anything_is_measured(four_ranks: Ranks) -> None:
+def test_wrong_arguments_are_refused_before_measuring(four_ranks: Ranks) -> None:
     assert four_ranks.run(jobs.refusals)[0] == {
         "loss": "advise: loss must be a function of the model, got 3",
         "optimiser": "advise: optimiser must be a function of the model, got 'sgd'",
@@ -170,6 +172,6 @@ def test_what_cannot_be_asked_is_said_before_anything_is_measured(four_ranks: Ra
     }
 
 
-def test_only_a_ddp_model_can_be_asked() -> None:
+def test_only_a_ddp_model_is_accepted() -> None:
     with pytest.raises(ConfigError, match="expected a DistributedDataParallel, got Linear"):
         gradwire.advise(torch.nn.Linear(2, 2), lambda model: torch.zeros(()))  # type: ignore[arg-type]

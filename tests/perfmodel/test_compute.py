@@ -1,4 +1,4 @@
-"""What is said of models and losses whose steps cannot be measured."""
+"""Error messages for models and losses whose steps cannot be measured."""
 
 import re
 
@@ -33,10 +33,10 @@ def measured(net: nn.Module, factor: Tensor) -> None:
 
 
 def test_parameters_that_get_no_gradient_are_named() -> None:
-    said = (
+    message = (
         "no gradient reaches ['idle.weight', 'idle.bias']; freeze them with requires_grad_(False)"
     )
-    with pytest.raises(ConfigError, match=re.escape(said)):
+    with pytest.raises(ConfigError, match=re.escape(message)):
         measured(Half(), torch.ones(()))
 
 
@@ -47,7 +47,7 @@ def test_frozen_parameters_need_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_loss_that_is_not_finite_says_nothing_about_risks(value: float) -> None:
+def test_a_loss_that_is_not_finite_is_refused(value: float) -> None:
     with pytest.raises(ConfigError, match=f"the loss must be finite, got -?{value}"):
         measured(nn.Linear(4, 2), torch.tensor(value))
 

@@ -1,4 +1,4 @@
-"""What is measured without peers: buckets and gradients, and the exchange among ghosts."""
+"""Measurements without peers: buckets and gradients, and the exchange with mirrored peers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,13 +10,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gradwire.comm.mirror import Said
+from gradwire.comm.mirror import CollectiveRecord
 from gradwire.comm.simulated import Simulated
 from gradwire.engine.engine import Engine
 from gradwire.engine.plan import Plan, make_plan
 from gradwire.errors import ConfigError
 from gradwire.perfmodel.compute import Bucket, Compute, measure
-from gradwire.perfmodel.exchange_cost import FEW, SOME, Talk, _on_a_line, rehearse
+from gradwire.perfmodel.exchange_cost import (
+    MEDIUM_NODES,
+    SMALL_NODES,
+    BucketCost,
+    _extrapolate,
+    measure_exchange,
+)
 from gradwire.perfmodel.predict import SAMPLES, step_samples, step_work
 
 MODEL = small_model.model()
@@ -28,17 +34,17 @@ def compute() -> Compute:
     return small_model.measured(small_model.model())
 
 
-def test_buckets_are_full_in_turn_before_the_end(compute: Compute) -> None:
+def test_buckets_become_full_in_order_before_the_end(compute: Compute) -> None:
     assert 0 < compute.forward_s < compute.ready_s[0]
     assert list(compute.ready_s) == sorted(compute.ready_s)
-    assert compute.rest_s > 0
+    assert compute.tail_s > 0
     assert len(compute.ready_s) == 2
     names = [name for bucket in compute.steps[0] for name in bucket.names]
     assert sorted(names) == sorted(TENSORS)
 
 
 def test_gradients_are_those_of_the_model(compute: Compute) -> None:
-    """The last step's, from the parameters that two warm-ups and two steps have left."""
+    """Compares the last step, whose parameters two warm-ups and two steps have trained."""
     net = small_model.model()
     optimiser = torch.optim.SGD(net.parameters(), lr=0.01)
     for step in range(5):
@@ -51,55 +57,56 @@ def test_gradients_are_those_of_the_model(compute: Compute) -> None:
         torch.testing.assert_close(found[name], parameter.grad)
 
 
-def test_no_group_is_left_behind(compute: Compute) -> None:
+def test_the_process_group_is_destroyed(compute: Compute) -> None:
     assert not dist.is_initialized()
 
 
-def test_a_model_must_learn_something() -> None:
+def test_a_model_without_trained_parameters_is_refused() -> None:
     frozen = nn.Linear(3, 3).requires_grad_(False)
     with pytest.raises(ConfigError, match="no parameters to train"):
         measure(frozen, small_model.loss, lambda: None)
 
 
 @pytest.mark.parametrize("spec", ["none", "powersgd:rank=2", "efsign", "topk:ratio=0.01"])
-def test_a_large_world_goes_on_from_small_ones(compute: Compute, spec: str) -> None:
-    """The same calls with longer ways; and a large world's last work is not decoded but known."""
-    small, large = 4, 8 * SOME
+def test_a_large_cluster_is_extrapolated_from_small_ones(compute: Compute, spec: str) -> None:
+    """A large cluster makes the same calls, and its last decode time is extrapolated."""
+    small, large = 4, 8 * MEDIUM_NODES
     plan = make_plan(spec, None, "auto", TENSORS.values(), large)
-    few, many = (rehearse(plan, TENSORS, compute.steps, n) for n in (small, large))
-    assert [len(t.calls) for t in few.talks] == [len(t.calls) for t in many.talks]
+    few, many = (measure_exchange(plan, TENSORS, compute.steps, n) for n in (small, large))
+    assert [len(t.calls) for t in few.buckets] == [len(t.calls) for t in many.buckets]
     assert few.calls == many.calls
-    kinds = [[said.kind for said in call] for t in few.talks for call in t.calls]
-    assert kinds == [[said.kind for said in call] for t in many.talks for call in t.calls]
-    sizes = {said.size for t in many.talks for call in t.calls for said in call}
+    kinds = [[one.kind for one in call] for t in few.buckets for call in t.calls]
+    assert kinds == [[one.kind for one in call] for t in many.buckets for call in t.calls]
+    sizes = {one.size for t in many.buckets for call in t.calls for one in call}
     assert sizes == {large}
-    assert all(work_s >= 0 for talk in many.talks for work_s in talk.works_s)
+    assert all(work_s >= 0 for bucket in many.buckets for work_s in bucket.codec_s)
 
 
 def test_bytes_of_the_sharded_exchange_stay_flat(compute: Compute) -> None:
-    """About two messages a rank, whatever N; a gather takes N-1."""
+    """A rank sends about two messages for any N; with a gather it sends N-1."""
     sent: dict[str, list[float]] = {}
-    for way in ("sharded", "gather"):
+    for exchange in ("sharded", "gather"):
         for size in (8, 64, 512):
-            plan = make_plan("qsgd:bits=4", None, way, TENSORS.values(), size)
-            sent.setdefault(way, []).append(rehearse(plan, TENSORS, compute.steps, size).sent_bytes)
+            plan = make_plan("qsgd:bits=4", None, exchange, TENSORS.values(), size)
+            cost = measure_exchange(plan, TENSORS, compute.steps, size)
+            sent.setdefault(exchange, []).append(cost.sent_bytes)
     assert max(sent["sharded"]) < 1.4 * min(sent["sharded"])
     assert sent["gather"][-1] == pytest.approx(sent["gather"][0] * 511 / 7)
 
 
 def test_dense_is_one_mean_a_bucket(compute: Compute) -> None:
     plan = make_plan("none", None, "auto", TENSORS.values(), 4)
-    rehearsed = rehearse(plan, TENSORS, compute.steps, 4)
-    told = [sum(g.nbytes for g in bucket.gradients) for bucket in compute.steps[0]]
-    assert [talk.calls for talk in rehearsed.talks] == [
-        ((Said("mean", n, 4, False),),) for n in told
+    cost = measure_exchange(plan, TENSORS, compute.steps, 4)
+    nbytes = [sum(g.nbytes for g in bucket.gradients) for bucket in compute.steps[0]]
+    assert [bucket.calls for bucket in cost.buckets] == [
+        ((CollectiveRecord("mean", n, 4, False),),) for n in nbytes
     ]
 
 
-def test_what_was_rehearsed_with_is_not_changed(compute: Compute) -> None:
+def test_measuring_does_not_change_the_gradients(compute: Compute) -> None:
     before: list[Tensor] = [g.clone() for b in compute.steps[0] for g in b.gradients]
     plan = make_plan("efsign", None, "auto", TENSORS.values(), 2)
-    rehearse(plan, TENSORS, compute.steps, 2)
+    measure_exchange(plan, TENSORS, compute.steps, 2)
     after = [g for b in compute.steps[0] for g in b.gradients]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
@@ -107,62 +114,67 @@ def test_what_was_rehearsed_with_is_not_changed(compute: Compute) -> None:
 FIXED = ["none", "fp16", "efsign", "qsgd:bits=4", "topk:ratio=0.01", "powersgd:rank=1"]
 
 
-def said_by_all(plan: Plan, buckets: Sequence[Bucket], size: int) -> int:
-    """What rank 0 sends when all ranks are there and nobody is spared anything."""
+def sent_by_all_ranks(plan: Plan, buckets: Sequence[Bucket], size: int) -> int:
+    """Returns the bytes that rank 0 sends when all ranks run and encode everything."""
     network = Simulated(size)
     lanes = [Engine(plan, TENSORS, rank, size, seed=0) for rank in range(size)]
     for bucket in buckets:
-        network.run([own.talk(*bucket.copy()) for own in lanes])
+        network.run([own.bucket_program(*bucket.copy()) for own in lanes])
     return network.meters[0].sent_bytes
 
 
 @pytest.mark.parametrize("exchange", ["auto", "sharded"])
 @pytest.mark.parametrize("spec", FIXED)
-def test_bytes_of_large_worlds_are_those_of_all_ranks(
+def test_bytes_of_large_clusters_are_those_of_all_ranks(
     compute: Compute, spec: str, exchange: str
 ) -> None:
-    """Also where shards differ by an entry, and where only some of them are encoded."""
-    for size in (3, 7, SOME + 3):
+    """Holds also if shards differ by an entry, and if only some of them are encoded."""
+    for size in (3, 7, MEDIUM_NODES + 3):
         try:
             plan = make_plan(spec, None, exchange, TENSORS.values(), size)
         except ConfigError:
             pytest.skip("the plan refuses this combination")
-        rehearsed = rehearse(plan, TENSORS, compute.steps, size)
-        assert rehearsed.sent_bytes == said_by_all(plan, compute.steps[0], size)
+        cost = measure_exchange(plan, TENSORS, compute.steps, size)
+        assert cost.sent_bytes == sent_by_all_ranks(plan, compute.steps[0], size)
 
 
 @pytest.mark.parametrize("spec", ["efsign", "topk:ratio=0.01"])
 def test_a_sharded_exchange_sends_two_messages_from_2_to_1024_workers(spec: str) -> None:
-    """Of a tensor with room for 1,024 shards: 2 (N-1)/N messages, and a little for each shard."""
+    """Sends 2 (N-1)/N messages of a tensor of 1,024 shards, and a little for each shard."""
     tensors = {"weight": torch.zeros(1024, 1024)}
     steps = [[Bucket(["weight"], [torch.linspace(-1, 1, 1 << 20).view(1024, 1024)])]]
-    said = make_plan(spec, None, "sharded", tensors.values(), 2).compressor.nbytes((1024, 1024))
+    message_bytes = make_plan(spec, None, "sharded", tensors.values(), 2).compressor.nbytes(
+        (1024, 1024)
+    )
     for size in (2**power for power in range(1, 11)):
         plan = make_plan(spec, None, "sharded", tensors.values(), size)
-        messages = rehearse(plan, tensors, steps, size).sent_bytes / said
+        messages = measure_exchange(plan, tensors, steps, size).sent_bytes / message_bytes
         assert messages == pytest.approx(2 * (size - 1) / size, rel=0.15)
 
 
-def test_works_go_on_in_a_straight_line_with_nodes() -> None:
-    gather = ((Said("gather", 8, 2, False),),)
-    few, some = Talk((1.0, 3.0), gather), Talk((2.0, 2.9), gather)
-    assert _on_a_line(few, some, 2 * SOME - FEW) == (3.0, 3.0)
-    # Where everybody's answer is one, it takes the same among any number.
-    mean = ((Said("mean", 8, 2, False),),)
-    assert _on_a_line(Talk((1.0, 3.0), mean), Talk((1.0, 4.0), mean), 1024) == (1.0, 3.0)
+def test_codec_times_are_extrapolated_linearly_in_nodes() -> None:
+    gather = ((CollectiveRecord("gather", 8, 2, False),),)
+    few, some = BucketCost((1.0, 3.0), gather), BucketCost((2.0, 2.9), gather)
+    assert _extrapolate(few, some, 2 * MEDIUM_NODES - SMALL_NODES) == (3.0, 3.0)
+    # If the answer is one message for all ranks, decoding takes the same time for any number.
+    mean = ((CollectiveRecord("mean", 8, 2, False),),)
+    assert _extrapolate(BucketCost((1.0, 3.0), mean), BucketCost((1.0, 4.0), mean), 1024) == (
+        1.0,
+        3.0,
+    )
 
 
 def test_steps_vary_as_they_were_measured(compute: Compute) -> None:
-    """The medians are usual; in samples every computed step meets every rehearsed one."""
+    """Samples combine every computed step with every measured exchange."""
     plan = make_plan("efsign", None, "gather", TENSORS.values(), 2)
-    rehearsed = rehearse(plan, TENSORS, compute.steps, 2)
-    works = step_samples(compute, rehearsed)
-    assert len(compute.samples_s) * len(rehearsed.samples) == len(works) == SAMPLES
-    assert len({tuple(work.numbers()) for work in works}) == SAMPLES
-    usual = step_work(compute, rehearsed)
-    middle = [median(column) for column in zip(*(w.numbers() for w in works), strict=True)]
-    assert middle[1:] == pytest.approx(usual.numbers()[1:])
-    large = rehearse(plan, TENSORS, compute.steps, SOME + 3)
+    cost = measure_exchange(plan, TENSORS, compute.steps, 2)
+    works = step_samples(compute, cost)
+    assert len(compute.samples_s) * len(cost.samples) == len(works) == SAMPLES
+    assert len({tuple(work.to_list()) for work in works}) == SAMPLES
+    usual = step_work(compute, cost)
+    middle = [median(column) for column in zip(*(w.to_list() for w in works), strict=True)]
+    assert middle[1:] == pytest.approx(usual.to_list()[1:])
+    large = measure_exchange(plan, TENSORS, compute.steps, MEDIUM_NODES + 3)
     assert not large.samples
     assert (
         step_samples(replace(compute, samples_s=()), large) == [step_work(compute, large)] * SAMPLES

@@ -1,4 +1,4 @@
-"""Shared by the tests that make network namespaces."""
+"""Fixtures of the tests that create network namespaces."""
 
 from collections.abc import Iterator
 

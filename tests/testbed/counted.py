@@ -1,17 +1,17 @@
-"""What the interface of an emulated host has carried, as its operating system counts."""
+"""Reads the byte counters of an emulated host's network interface."""
 
 from pathlib import Path
 from typing import NamedTuple
 
 from gradwire.testbed.hosts import Host
 
-# Not /proc/net, which shows the namespace that the process began in.
+# Not /proc/net, which shows the namespace in which the process started.
 _TABLE = Path("/proc/thread-self/net/dev")
 _RECEIVED, _SENT = 0, 8
 
 
 class Counters(NamedTuple):
-    """Since the interface was made.
+    """Bytes since the interface was created.
 
     A packet that segmentation offload has not split yet counts once, with one set of headers; the
     bucket charges the link for every frame of it.

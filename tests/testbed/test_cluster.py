@@ -39,7 +39,7 @@ def environments(cluster: Cluster, **extra_env: str) -> list[dict[str, str]]:
 
 
 def gone(*pids: int) -> bool:
-    """Whether the processes have ended; a killed one needs a moment on a busy machine."""
+    """Returns whether the processes have ended, after waiting for up to 5 s."""
     deadline_s = time.monotonic() + 5
     while any(alive(pid) for pid in pids):
         if time.monotonic() > deadline_s:
@@ -192,19 +192,19 @@ def test_launches_from_another_thread() -> None:
     assert codes == [1]
 
 
-def test_a_program_that_is_not_there() -> None:
+def test_a_missing_program_is_refused() -> None:
     with pytest.raises(ConfigError, match="command: cannot run 'no-such-program': No such file"):
         LoopbackCluster(2).launch(["no-such-program"])
     with pytest.raises(ConfigError, match="command: expected a program to run, got nothing"):
         LoopbackCluster(2).launch([])
 
 
-def test_refuses_a_cluster_of_none() -> None:
+def test_a_cluster_without_workers_is_refused() -> None:
     with pytest.raises(ConfigError, match="cluster: workers must be at least 1, got 0"):
         LoopbackCluster(0)
 
 
-def test_refuses_a_testbed_that_is_not_open() -> None:
+def test_a_testbed_that_is_not_open_is_refused() -> None:
     with pytest.raises(ConfigError, match="launch needs an open testbed"):
         TestbedCluster(Testbed(2, None)).launch(["true"])
 
@@ -229,7 +229,7 @@ def test_open_cluster_shapes_the_links_where_it_can(emulated: None) -> None:
         assert cluster.launch(["true"]) == 0
 
 
-def test_open_cluster_says_so_where_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_cluster_notes_why_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Testbed, "reason_unavailable", staticmethod(lambda: "no root"))
     with open_cluster(2, "100mbit") as cluster:
         assert (cluster.workers, cluster.shaped, cluster.interface) == (2, False, None)

@@ -1,4 +1,4 @@
-"""The recipe for torchrun, word for word, on four emulated hosts."""
+"""Runs the torchrun recipe, verbatim, on four emulated hosts."""
 
 import os
 import re
@@ -19,7 +19,7 @@ def test_torchrun_with_four_nodes(emulated: None, tmp_path: Path) -> None:
     for name, content in files.items():
         (tmp_path / name).write_text(content)
     assert "--nnodes 4 --nproc-per-node 1" in files["start.sh"]
-    # The commands of the environment that the tests run in.
+    # Finds torchrun in the environment of the tests.
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(
         ["sh", "try.sh"],
@@ -36,7 +36,7 @@ def test_torchrun_with_four_nodes(emulated: None, tmp_path: Path) -> None:
     assert all(int(ratio) > 15 for _, ratio in ended)
     losses = [float(loss) for loss in re.findall(r"epoch \d: loss ([\d.]+)", done.stdout)]
     assert len(losses) == 3
-    # A guess among four classes has a loss of 1.39.
+    # Uniform probabilities of four classes have a loss of 1.39.
     assert losses[-1] < 0.5
     assert {p.name[:21] for p in (tmp_path / "checkpoints").iterdir()} >= {
         f"step000000003-rank{rank}of" for rank in range(4)

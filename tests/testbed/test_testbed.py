@@ -35,7 +35,7 @@ def listen(host: Host, port: int) -> socket.socket:
 
 
 def transfer_s(pairs: Sequence[Sequence[Host]], size_bytes: int) -> float:
-    """The seconds until every (sender, receiver) pair has moved `size_bytes`, all at once."""
+    """Returns seconds until every (sender, receiver) pair has moved `size_bytes` at once."""
     servers = [listen(receiver, PORT + i) for i, (_, receiver) in enumerate(pairs)]
     start_s = time.monotonic()
     with ThreadPoolExecutor(max_workers=2 * len(pairs)) as pool:
@@ -52,10 +52,10 @@ def transfer_s(pairs: Sequence[Sequence[Host]], size_bytes: int) -> float:
 
 
 def held_namespaces() -> set[str]:
-    """The network namespaces that this process is in or has open.
+    """Returns the network namespaces that this process is in or has open.
 
-    Nothing else can hold one that has no name; and numbers are given out again at once, so that the
-    same one elsewhere may well be another testbed.
+    Nothing else can hold an anonymous one; and inode numbers are reused at once, so the same
+    number in another process may be another testbed.
     """
     links = set()
     for pattern in ("task/*/ns/net", "fd/*"):
@@ -66,7 +66,7 @@ def held_namespaces() -> set[str]:
 
 
 def let_go(namespaces: set[str]) -> bool:
-    """Whether none is held any more; a thread that was inside may need a moment to end."""
+    """Returns whether none is held any more, after waiting up to 5 s for threads to end."""
     deadline_s = time.monotonic() + 5
     while namespaces & held_namespaces():
         if time.monotonic() > deadline_s:
@@ -141,7 +141,7 @@ def test_counters_count_the_bytes(two_hosts: Testbed) -> None:
     assert sender.received_bytes < 0.06 * MEGABYTE
 
 
-def test_nothing_is_left(emulated: None) -> None:
+def test_closing_leaves_nothing_behind(emulated: None) -> None:
     with Testbed(workers=3, rate="1gbit") as testbed:
         made = identities(testbed)
         assert len(made) == 4
@@ -149,7 +149,7 @@ def test_nothing_is_left(emulated: None) -> None:
     assert let_go(made)
 
 
-def test_nothing_is_left_after_an_exception(emulated: None) -> None:
+def test_an_exception_leaves_nothing_behind(emulated: None) -> None:
     made: set[str] = set()
 
     def fail_inside() -> None:
@@ -163,7 +163,7 @@ def test_nothing_is_left_after_an_exception(emulated: None) -> None:
     assert let_go(made)
 
 
-def test_nothing_is_left_when_building_fails(
+def test_a_failed_start_leaves_nothing_behind(
     emulated: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -177,24 +177,24 @@ def test_nothing_is_left_when_building_fails(
     assert "no shaping today" in str(Testbed.reason_unavailable())
 
 
-def test_a_link_that_was_cut_carries_on_when_mended(two_hosts: Testbed) -> None:
+def test_a_cut_link_works_again_when_restored(two_hosts: Testbed) -> None:
     first, second = two_hosts.hosts
     two_hosts.cut(1)
     with pytest.raises(OSError, match=r"timed out|No route to host"):
         first.namespace.run(lambda: socket.create_connection((second.address, PORT), timeout=0.3))
-    two_hosts.mend(1)
+    two_hosts.restore(1)
     ideal_s = 2 * MEGABYTE * 8 / 100e6
     # As slow as before: a port that comes up again keeps its shape.
     assert transfer_s([two_hosts.hosts], 2 * MEGABYTE) > 0.8 * ideal_s
 
 
 @pytest.mark.parametrize("workers", [0, 255])
-def test_refuses_sizes_that_do_not_fit(workers: int) -> None:
+def test_invalid_numbers_of_workers_are_refused(workers: int) -> None:
     with pytest.raises(ConfigError, match=rf"workers must be in \[1, 254\], got {workers}"):
         Testbed(workers, None)
 
 
-def test_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_the_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
     assert Testbed.reason_unavailable() == "network namespaces need Linux, this is darwin"
     monkeypatch.undo()

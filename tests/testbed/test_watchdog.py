@@ -3,34 +3,34 @@ import signal
 import subprocess
 import time
 
-from gradwire.testbed.watchdog import Keeper
+from gradwire.testbed.watchdog import Watchdog
 
 
 def sleeper() -> "subprocess.Popen[bytes]":
     return subprocess.Popen(["sleep", "50"], start_new_session=True)
 
 
-def test_kills_what_it_still_watches_when_the_pipe_closes() -> None:
+def test_watched_processes_are_killed_when_the_pipe_closes() -> None:
     watched, forgotten = sleeper(), sleeper()
-    keeper = Keeper()
+    watchdog = Watchdog()
     for process in (watched, forgotten):
-        keeper.watch(process.pid)
-    keeper.forget(forgotten.pid)
+        watchdog.watch(process.pid)
+    watchdog.forget(forgotten.pid)
     assert watched.poll() is None
-    keeper.close()
+    watchdog.close()
     assert watched.wait(timeout=5) == -signal.SIGKILL
     assert forgotten.poll() is None
     forgotten.kill()
     forgotten.wait()
 
 
-def test_one_that_was_killed_does_no_harm() -> None:
+def test_a_killed_watchdog_does_no_harm() -> None:
     process = sleeper()
-    keeper = Keeper()
-    os.kill(keeper._process.pid, signal.SIGKILL)
+    watchdog = Watchdog()
+    os.kill(watchdog._process.pid, signal.SIGKILL)
     time.sleep(0.1)
-    keeper.watch(process.pid)
-    keeper.close()
+    watchdog.watch(process.pid)
+    watchdog.close()
     assert process.poll() is None
     process.kill()
     process.wait()

@@ -1,4 +1,4 @@
-"""Ranks that know TensorFlow."""
+"""Fixtures: ranks with TensorFlow."""
 
 from collections.abc import Iterator
 
@@ -10,6 +10,6 @@ from processes import Ranks
 
 @pytest.fixture(scope="session")
 def keras_ranks() -> Iterator[NamedJobs]:
-    """Four ranks with Keras on TensorFlow."""
+    """Starts four ranks with Keras on TensorFlow."""
     with Ranks(4, preload=["tensorflow", "gradwire.keras"]) as ranks:
         yield NamedJobs(ranks, "keras_jobs")

@@ -1,4 +1,4 @@
-"""What the ranks of the Keras tests do. Each job runs on every rank and returns plain values."""
+"""Jobs of the Keras tests. Each runs on every rank and returns plain values."""
 
 import io
 from collections.abc import Callable
@@ -15,25 +15,25 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import gradwire
-from gradwire.bench.microbench.keras_steps import race
-from gradwire.integrations.keras.tensorflow import _given, _lent
+from gradwire.bench.microbench.keras_steps import compare
+from gradwire.integrations.keras.tensorflow import _from_torch, _to_torch
 
 SIZES = (31, 67, 33, 10)
-"""Odd ones, so that most gradients lie where TensorFlow cannot take them."""
+"""Odd sizes, so that most gradients are not aligned for TensorFlow."""
 
 
 def mlp() -> keras.Sequential:
     keras.utils.set_random_seed(0)
-    # Else names would count the models that this process has made.
+    # Names would otherwise count the models that this process has made.
     keras.backend.clear_session()
     layers = [keras.layers.Dense(n, activation="relu") for n in SIZES[1:]]
     return keras.Sequential([keras.Input((SIZES[0],)), *layers])
 
 
 def data(rank: int) -> tuple[np.ndarray, np.ndarray]:
-    dice = np.random.default_rng(rank)
-    x = dice.normal(size=(64, SIZES[0])).astype("float32")
-    return x, dice.normal(size=(64, SIZES[-1])).astype("float32")
+    generator = np.random.default_rng(rank)
+    x = generator.normal(size=(64, SIZES[0])).astype("float32")
+    return x, generator.normal(size=(64, SIZES[-1])).astype("float32")
 
 
 def weights(model: keras.Model) -> Tensor:
@@ -55,7 +55,7 @@ def fit(model: keras.Model, optimizer: Any, epochs: int = 1, **options: Any) -> 
 
 
 def fit_job(spec: str, together: int = 4) -> tuple[Tensor, Any]:
-    """Four ranks that train one model, or pairs that have one each."""
+    """Trains one model on four ranks, or one on each pair."""
     mesh = init_device_mesh("cpu", (4 // together, together), mesh_dim_names=("apart", "as_one"))
     optimizer = gradwire.keras.DistributedOptimizer(
         keras.optimizers.SGD(0.1), spec, process_group=mesh["as_one"], check_every=3
@@ -68,7 +68,7 @@ def fit_job(spec: str, together: int = 4) -> tuple[Tensor, Any]:
 
 
 def torch_fit_job() -> Tensor:
-    """The same training by torch: the same weights, data and steps, and a mean by hand."""
+    """Trains in torch with equal weights, data and steps, and a mean by hand."""
     layers = []
     for kernel, bias in zip(*[iter(mlp().get_weights())] * 2, strict=True):
         layer = nn.Linear(*kernel.shape)
@@ -90,14 +90,14 @@ def torch_fit_job() -> Tensor:
 
 
 def against_torch_job(specs: list[str]) -> dict[str, tuple[bool, bool, bool]]:
-    """Whether the same gradients become the same means: at once, and inside a graph."""
+    """Returns whether equal gradients become equal means, eagerly and inside a graph."""
     return {spec: _against_torch(spec) for spec in specs}
 
 
 def _against_torch(spec: str) -> tuple[bool, bool, bool]:
     shapes = {"a/kernel": (67, 33), "a/bias": (33,), "b/kernel": (40, 51)}
-    dice = torch.Generator().manual_seed(dist.get_rank())
-    steps = [[torch.randn(s, generator=dice) for s in shapes.values()] for _ in range(3)]
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    steps = [[torch.randn(s, generator=generator) for s in shapes.values()] for _ in range(3)]
     parameters = {n: nn.Parameter(torch.zeros(s)) for n, s in shapes.items()}
     ours = gradwire.Reducer(parameters.items(), spec)
     eager = gradwire.keras.Reducer(_variables(shapes), spec)
@@ -114,7 +114,7 @@ def _against_torch(spec: str) -> tuple[bool, bool, bool]:
             expected = [p.grad for p in parameters.values()]
             same[i] &= all(map(torch.equal, means, expected))
     bytes_ = [r.stats()["message_bytes"] for r in (eager, traced)]
-    # Which gradients there are is told in the first step only, a byte a parameter.
+    # The first step alone exchanges which gradients exist, one byte per parameter.
     as_many = bytes_[0] == bytes_[1] == ours.stats()["message_bytes"] - 2 * len(shapes)
     for reducer in (ours, eager, traced):
         reducer.detach()
@@ -126,7 +126,7 @@ def _variables(shapes: dict[str, tuple[int, ...]]) -> list[tf.Variable]:
 
 
 class Reader(keras.Model):
-    """An embedding, whose gradient is a few rows; a layer for even ranks; and one for nobody."""
+    """An embedding with a gradient of few rows, a layer for even ranks, and an unused one."""
 
     def __init__(self) -> None:
         keras.utils.set_random_seed(0)
@@ -147,7 +147,7 @@ class Reader(keras.Model):
 
 
 def tape_job(how: str) -> tuple[Tensor, bool, list[str], Any]:
-    """A loop of one's own: a new tape in every step, at once or inside a graph."""
+    """Trains in a custom loop with a new tape in every step, eagerly or inside a graph."""
     model, optimizer = Reader(), keras.optimizers.SGD(0.1)
     variables = model.trainable_variables
     words = tf.constant(np.random.default_rng(dist.get_rank()).integers(60, size=(8, 5)))
@@ -171,36 +171,36 @@ def tape_job(how: str) -> tuple[Tensor, bool, list[str], Any]:
     return found, all(tape.reducer is reducer for tape in tapes), unused, stats
 
 
-def lent_job() -> dict[str, bool]:
-    """Memory that is shared, and memory that stays as it was."""
+def shared_memory_job() -> dict[str, bool]:
+    """Returns whether memory is shared where it can be, and gradients stay unchanged."""
     found = {}
     tensor = tf.random.normal((40, 50))
-    lent = _lent(tensor)
-    found["lent"] = lent.data_ptr() == _lent(tf.identity(tensor)).data_ptr()
+    shared = _to_torch(tensor)
+    found["shared"] = shared.data_ptr() == _to_torch(tf.identity(tensor)).data_ptr()
     given = torch.randn(200)
-    found["given"] = _lent(_given(given)).data_ptr() == given.data_ptr()
-    odd = _given(given[3:])
-    found["odd"] = _lent(odd).data_ptr() % 64 == 0 and bool(np.array_equal(odd, given[3:]))
-    found["alone"] = _keeps_what_is_lent(1)
-    found["twice"] = _keeps_what_is_lent(2)
+    found["given"] = _to_torch(_from_torch(given)).data_ptr() == given.data_ptr()
+    odd = _from_torch(given[3:])
+    found["odd"] = _to_torch(odd).data_ptr() % 64 == 0 and bool(np.array_equal(odd, given[3:]))
+    found["alone"] = _leaves_gradients_unchanged(1)
+    found["twice"] = _leaves_gradients_unchanged(2)
     return found
 
 
-def _keeps_what_is_lent(count: int) -> bool:
-    """A constant is every variable's gradient, in two steps."""
+def _leaves_gradients_unchanged(count: int) -> bool:
+    """Uses a constant as every variable's gradient in two steps; it must not change."""
     variables = [tf.Variable(tf.zeros((64, 32))) for _ in range(count)]
     reducer = gradwire.keras.Reducer(variables, "none")
     constant = np.full((64, 32), dist.get_rank(), dtype="float32")
-    lent = tf.constant(constant)
-    reduce = tf.function(lambda: reducer.reduce([lent] * count))
+    shared = tf.constant(constant)
+    reduce = tf.function(lambda: reducer.reduce([shared] * count))
     reduce()
     means = reduce()
     reducer.detach()
-    return all(bool(np.all(mean == 1.5)) for mean in means) and bool(np.all(lent == constant))
+    return all(bool(np.all(mean == 1.5)) for mean in means) and bool(np.all(shared == constant))
 
 
 def resume_job(spec: str) -> tuple[bool, bool]:
-    """Three epochs, or two with a checkpoint and one more; residuals are part of it."""
+    """Compares three epochs with two, a checkpoint and one more, residuals included."""
     optimizer = gradwire.keras.DistributedOptimizer(keras.optimizers.SGD(0.1), spec)
     model = mlp()
     fit(model, optimizer, 2)
@@ -225,7 +225,7 @@ def resume_job(spec: str) -> tuple[bool, bool]:
 
 
 def overflow_job() -> tuple[Tensor, float, Any, Any]:
-    """Rank 1 overflows in its second batch: no rank steps there, and all halve the scale."""
+    """Overflows on rank 1 in its second batch, where all ranks must skip and halve the scale."""
     inner = keras.optimizers.SGD(0.1)
     optimizer = gradwire.keras.DistributedOptimizer(
         keras.optimizers.LossScaleOptimizer(inner, initial_scale=8.0), "topk:ratio=0.1"
@@ -243,7 +243,7 @@ def overflow_job() -> tuple[Tensor, float, Any, Any]:
 
 
 def names_job() -> list[str]:
-    """The names of variables that share one."""
+    """Returns the names of variables that share one."""
     variables = [tf.Variable(tf.zeros((3, 3))) for _ in range(3)]
     reducer = gradwire.keras.Reducer(variables, "topk:ratio=0.1")
     own: Any = reducer.state_dict()[f"rank{dist.get_rank()}"]
@@ -252,7 +252,7 @@ def names_job() -> list[str]:
 
 
 def saved_job(folder: str) -> str:
-    """A saved model needs no Gradwire."""
+    """Loads a saved model in a process without Gradwire."""
     optimizer = gradwire.keras.DistributedOptimizer(keras.optimizers.SGD(0.1), "efsign")
     model = mlp()
     fit(model, optimizer)
@@ -266,22 +266,22 @@ def saved_job(folder: str) -> str:
 
 def refusals_job() -> dict[str, str]:
     found = {}
-    mount = gradwire.keras.DistributedOptimizer
+    distributed = gradwire.keras.DistributedOptimizer
     sgd = keras.optimizers.SGD
-    found["spec"] = failure_of(lambda: mount(sgd(), "top_k"))
-    found["option"] = failure_of(lambda: mount(sgd(), "efsign", sed=1))
-    found["optimizer"] = failure_of(lambda: mount("sgd", "efsign"))
-    once = mount(sgd(0.1), "efsign")
-    found["twice"] = failure_of(lambda: mount(once, "efsign"))
+    found["spec"] = failure_of(lambda: distributed(sgd(), "top_k"))
+    found["option"] = failure_of(lambda: distributed(sgd(), "efsign", sed=1))
+    found["optimizer"] = failure_of(lambda: distributed("sgd", "efsign"))
+    once = distributed(sgd(0.1), "efsign")
+    found["twice"] = failure_of(lambda: distributed(once, "efsign"))
     keras.config.set_dtype_policy("mixed_float16")
-    found["half"] = failure_of(lambda: mount(sgd(), "efsign"))
+    found["half"] = failure_of(lambda: distributed(sgd(), "efsign"))
     keras.config.set_dtype_policy("float32")
-    found["xla"] = failure_of(lambda: fit(mlp(), mount(sgd(), "efsign"), jit_compile=True))
+    found["xla"] = failure_of(lambda: fit(mlp(), distributed(sgd(), "efsign"), jit_compile=True))
     with tf.distribute.OneDeviceStrategy("cpu:0").scope():
         found["strategy"] = failure_of(lambda: gradwire.keras.Reducer([tf.Variable(0.0)], "efsign"))
     model = mlp()
     fit(model, once)
-    again = mount(sgd(0.1), "efsign")
+    again = distributed(sgd(0.1), "efsign")
     found["claimed"] = failure_of(lambda: fit(model, again))
     found["later"] = failure_of(
         lambda: once.gradwire.reduce([None], [tf.Variable(1.0, name="new")])
@@ -301,12 +301,12 @@ def refusals_job() -> dict[str, str]:
     found["nothing"] = failure_of(lambda: gradwire.keras.Reducer([], "efsign"))
     drifted = mlp()
     drifted.trainable_variables[2].assign_add([[float(dist.get_rank() == 2)] * 33] * 67)
-    found["drift"] = failure_of(lambda: fit(drifted, mount(sgd(), "efsign")))
+    found["drift"] = failure_of(lambda: fit(drifted, distributed(sgd(), "efsign")))
     return found
 
 
 def raised_job() -> str:
-    """What TensorFlow makes of an error inside a graph."""
+    """Returns the error that TensorFlow raises for an error inside a graph."""
     variables = _variables({"x": (64, 32)})
     reducer = gradwire.keras.Reducer(variables, "topk:ratio=0.1", nan_policy="raise")
     gradient = np.full((64, 32), np.inf if dist.get_rank() == 1 else 1.0, dtype="float32")
@@ -316,7 +316,7 @@ def raised_job() -> str:
 
 
 def example_job(*args: object) -> Any:
-    """What `train` of the example returns."""
+    """Returns the result of the example's `train`."""
     file = Path(__file__).parents[2] / "examples" / "keras_fit.py"
     spec = spec_from_file_location("example_keras_fit", file)
     assert spec is not None
@@ -326,5 +326,5 @@ def example_job(*args: object) -> Any:
     return module.train(*args)
 
 
-def race_job(*args: Any) -> Any:
-    return race(*args)
+def timing_job(*args: Any) -> Any:
+    return compare(*args)

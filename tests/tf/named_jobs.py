@@ -1,4 +1,4 @@
-"""Jobs by name, so that whoever runs the tests need not import TensorFlow, which takes seconds."""
+"""Runs jobs by name, so that the test process need not import TensorFlow, which takes seconds."""
 
 from importlib import import_module
 from typing import Any

@@ -1,4 +1,4 @@
-"""Keras on torch."""
+"""Keras on the torch backend."""
 
 from collections.abc import Iterator
 
@@ -27,9 +27,7 @@ def test_fit(torch_ranks: NamedJobs, scaled: bool) -> None:
 
 
 @pytest.mark.parametrize("spec", ["none", "topk:ratio=0.1", "qsgd:bits=4"])
-def test_the_same_gradients_say_the_same_as_without_keras(
-    torch_ranks: NamedJobs, spec: str
-) -> None:
+def test_equal_gradients_give_the_means_without_keras(torch_ranks: NamedJobs, spec: str) -> None:
     assert torch_ranks.run("against_torch_job", spec, None) == [True, True]
 
 
@@ -37,5 +35,5 @@ def test_the_same_gradients_say_the_same_as_without_keras(
     "controller",
     ["gravac:low=4,high=16,epsilon=0.3", "schedule:first=0.5,last=0.1,stages=2,length=2"],
 )
-def test_controllers_steer_it_as_without_keras(torch_ranks: NamedJobs, controller: str) -> None:
+def test_controllers_decide_as_without_keras(torch_ranks: NamedJobs, controller: str) -> None:
     assert torch_ranks.run("against_torch_job", "topk:ratio=0.1", controller) == [True, True]

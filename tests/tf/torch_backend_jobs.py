@@ -1,4 +1,4 @@
-"""What ranks do whose Keras runs on torch; `KERAS_BACKEND` must say so before it is imported."""
+"""Jobs with Keras on torch; `KERAS_BACKEND` must be set before Keras is imported."""
 
 import keras
 import numpy as np
@@ -16,9 +16,9 @@ def fit_job(spec: str, scaled: bool) -> tuple[str, Tensor, dict[str, object]]:
     plain = keras.optimizers.Adam(0.01)
     chosen = keras.optimizers.LossScaleOptimizer(plain) if scaled else plain
     optimizer = gradwire.keras.DistributedOptimizer(chosen, spec, check_every=2)
-    dice = np.random.default_rng(dist.get_rank())
+    generator = np.random.default_rng(dist.get_rank())
     model.compile(optimizer, "mse")
-    x, y = dice.integers(50, size=(48, 4)), dice.normal(size=(48, 5))
+    x, y = generator.integers(50, size=(48, 4)), generator.normal(size=(48, 5))
     model.fit(x, y, batch_size=16, verbose=0)
     stats = optimizer.gradwire.stats()
     optimizer.gradwire.detach()
@@ -27,15 +27,15 @@ def fit_job(spec: str, scaled: bool) -> tuple[str, Tensor, dict[str, object]]:
 
 
 def against_torch_job(spec: str, controller: str | None) -> bool:
-    """Whether the same gradients become the same means as without Keras."""
+    """Returns whether equal gradients become the same means as without Keras."""
     own = {name: keras.Variable(torch.zeros(40, 30), name=name) for name in ("a", "b")}
     ours = gradwire.keras.Reducer(list(own.values()), spec, controller=controller)
     names = {name: torch.nn.Parameter(torch.zeros(40, 30)) for name in own}
     plain = gradwire.Reducer(names.items(), spec, controller=controller)
-    dice = torch.Generator().manual_seed(dist.get_rank())
+    generator = torch.Generator().manual_seed(dist.get_rank())
     same = True
     for _ in range(3):
-        gradients = [torch.randn(40, 30, generator=dice) for _ in own]
+        gradients = [torch.randn(40, 30, generator=generator) for _ in own]
         for parameter, gradient in zip(names.values(), gradients, strict=True):
             parameter.grad = gradient.clone()
         plain.reduce()

@@ -1,4 +1,4 @@
-"""Buckets: entries that share a scale."""
+"""Number of buckets, whose entries share a scale."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Positions as bytes: their size, and that no bytes lead out of the tensor."""
+"""Packed positions: their size, and that no bytes decode to positions outside the tensor."""
 
 from collections.abc import Iterator
 from math import lgamma, log
@@ -27,7 +27,7 @@ def pinned_backend(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @st.composite
 def choices(draw: st.DrawFn) -> tuple[int, Tensor]:
-    """A number of entries, and some of them."""
+    """Draws a tensor length and some positions."""
     numel = draw(st.integers(0, 2000))
     some = draw(st.integers(0, numel))
     order = torch.randperm(numel, generator=torch.Generator().manual_seed(draw(st.integers(0, 99))))
@@ -91,22 +91,22 @@ def inside_or_refused(packed: Tensor, numel: int, count: int) -> None:
 @both_backends
 @pytest.mark.parametrize("numel", [5, 8, 13, 100])
 def test_the_entry_after_the_last_is_refused(backend: None, numel: int) -> None:
-    """The last block may reach beyond the tensor; its entries there do not exist."""
+    """The last block may extend beyond the tensor; its positions there are invalid."""
     index = torch.tensor([0, numel - 1])
     check_index(pack_index(index, numel), numel, 2)
     beyond = pack_index(torch.tensor([0, numel]), numel)
     with pytest.raises(
-        WireError, match=f"message does not tell 2 positions of a tensor of {numel}"
+        WireError, match=f"message does not hold 2 positions of a tensor of {numel}"
     ):
         check_index(beyond, numel, 2)
 
 
 def bits_and_entropy(ratio: float) -> tuple[float, float]:
-    """Of the positions in a tensor of a million, in bits a position."""
+    """Returns the size and the entropy of positions in a million entries, in bits per position."""
     numel = 1_000_000
     count = round(ratio * numel)
-    ways = lgamma(numel + 1) - lgamma(count + 1) - lgamma(numel - count + 1)
-    return 8 * (index_field(numel, count).numel or 0) / count, ways / log(2) / count
+    log_choices = lgamma(numel + 1) - lgamma(count + 1) - lgamma(numel - count + 1)
+    return 8 * (index_field(numel, count).numel or 0) / count, log_choices / log(2) / count
 
 
 @pytest.mark.parametrize(("ratio", "measured"), [(0.1, 1.120), (0.01, 1.060), (0.001, 1.049)])
@@ -123,6 +123,6 @@ def test_size_is_less_than_a_bit_above_the_entropy(ratio: float) -> None:
 
 @pytest.mark.parametrize("numel", [1, 7, 1000, 1023, 1024, 4097])
 def test_fewer_positions_take_at_most_one_byte_more(numel: int) -> None:
-    """So that there is room for all that a threshold may let pass."""
+    """So a buffer for the largest count fits any number of entries above a threshold."""
     sizes = [index_bytes(numel, count) for count in range(numel + 1)]
     assert all(size <= most + 1 for i, most in enumerate(sizes) for size in sizes[: i + 1])

@@ -1,4 +1,4 @@
-"""Parts to bytes and back, and what becomes of bytes that are no message."""
+"""Messages are packed to bytes and unpacked; invalid bytes are refused."""
 
 from collections.abc import Callable
 
@@ -20,18 +20,18 @@ DTYPES = [
     torch.float16,
     torch.float64,
 ]
-# The first example of a run waits for torch to load itself.
+# The first example of a run includes the lazy loading of torch.
 unhurried = settings(deadline=None)
-LETTER = Layout((Field(torch.uint8, 3), Field(torch.float32, None)))
+VARIABLE = Layout((Field(torch.uint8, 3), Field(torch.float32, None)))
 
 
-class Draft:
-    """Messages with their layouts, as hypothesis thinks of them."""
+class Messages:
+    """Messages with their layouts, made by hypothesis."""
 
     def __init__(self, lanes: list[list[tuple[torch.dtype, int, bool]]], seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.layouts = [
-            Layout(tuple(Field(dtype, None if secret else n) for dtype, n, secret in lane))
+            Layout(tuple(Field(dtype, None if variable else n) for dtype, n, variable in lane))
             for lane in lanes
         ]
         self.messages: list[Parts] = [
@@ -39,18 +39,18 @@ class Draft:
         ]
 
     def __repr__(self) -> str:
-        return f"{self.layouts} saying {[[p.numel() for p in m] for m in self.messages]}"
+        return f"{self.layouts} with lengths {[[p.numel() for p in m] for m in self.messages]}"
 
 
 def any_bits(dtype: torch.dtype, numel: int, generator: torch.Generator) -> Tensor:
-    """Entries of any kind, NaN included."""
+    """Returns numbers with random bits, NaN included."""
     raw = torch.randint(0, 256, (numel * dtype.itemsize,), dtype=torch.uint8, generator=generator)
     return raw.view(dtype)
 
 
 part = st.tuples(st.sampled_from(DTYPES), st.integers(0, 9), st.booleans())
-drafts = st.builds(
-    Draft,
+packets = st.builds(
+    Messages,
     st.lists(st.lists(part, min_size=1, max_size=4), min_size=1, max_size=4),
     st.integers(0, 1 << 30),
 )
@@ -63,113 +63,113 @@ def raw(tensor: Tensor) -> list[int]:
 
 def test_by_hand() -> None:
     message = (torch.tensor([1, 2, 3], dtype=torch.uint8), torch.tensor([1.0]))
-    packed = pack([message], [LETTER])
+    packed = pack([message], [VARIABLE])
     length, padded, one = [1, 0, 0, 0], [1, 2, 3, 0], [0, 0, 128, 63]
     assert packed.tolist() == length + padded + one
 
 
 @unhurried
-@given(draft=drafts)
-def test_round_trip(draft: Draft) -> None:
-    packed = pack(draft.messages, draft.layouts)
+@given(packet=packets)
+def test_round_trip(packet: Messages) -> None:
+    packed = pack(packet.messages, packet.layouts)
     assert packed.dtype == torch.uint8
-    assert packed.numel() == packed_bytes(draft.messages, draft.layouts)
-    answers = unpack(packed, draft.layouts)
-    for message, answer in zip(draft.messages, answers, strict=True):
-        for sent, heard in zip(message, answer, strict=True):
-            assert heard.dtype == sent.dtype
-            assert raw(heard) == raw(sent)
+    assert packed.numel() == packed_bytes(packet.messages, packet.layouts)
+    answers = unpack(packed, packet.layouts)
+    for message, answer in zip(packet.messages, answers, strict=True):
+        for sent, received in zip(message, answer, strict=True):
+            assert received.dtype == sent.dtype
+            assert raw(received) == raw(sent)
 
 
 @unhurried
-@given(draft=drafts, offset=st.integers(0, 9))
-def test_a_message_may_lie_anywhere_in_a_buffer(draft: Draft, offset: int) -> None:
-    packed = pack(draft.messages, draft.layouts)
+@given(packet=packets, offset=st.integers(0, 9))
+def test_a_message_may_be_anywhere_in_a_buffer(packet: Messages, offset: int) -> None:
+    packed = pack(packet.messages, packet.layouts)
     buffer = torch.full((packed.numel() + 20,), 255, dtype=torch.uint8)
-    here = buffer[offset : offset + packed.numel()]
-    here.copy_(packed)
-    for message, answer in zip(draft.messages, unpack(here, draft.layouts), strict=True):
+    view = buffer[offset : offset + packed.numel()]
+    view.copy_(packed)
+    for message, answer in zip(packet.messages, unpack(view, packet.layouts), strict=True):
         assert [raw(p) for p in answer] == [raw(p) for p in message]
 
 
 @unhurried
-@given(draft=drafts)
-def test_same_parts_same_bytes(draft: Draft) -> None:
-    """Padding is part of the message: memory that was used before must not show."""
+@given(packet=packets)
+def test_same_parts_same_bytes(packet: Messages) -> None:
+    """Padding is part of the message, so uninitialized memory must not show."""
     torch.use_deterministic_algorithms(True)
     try:
-        poisoned = pack(draft.messages, draft.layouts)
+        poisoned = pack(packet.messages, packet.layouts)
     finally:
         torch.use_deterministic_algorithms(False)
-    assert torch.equal(poisoned, pack(draft.messages, draft.layouts))
+    assert torch.equal(poisoned, pack(packet.messages, packet.layouts))
 
 
 @unhurried
-@given(draft=drafts)
-def test_lengths_known_beforehand(draft: Draft) -> None:
+@given(packet=packets)
+def test_lengths_known_beforehand(packet: Messages) -> None:
     nothing = [
         tuple(
             torch.empty(0, dtype=f.dtype) if f.numel is None else part
             for f, part in zip(layout.fields, message, strict=True)
         )
-        for layout, message in zip(draft.layouts, draft.messages, strict=True)
+        for layout, message in zip(packet.layouts, packet.messages, strict=True)
     ]
-    assert packed_bytes(None, draft.layouts) == pack(nothing, draft.layouts).numel()
+    assert packed_bytes(None, packet.layouts) == pack(nothing, packet.layouts).numel()
 
 
 @unhurried
-@given(draft=drafts, cut=st.integers(1, 64))
-def test_a_shortened_message_is_refused(draft: Draft, cut: int) -> None:
-    packed = pack(draft.messages, draft.layouts)
+@given(packet=packets, cut=st.integers(1, 64))
+def test_a_shortened_message_is_refused(packet: Messages, cut: int) -> None:
+    packed = pack(packet.messages, packet.layouts)
     if not packed.numel():
         return
     with pytest.raises(WireError):
-        unpack(packed[: max(0, packed.numel() - cut)], draft.layouts)
+        unpack(packed[: max(0, packed.numel() - cut)], packet.layouts)
 
 
 @unhurried
-@given(draft=drafts, extra=st.integers(1, 64))
-def test_a_lengthened_message_is_refused(draft: Draft, extra: int) -> None:
-    packed = pack(draft.messages, draft.layouts)
+@given(packet=packets, extra=st.integers(1, 64))
+def test_a_lengthened_message_is_refused(packet: Messages, extra: int) -> None:
+    packed = pack(packet.messages, packet.layouts)
     with pytest.raises(WireError):
-        unpack(torch.cat([packed, packed.new_zeros(extra)]), draft.layouts)
+        unpack(torch.cat([packed, packed.new_zeros(extra)]), packet.layouts)
 
 
 @unhurried
-@given(draft=drafts, noise=st.binary(max_size=200))
-def test_noise_is_a_message_or_refused(draft: Draft, noise: bytes) -> None:
+@given(packet=packets, noise=st.binary(max_size=200))
+def test_noise_is_a_message_or_refused(packet: Messages, noise: bytes) -> None:
     buffer = torch.tensor(list(noise), dtype=torch.uint8)
     try:
-        answers = unpack(buffer, draft.layouts)
+        answers = unpack(buffer, packet.layouts)
     except WireError:
         return
-    for layout, answer in zip(draft.layouts, answers, strict=True):
+    for layout, answer in zip(packet.layouts, answers, strict=True):
         for field, part in zip(layout.fields, answer, strict=True):
             assert part.dtype == field.dtype
             assert field.numel in (None, part.numel())
 
 
-def letter(length: int, body: int) -> Tensor:
-    """A letter that claims `length` floats and has `body` bytes behind its head."""
+def message_of(length: int, body: int) -> Tensor:
+    """Returns a message that claims `length` floats and has `body` bytes after its head."""
     head = torch.tensor([length], dtype=torch.int32).view(torch.uint8)
     return torch.cat([head, torch.zeros(body, dtype=torch.uint8)])
 
 
 def test_a_negative_length_is_refused() -> None:
     with pytest.raises(WireError, match="message with a negative length: -1"):
-        unpack(letter(-1, 8), [LETTER])
+        unpack(message_of(-1, 8), [VARIABLE])
 
 
 @pytest.mark.parametrize("length", [2, 1000, (1 << 31) - 1])
 def test_a_length_beyond_the_message_is_refused(length: int) -> None:
     expected = 4 + 4 + 4 * length
     with pytest.raises(WireError, match=f"message of 12 bytes where {expected} were agreed"):
-        unpack(letter(length, 8), [LETTER])
+        unpack(message_of(length, 8), [VARIABLE])
 
 
 def test_a_message_too_short_for_its_head_is_refused() -> None:
     with pytest.raises(WireError, match="message of 3 bytes is too short for its 8-byte head"):
-        unpack(torch.zeros(3, dtype=torch.uint8), [LETTER, LETTER])
+        unpack(torch.zeros(3, dtype=torch.uint8), [VARIABLE, VARIABLE])
 
 
 def test_a_wrong_length_is_refused() -> None:
@@ -178,7 +178,7 @@ def test_a_wrong_length_is_refused() -> None:
         unpack(torch.zeros(12, dtype=torch.uint8), [layout])
 
 
-def test_the_check_of_a_layout_is_asked() -> None:
+def test_the_check_of_a_layout_is_called() -> None:
     def check(parts: Parts) -> None:
         if parts[0].sum() > 3:
             raise WireError("too much")
@@ -189,7 +189,7 @@ def test_the_check_of_a_layout_is_asked() -> None:
         unpack(torch.ones(4, dtype=torch.uint8), [layout])
 
 
-def test_neighbours_are_joined_in_place() -> None:
+def test_adjacent_tensors_are_joined_in_place() -> None:
     bucket = torch.arange(12.0)
     views = [bucket[:4].view(2, 2), bucket[4:5], bucket[5:]]
     flat = join(views)
@@ -200,7 +200,7 @@ def test_neighbours_are_joined_in_place() -> None:
         assert piece.shape == view.shape
 
 
-def test_neighbours_in_the_middle_of_a_bucket_are_joined_in_place() -> None:
+def test_adjacent_tensors_in_the_middle_of_a_bucket_are_joined_in_place() -> None:
     bucket = torch.arange(12.0)
     flat = join([bucket[3:5], bucket[5:9]])
     assert flat.data_ptr() == bucket[3:].data_ptr()
@@ -217,7 +217,7 @@ def test_neighbours_in_the_middle_of_a_bucket_are_joined_in_place() -> None:
         pytest.param(lambda b: [b[:4], b[:0], b[4:]], id="nothing in between"),
     ],
 )
-def test_what_is_apart_is_copied_together(tensors: Callable[[Tensor], list[Tensor]]) -> None:
+def test_separate_tensors_are_copied(tensors: Callable[[Tensor], list[Tensor]]) -> None:
     bucket = torch.arange(12.0)
     pieces = tensors(bucket)
     flat = join(pieces)
@@ -227,7 +227,7 @@ def test_what_is_apart_is_copied_together(tensors: Callable[[Tensor], list[Tenso
         assert torch.equal(bucket, torch.arange(12.0))
 
 
-def test_mixed_types_are_promoted_and_given_back() -> None:
+def test_mixed_types_are_promoted_and_restored() -> None:
     tensors = [
         torch.tensor([[1.5, 2.5]], dtype=torch.bfloat16),
         torch.tensor([3.5], dtype=torch.float16),
@@ -240,5 +240,5 @@ def test_mixed_types_are_promoted_and_given_back() -> None:
         assert torch.equal(piece, tensor)
 
 
-def test_half_precision_alone_stays_so() -> None:
+def test_half_precision_alone_is_kept() -> None:
     assert join([torch.zeros(2, dtype=torch.bfloat16)] * 2).dtype == torch.bfloat16

@@ -1,4 +1,4 @@
-"""Parts of many messages as rows: a view wherever they allow it."""
+"""Parts of many messages become rows of a matrix, a view if possible."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ def test_parts_of_one_buffer_are_a_view() -> None:
     assert torch.equal(rows, buffer[:, 2:6])
 
 
-def test_a_part_that_comes_again_is_a_view() -> None:
+def test_a_repeated_part_is_a_view() -> None:
     part = torch.arange(4)
     rows = as_rows([part] * 3)
     assert rows.data_ptr() == part.data_ptr()
@@ -21,13 +21,13 @@ def test_a_part_that_comes_again_is_a_view() -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 2, 3), (2, 1, 0), (1, 1, 2)])
-def test_parts_at_uneven_or_falling_distances_are_copied(order: tuple[int, ...]) -> None:
+def test_parts_at_unequal_or_negative_distances_are_copied(order: tuple[int, ...]) -> None:
     buffer = torch.arange(20).view(4, 5)
     parts = [buffer[i] for i in order]
     assert torch.equal(as_rows(parts), torch.stack(parts))
 
 
-def test_parts_of_their_own_are_copied() -> None:
+def test_separate_parts_are_copied() -> None:
     parts = [torch.full((3,), float(i)) for i in range(4)]
     assert torch.equal(as_rows(parts), torch.stack(parts))
 

@@ -1,4 +1,4 @@
-"""Trits as bytes: five each, and no byte that cannot be read."""
+"""Trits packed five per byte; invalid bytes are refused."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from gradwire.wire.ternary import ALL_ZERO, check_trits, pack_trits, packed_trit
 
 
 def test_by_hand() -> None:
-    """The first is the lowest digit: 0 + 1*3 + 2*9 + 1*27 + 1*81, then 2 and four zeros."""
+    """The first trit is the lowest digit: 0 + 1*3 + 2*9 + 1*27 + 1*81, then 2 and four zeros."""
     packed = pack_trits(torch.tensor([-1, 0, 1, 0, 0, 1]))
     assert packed.dtype == torch.uint8
     assert packed.tolist() == [129, 2 + 3 + 9 + 27 + 81]
@@ -30,7 +30,7 @@ def test_round_trip(dtype: torch.dtype, trits: list[int]) -> None:
     assert unpack_trits(packed, len(trits)).tolist() == trits
 
 
-def test_all_243_bytes_are_different_and_come_back() -> None:
+def test_all_243_bytes_round_trip() -> None:
     every = torch.cartesian_prod(*[torch.tensor([-1, 0, 1])] * 5).view(-1)
     packed = pack_trits(every)
     assert packed.unique().tolist() == list(range(243))
@@ -39,5 +39,5 @@ def test_all_243_bytes_are_different_and_come_back() -> None:
 
 @pytest.mark.parametrize("byte", range(243, 256))
 def test_other_bytes_are_refused(byte: int) -> None:
-    with pytest.raises(WireError, match="byte above 242, which is no five trits"):
+    with pytest.raises(WireError, match="byte above 242, which encodes no five trits"):
         check_trits(torch.tensor([0, byte, 242], dtype=torch.uint8))

@@ -2,7 +2,7 @@ import pytest
 
 import gradwire
 from gradwire.bench.cases.baselines import DdpFp32, TorchPowerSgd
-from gradwire.bench.cases.parse import Gradwire, parse_case, split_cases
+from gradwire.bench.cases.parse import MethodCase, parse_case, split_cases
 from gradwire.bench.runs import demo, step, train
 from gradwire.errors import ConfigError
 
@@ -10,7 +10,7 @@ from gradwire.errors import ConfigError
 def test_a_case_is_a_baseline_or_a_spec() -> None:
     assert parse_case("ddp-fp32") == DdpFp32()
     assert parse_case("torch-powersgd:rank=2") == TorchPowerSgd(rank=2)
-    assert parse_case("topk:ratio=0.01") == Gradwire("topk:ratio=0.01")
+    assert parse_case("topk:ratio=0.01") == MethodCase("topk:ratio=0.01")
 
 
 def test_only_torchs_powersgd_needs_one_bucket() -> None:
@@ -18,7 +18,7 @@ def test_only_torchs_powersgd_needs_one_bucket() -> None:
     assert [parse_case(name).one_bucket for name in names] == [False, False, True, False]
 
 
-def test_all_but_those_who_do_not_talk_learn() -> None:
+def test_all_cases_with_communication_learn() -> None:
     names = ("compute-only", "ddp-fp32", "torch-bf16", "efsign")
     assert [parse_case(name).learns for name in names] == [False, True, True, True]
 
@@ -46,7 +46,7 @@ def test_commas_separate_cases_but_not_settings(
         assert split_cases(texts) == cases
 
 
-def test_what_the_commands_run_by_themselves_exists() -> None:
+def test_the_default_cases_of_the_commands_exist() -> None:
     assert split_cases(demo.CASES) == demo.CASES
     assert split_cases(step.CASES) == step.CASES
     assert split_cases(train.CASES) == train.CASES
@@ -70,25 +70,28 @@ def test_a_mistake_is_named(texts: list[str], message: str) -> None:
     assert str(caught.value).startswith(message)
 
 
-def test_what_attach_is_told_stands_behind_an_at_sign() -> None:
+def test_settings_of_attach_follow_an_at_sign() -> None:
     text = "topk:ratio=0.01 @ memory=residual:decay=0.9, exchange=sharded, nan_policy=ignore"
     [case] = split_cases([text])
-    expected = Gradwire("topk:ratio=0.01", "residual:decay=0.9", "sharded", "ignore")
+    expected = MethodCase("topk:ratio=0.01", "residual:decay=0.9", "sharded", "ignore")
     assert parse_case(case) == expected
     assert parse_case("topk:ratio=0.01 @ memory=none").memory == "none"
 
 
-def test_brackets_hold_settings_of_settings_together() -> None:
+def test_brackets_enclose_nested_settings() -> None:
     one = "topk:ratio=0.1 @ controller=(gravac:low=10,high=1000), memory=residual"
     two = "efsign @ exchange=(hierarchical:node=2,between=gather)"
     assert split_cases([f"{one}, {two},none"]) == (one.replace(", ", ","), two, "none")
-    assert parse_case(one) == Gradwire(
+    assert parse_case(one) == MethodCase(
         "topk:ratio=0.1", "residual", controller="gravac:low=10,high=1000"
     )
-    assert parse_case(two) == Gradwire("efsign", exchange="hierarchical:node=2,between=gather")
-    assert parse_case(one).rule() == gradwire.GraVAC(low=10, high=1000)
-    assert parse_case("topk:ratio=0.1 @ controller=autopilot").rule() == gradwire.Autopilot()
-    assert parse_case("topk:ratio=0.1").rule() is None
+    assert parse_case(two) == MethodCase("efsign", exchange="hierarchical:node=2,between=gather")
+    assert parse_case(one).make_controller() == gradwire.GraVAC(low=10, high=1000)
+    assert (
+        parse_case("topk:ratio=0.1 @ controller=autopilot").make_controller()
+        == gradwire.Autopilot()
+    )
+    assert parse_case("topk:ratio=0.1").make_controller() is None
 
 
 @pytest.mark.parametrize(
@@ -106,14 +109,14 @@ def test_brackets_hold_settings_of_settings_together() -> None:
         ("topk:ratio=0.1 @ controller=(gravac:low=9,high=2)", "gravac: factors must be"),
         (
             "none @ controller=(accordion:setting=batch,low=1,high=8)",
-            "accordion:setting=batch,low=1,high=8: the benchmarks' loops accumulate nothing",
+            "accordion:setting=batch,low=1,high=8: the benchmarks do not accumulate gradients",
         ),
         ("topk:ratio=0.1 @ controller=(gravac:low=9", "brackets do not match in"),
         ("topk:ratio=0.1 @ memory", "expected key=value, got 'memory' in"),
         ("topk:ratio=0.1 @ memory=none, memory=none", "memory is set twice in"),
     ],
 )
-def test_what_attach_would_refuse_is_refused_before_anything_starts(
+def test_settings_that_attach_would_refuse_are_refused_before_workers_start(
     text: str, message: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:

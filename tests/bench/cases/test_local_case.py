@@ -1,4 +1,4 @@
-"""Cases that talk rarely: what they are called, and what two workers do with them."""
+"""Cases of local methods: parsing, and runs with two workers."""
 
 import io
 from pathlib import Path
@@ -9,11 +9,12 @@ from rich.console import Console
 from gradwire.bench.cases.local import LocalCase
 from gradwire.bench.cases.parse import parse_case, split_cases
 from gradwire.bench.predictions.measured_model import plan_of
-from gradwire.bench.records.schema import StepRecord, TrainRecord, read
+from gradwire.bench.records.files import read
+from gradwire.bench.records.schema import StepRecord, TrainRecord
 from gradwire.bench.runs import cluster_run
 from gradwire.bench.runs.step import StepBench
 from gradwire.bench.runs.train import TrainBench
-from gradwire.bench.worker.run_case import _evened, _to_whole
+from gradwire.bench.worker.run_case import _period_means, _whole_periods
 from gradwire.errors import ConfigError
 from gradwire.testbed.cluster import LoopbackCluster
 
@@ -49,7 +50,7 @@ def test_every_method_has_a_case(text: str) -> None:
         ("none @ local=(diloco:sync_every=4,decay=1)", "diloco: unknown parameter ['decay']"),
         ("int4 @ local=(qsparse:sync_every=4,delay=5)", "delay must be 0 to 4, got 5"),
         ("none @ local=(block_cser:sync_every=4,delay=1)", "unknown parameter ['delay']"),
-        ("efsign @ local=(local_sgd:sync_every=4)", "local_sgd: tells all there is"),
+        ("efsign @ local=(local_sgd:sync_every=4)", "local_sgd: sends parameters uncompressed"),
         ("terngrad @ local=(qsparse:sync_every=4)", "terngrad does not go with memory"),
         ("none @ local=(qsparse:sync_every=4", "brackets do not match in"),
     ],
@@ -60,16 +61,16 @@ def test_a_mistake_is_named_before_anything_runs(text: str, message: str) -> Non
     assert message in str(error.value)
 
 
-def test_what_talks_rarely_has_no_forecast() -> None:
+def test_a_local_method_has_no_forecast() -> None:
     with pytest.raises(ConfigError, match="not all of its steps are alike"):
         plan_of(QSPARSE, {}, 2)
 
 
 def test_a_step_is_as_long_as_the_mean_of_its_period() -> None:
-    assert _evened([1.0, 1.0, 4.0, 1.0, 1.0, 7.0, 9.0], 3) == (2.0, 2.0, 2.0, 3.0, 3.0, 3.0)
-    assert _evened([1.0, 2.0], 3) == (1.5, 1.5)
-    assert _evened([1.0, 2.0], 1) == (1.0, 2.0)
-    assert [_to_whole(steps, 4) for steps in (0, 1, 4, 5)] == [0, 4, 4, 8]
+    assert _period_means([1.0, 1.0, 4.0, 1.0, 1.0, 7.0, 9.0], 3) == (2.0, 2.0, 2.0, 3.0, 3.0, 3.0)
+    assert _period_means([1.0, 2.0], 3) == (1.5, 1.5)
+    assert _period_means([1.0, 2.0], 1) == (1.0, 2.0)
+    assert [_whole_periods(steps, 4) for steps in (0, 1, 4, 5)] == [0, 4, 4, 8]
 
 
 def loopback(workers: int, rate: str | None) -> "_Opened":
@@ -88,7 +89,7 @@ class _Opened:
 
 
 def test_blocks_have_whole_periods(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Local SGD tells what a dense step tells, but only every fourth time."""
+    """Local SGD sends as much as a dense step, but only every fourth time."""
     monkeypatch.setattr(cluster_run, "open_cluster", loopback)
     path, cases = tmp_path / "step.jsonl", ("ddp-fp32", PLAIN, CSER, SOON, LATE)
     bench = StepBench(cases, 2, None, 6, 1, None, path, "c", workload="mlp-tiny")
@@ -103,7 +104,7 @@ def test_blocks_have_whole_periods(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert late.sent_bytes == soon.sent_bytes
 
 
-def test_workers_train_and_are_looked_at_as_one(
+def test_workers_train_and_are_evaluated_as_one_model(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(cluster_run, "open_cluster", loopback)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gradwire.bench.datasets.cifar10 import read_cifar10
-from gradwire.bench.workloads._images import Epoch, _scaled, _varied
+from gradwire.bench.workloads._images import Epoch, _augmented, _normalized
 from gradwire.errors import ConfigError
 
 NAMES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
@@ -21,7 +21,7 @@ def write_binary(folder: Path) -> None:
 
 
 def write_pickles(folder: Path) -> None:
-    """As Python 2 and an old numpy wrote them: the name of a module has moved since."""
+    """Writes pickles like Python 2 and an old numpy, where a module had another name."""
     for name, rows in zip(NAMES, ROWS, strict=True):
         batch = {b"batch_label": b"a batch", b"labels": rows[:, 0].tolist(), b"data": rows[:, 1:]}
         text = pickle.dumps(batch, protocol=2)
@@ -53,14 +53,14 @@ class Evil:
     [
         ("data_batch_3.bin", None, "no data_batch_3.bin or data_batch_3 in "),
         ("data_batch_3.bin", b"\0" * 9000, "has 9,000 bytes, the official file 9,219"),
-        ("test_batch.bin", b"\x0b" * 3 * 3073, "has a class 11, there are 10"),
-        ("data_batch_1", pickle.dumps({b"data": Evil()}), "asks for posix.mkdir, which is not"),
-        ("data_batch_1", pickle.dumps({b"data": 7}), "is no batch of the Python version: "),
-        ("data_batch_1", b"", "is no batch of the Python version: EOFError"),
+        ("test_batch.bin", b"\x0b" * 3 * 3073, "has class 11, expected less than 10"),
+        ("data_batch_1", pickle.dumps({b"data": Evil()}), "requests posix.mkdir, which is not"),
+        ("data_batch_1", pickle.dumps({b"data": 7}), "is not a batch of the Python version: "),
+        ("data_batch_1", b"", "is not a batch of the Python version: EOFError"),
         (
             "data_batch_1",
             pickle.dumps({b"data": np.zeros((3, 3072)), b"labels": [0] * 3}, protocol=2),
-            "the pixels are no bytes in C order",
+            "the pixels are not bytes in C order",
         ),
         (
             "data_batch_1",
@@ -83,11 +83,11 @@ def test_a_bad_file_is_named(
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError) as caught:
         read_cifar10(tmp_path, "cpu", IMAGES)
-    said = str(caught.value)
-    assert said.startswith("CIFAR-10: ")
-    assert name in said
-    assert message in said
-    assert said.endswith("from https://www.cs.toronto.edu/~kriz/cifar.html")
+    error = str(caught.value)
+    assert error.startswith("CIFAR-10: ")
+    assert name in error
+    assert message in error
+    assert error.endswith("from https://www.cs.toronto.edu/~kriz/cifar.html")
     assert not (tmp_path / "evil").exists()
 
 
@@ -99,9 +99,9 @@ def test_an_image_is_shifted_within_a_black_frame_and_flipped() -> None:
         top=torch.tensor([4, 6]),
         left=torch.tensor([4, 1]),
     )
-    first, second = _varied(pixels, epoch)
-    assert torch.equal(first, _scaled(pixels[0]))
+    first, second = _augmented(pixels, epoch)
+    assert torch.equal(first, _normalized(pixels[0]))
     # 2 rows up, 3 columns to the right, then mirrored.
     moved = torch.zeros_like(pixels[1])
     moved[:, :30, 3:] = pixels[1, :, 2:, :29]
-    assert torch.equal(second, _scaled(moved.flip(2)))
+    assert torch.equal(second, _normalized(moved.flip(2)))

@@ -32,7 +32,7 @@ def write_ncf(folder: Path) -> Sizes:
 
 
 def write_grouplens(folder: Path) -> Sizes:
-    """A third user has rated all other films, one after the other."""
+    """Writes ratings.dat, in which a third user has rated all other films in order."""
     rest = [(2, item, 100 + item) for item in range(4, ITEMS)]
     lines = [f"{9 - user}::{FILM[item]}::4::{time}" for user, item, time in (*RATED, *rest)]
     (folder / "ratings.dat").write_text("\n".join(lines) + "\n")
@@ -43,7 +43,7 @@ def pairs_of(users: torch.Tensor, items: torch.Tensor) -> list[tuple[int, int]]:
     return sorted(zip(users.tolist(), items.tolist(), strict=True))
 
 
-def test_the_files_of_ncf_say_what_is_held_out(tmp_path: Path) -> None:
+def test_the_files_of_ncf_define_the_held_out_items(tmp_path: Path) -> None:
     users, items, rated, candidates = read_movielens(tmp_path, "cpu", write_ncf(tmp_path))
     assert pairs_of(users, items) == [(0, 1), (0, 2), (1, 1)]
     assert rated.sum() == 3
@@ -60,7 +60,7 @@ def test_the_compact_file_holds_the_same(tmp_path: Path) -> None:
     assert pairs_of(users, items) == [(0, 1), (0, 2), (1, 1)]
 
 
-def test_of_grouplens_every_users_last_rating_is_held_out(tmp_path: Path) -> None:
+def test_the_last_rating_of_every_user_of_grouplens_is_held_out(tmp_path: Path) -> None:
     users, items, rated, candidates = read_movielens(tmp_path, "cpu", write_grouplens(tmp_path))
     first = [(user, item) for user, item in pairs_of(users, items) if user < 2]
     assert first == [(0, 1), (0, 2), (1, 1)]
@@ -79,8 +79,8 @@ def test_of_grouplens_every_users_last_rating_is_held_out(tmp_path: Path) -> Non
         ("ml-1m.test.rating", "0\t0\t5\t30\n", "has 1 users, the official file 2"),
         ("ml-1m.train.rating", "0\t1\t5\n", "line 1: expected 4 whole numbers"),
         ("ml-1m.train.rating", "0\t1\t5\t1\n" * 2, "has 2 training ratings, the official file 3"),
-        ("ml-1m.train.rating", "0\t999\t5\t1\n" * 3, "has number 999, expected less than 105"),
-        ("ml-1m.test.negative", "(0,0)\t4\n(1,3)\t5\n", "line 1: expected 99 items of others"),
+        ("ml-1m.train.rating", "0\t999\t5\t1\n" * 3, "has id 999, expected less than 105"),
+        ("ml-1m.test.negative", "(0,0)\t4\n(1,3)\t5\n", "line 1: expected 99 negative items"),
         ("ratings.dat", "1::2::3\n", "line 1: expected 4 whole numbers"),
         ("ratings.dat", "1::2::3::4\n", "has 1 ratings, the official file 5"),
     ],
@@ -93,11 +93,11 @@ def test_a_bad_file_is_named(tmp_path: Path, name: str, content: str | None, mes
         (tmp_path / name).write_text(content)
     with pytest.raises(ConfigError) as caught:
         read_movielens(tmp_path, "cpu", sizes)
-    said = str(caught.value)
-    assert said.startswith("MovieLens-1M: ")
-    assert name in said
-    assert message in said
-    assert said.endswith("from https://grouplens.org/datasets/movielens/1m/")
+    error = str(caught.value)
+    assert error.startswith("MovieLens-1M: ")
+    assert name in error
+    assert message in error
+    assert error.endswith("from https://grouplens.org/datasets/movielens/1m/")
 
 
 @pytest.mark.parametrize("name", ["ml-1m.test.negative.gz", "ml-1m.implicit.npz"])
@@ -106,11 +106,11 @@ def test_a_torn_archive_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / "ml-1m.train.rating").unlink()
     np.savez(tmp_path / "ml-1m.implicit.npz", user=[0], item=[0], held_out=[False])
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-30])
-    with pytest.raises(ConfigError, match=rf"{name} (cannot be unpacked|is no \.npz file)"):
+    with pytest.raises(ConfigError, match=rf"{name} (cannot be unpacked|is not an \.npz file)"):
         read_movielens(tmp_path, "cpu", sizes)
 
 
-def test_an_epoch_has_every_rating_once_and_others_that_nobody_rated() -> None:
+def test_an_epoch_has_every_rating_once_and_unrated_items() -> None:
     workload = parse_workload("neumf-tiny:batch_size=27")
     assert isinstance(workload, NeuMf)
     users, items, rated, _ = workload.ratings()
@@ -121,14 +121,14 @@ def test_an_epoch_has_every_rating_once_and_others_that_nobody_rated() -> None:
     assert torch.equal(rated[pairs[:, 0], pairs[:, 1]], truth)
 
 
-def test_only_unrated_items_are_drawn_even_if_there_is_but_one() -> None:
+def test_only_unrated_items_are_sampled_even_if_there_is_only_one() -> None:
     rated = torch.ones(3, 9, dtype=torch.bool)
     rated[torch.arange(3), torch.tensor([2, 5, 8])] = False
     assert _unrated(rated, torch.tensor([2, 0, 1, 0]), seed=0, epoch=0).tolist() == [8, 2, 5, 2]
 
 
 class Oracle(torch.nn.Module):
-    """Scores an item by its place among the candidates of its user."""
+    """Scores an item by its index among the candidates of its user."""
 
     def __init__(self, scores: list[float]) -> None:
         torch.nn.Module.__init__(self)
@@ -145,5 +145,5 @@ def test_a_hit_is_among_the_best_ten(better: int, hit_rate: float) -> None:
     assert parse_workload("neumf-tiny").evaluate(Oracle(scores)).metric == hit_rate
 
 
-def test_a_model_that_cannot_tell_items_apart_hits_nothing() -> None:
+def test_a_model_with_equal_scores_for_all_items_has_no_hits() -> None:
     assert parse_workload("neumf-tiny").evaluate(Oracle([0.0] * 100)).metric == 0

@@ -1,4 +1,4 @@
-"""The official files themselves, where `--data DIR` says that they are."""
+"""The official data files, in the folder given by `--data DIR`."""
 
 from pathlib import Path
 

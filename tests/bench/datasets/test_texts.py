@@ -21,12 +21,12 @@ TEST = " the dog \n"
 
 
 def small(corpus: Corpus) -> Corpus:
-    """The corpus as if its official files were the two texts above."""
+    """Returns the corpus with the sizes of the two texts above as the official ones."""
     training, test = corpus.training._replace(words=8), corpus.test._replace(words=3)
     return replace(corpus, training=training, test=test, vocabulary=5)
 
 
-def test_words_are_numbered_as_they_come_and_lines_end_with_one(tmp_path: Path) -> None:
+def test_word_ids_follow_first_appearance_and_lines_end_with_a_word(tmp_path: Path) -> None:
     (tmp_path / "ptb").mkdir()
     (tmp_path / "ptb" / "ptb.train.txt").write_text(TRAINING)
     (tmp_path / "ptb" / "ptb.test.txt").write_text(TEST)
@@ -48,9 +48,9 @@ def test_wikitext_may_have_any_of_its_names(tmp_path: Path, name: str) -> None:
     [
         ("test.txt.xz", None, "no wiki.test.tokens or test.txt or test.txt.xz in "),
         ("train.txt", b" the cat sat \n the", "has 5 words, the official file 8"),
-        ("train.txt", b"\xff", "is no UTF-8 text from byte 0"),
+        ("train.txt", b"\xff", "is not UTF-8 text from byte 0"),
         ("train.txt", b"a b c d e f g h", "has 8 different words, the official file 5"),
-        ("test.txt", b" the bird \n", "has 'bird', which is no word of the training text"),
+        ("test.txt", b" the bird \n", "has 'bird', which is not in the training text"),
         ("train.txt.xz", lzma.compress(TRAINING.encode())[:-9], "cannot be unpacked: "),
         ("train.txt.xz", b"text", "cannot be unpacked: "),
     ],
@@ -66,11 +66,11 @@ def test_a_bad_file_is_named(
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError) as caught:
         read_words(small(WIKITEXT2), tmp_path, "cpu")
-    said = str(caught.value)
-    assert said.startswith("WikiText-2: ")
-    assert name in said
-    assert message in said
-    assert "from https://huggingface.co/datasets/Salesforce/wikitext" in said
+    error = str(caught.value)
+    assert error.startswith("WikiText-2: ")
+    assert name in error
+    assert message in error
+    assert "from https://huggingface.co/datasets/Salesforce/wikitext" in error
 
 
 def test_a_workload_takes_the_official_text_only(tmp_path: Path) -> None:
@@ -83,9 +83,9 @@ def test_targets_are_the_words_that_follow() -> None:
     workload = parse_workload("lstm_ptb-tiny")
     inputs, targets = workload.batch(step=0, rank=0, workers=1, seed=0)
     assert (inputs[:, 1:] == targets[:, :-1]).all()
-    ahead = (targets - inputs) % 50
-    assert ahead.min() == 1
-    assert ahead.max() == 4
+    distance = (targets - inputs) % 50
+    assert distance.min() == 1
+    assert distance.max() == 4
 
 
 def test_the_library_is_numbered_and_its_held_out_part_is_separate() -> None:

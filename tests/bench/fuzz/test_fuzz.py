@@ -1,4 +1,4 @@
-"""Hostile bytes: every decoder reads or refuses them, and whoever does not is found out."""
+"""Hostile bytes: every decoder decodes or refuses them, and one that does not is detected."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from gradwire.spec import compressor_classes, exchange_classes, format_spec
 
 SPECS = all_specs()
 USUAL = [format_spec(cls(**cls.examples[0])) for cls in compressor_classes().values()]
-# The first example of a case opens it, which takes a while; the others do not.
+# Opening a case takes a while, so its examples share it.
 UNHURRIED = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 opened = cache(open_target)
@@ -29,7 +29,7 @@ found = cache(cases_of)
 
 
 def fuzz(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, where a crash can be seen and survived."""
+    """Runs the command in a process of its own, so that a crash can be observed."""
     return subprocess.run(
         [sys.executable, "-m", "gradwire", "bench", "fuzz", *arguments],
         env=os.environ | environment,
@@ -43,19 +43,19 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
-def test_nothing_in_the_folders_is_left_out() -> None:
+def test_all_methods_and_exchanges_are_covered() -> None:
     heads = {spec.partition("|")[0].partition(":")[0].strip() for spec in SPECS}
     assert heads == set(compressor_classes())
     assert sum("|" in spec for spec in SPECS) > 100
-    ways = {case.exchange for spec in SPECS for case in found(spec)}
+    exchanges = {case.exchange for spec in SPECS for case in found(spec)}
     robust = {f"gather:aggregate={name}" for name in ("majority", "median", "trimmed", "diameter")}
-    assert ways >= {"decode", *robust}
-    assert {way.partition(":")[0] for way in ways} == {"decode", *exchange_classes()}
+    assert exchanges >= {"decode", *robust}
+    assert {exchange.partition(":")[0] for exchange in exchanges} == {"decode", *exchange_classes()}
 
 
 @pytest.mark.timeout(240)
-def test_every_method_reads_or_refuses(tmp_path: Path) -> None:
-    """Messages lie beside pages that kill, so one byte too far would end the process."""
+def test_every_method_decodes_or_refuses(tmp_path: Path) -> None:
+    """Messages lie beside inaccessible pages, so one byte too far would end the process."""
     specs = [*USUAL, *[spec for spec in SPECS if "|" in spec][::9]]
     file = tmp_path / "fuzz.jsonl"
     cases = [f"--case={spec}" for spec in specs]
@@ -67,13 +67,13 @@ def test_every_method_reads_or_refuses(tmp_path: Path) -> None:
     assert all(row["messages"] == row["decoded"] + row["refused"] for row in rows)
     assert sum(row["refused"] for row in rows) > 1000
     assert sum(row["decoded"] for row in rows) > 1000
-    # Tensors of a thousand entries: what grows is code, loaded at the first use.
+    # Tensors have a thousand entries: memory grows by code that is loaded at first use.
     assert sum(row["peak_grown_kb"] for row in rows) < 300_000
 
 
 @pytest.mark.timeout(240)
 def test_compiled_loops_stay_inside_their_arrays(tmp_path: Path) -> None:
-    """Numba checks every index here, also into what a decoder makes for itself."""
+    """Numba checks every index here, also those into a decoder's own arrays."""
     specs = [*USUAL, "topk:ratio=0.1 | qsgd:bits=3", "threshold:value=0.01 | efsign"]
     done = fuzz(
         "--messages", "600", *(f"--case={spec}" for spec in specs),
@@ -91,30 +91,30 @@ def hostile(draw: st.DrawFn) -> tuple[Case, random.Random]:
 @UNHURRIED
 @given(hostile())
 @pytest.mark.timeout(240)
-def test_any_message_is_read_or_refused(drawn: tuple[Case, random.Random]) -> None:
-    case, dice = drawn
+def test_any_message_is_decoded_or_refused(drawn: tuple[Case, random.Random]) -> None:
+    case, rng = drawn
     target = opened(case)
-    place = dice.choice(target.places)
-    mutation = dice.choice(SAME_LENGTH if place.fixed else ANY_LENGTH)
-    message = mutation(place.said.numpy(), dice.choice(target.places).said.numpy(), dice)
+    point = rng.choice(target.points)
+    mutation = rng.choice(SAME_LENGTH if point.fixed else ANY_LENGTH)
+    message = mutation(point.message.numpy(), rng.choice(target.points).message.numpy(), rng)
     try:
-        out = target.hears(place, torch.from_numpy(message.copy()))
+        out = target.receive(point, torch.from_numpy(message.copy()))
         assert out.dtype == torch.float32
     except WireError:
         pass
-    assert not target.spoilt()
+    assert not target.damage()
 
 
 @pytest.mark.parametrize("spec", USUAL)
-def test_an_honest_message_is_read(spec: str) -> None:
+def test_a_valid_message_is_decoded(spec: str) -> None:
     for case in found(spec):
         target = opened(case)
-        for place in target.places:
-            assert target.hears(place, place.said).isfinite().all()
+        for point in target.points:
+            assert target.receive(point, point.message).isfinite().all()
 
 
-def test_a_decoder_that_does_not_check_is_found_out() -> None:
-    """Without its check a message can point anywhere: the process dies, or it is an error."""
+def test_a_decoder_without_checks_is_detected() -> None:
+    """Without its check a message can point anywhere: the process dies, or an error is raised."""
     code = """
 import gradwire.compressors._sparsifier
 gradwire.compressors._sparsifier.check_index = lambda *_: None
@@ -125,15 +125,15 @@ raise SystemExit(0 if Fuzz(3000, 0, ["topk:ratio=0.1"], None, "").run(Console())
     assert python(code).returncode != 0
 
 
-@pytest.mark.parametrize(("at_end", "place"), [(True, "shape[0]"), (False, "-1")])
-def test_one_byte_beyond_ends_the_process(at_end: bool, place: str) -> None:
+@pytest.mark.parametrize(("at_end", "offset"), [(True, "shape[0]"), (False, "-1")])
+def test_one_byte_beyond_ends_the_process(at_end: bool, offset: str) -> None:
     code = f"""
 import ctypes, torch
-from gradwire.bench.fuzz.guard_pages import Guarded
-held = Guarded(100).hold(torch.arange(7, dtype=torch.uint8), at_end={at_end})
+from gradwire.bench.fuzz.guard_pages import GuardedMemory
+held = GuardedMemory(100).hold(torch.arange(7, dtype=torch.uint8), at_end={at_end})
 assert held.tolist() == list(range(7))
 print("inside", flush=True)
-ctypes.c_uint8.from_address(held.data_ptr() + {place.replace("shape[0]", "7")}).value
+ctypes.c_uint8.from_address(held.data_ptr() + {offset.replace("shape[0]", "7")}).value
 print("beyond", flush=True)
 """
     done = python(code)
@@ -142,15 +142,15 @@ print("beyond", flush=True)
 
 
 class Careless(Target):
-    """Raises the wrong thing, and remembers what it heard."""
+    """Raises another exception than WireError, and reports damage."""
 
     def __init__(self) -> None:
-        self.places = opened(Case("efsign", "decode")).places
+        self.points = opened(Case("efsign", "decode")).points
 
-    def hears(self, place: object, message: torch.Tensor, *, at_end: bool = True) -> torch.Tensor:
+    def receive(self, point: object, message: torch.Tensor, *, at_end: bool = True) -> torch.Tensor:
         raise IndexError("beyond")
 
-    def spoilt(self) -> str:
+    def damage(self) -> str:
         return "it remembers"
 
 

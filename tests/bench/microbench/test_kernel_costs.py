@@ -1,4 +1,4 @@
-"""The kernel bench measures every method of the folder and keeps its records."""
+"""The kernel bench measures every method of the catalogue and writes its records."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,8 @@ from rich.console import Console
 
 from gradwire.bench.microbench.ef_step import ef_step
 from gradwire.bench.microbench.kernels import KernelBench, usual_specs
-from gradwire.bench.records.schema import KernelRecord, read
+from gradwire.bench.records.files import read
+from gradwire.bench.records.schema import KernelRecord
 from gradwire.bench.report.figures import draw_svg
 from gradwire.bench.report.plotdata import Axis, Bar, Bars, cut_at, ticks
 from gradwire.bench.report.write import render
@@ -45,12 +46,12 @@ def test_every_method_has_a_complete_record(tmp_path: Path) -> None:
         assert record.ratio_to_add == record.ef_step_us / record.add_us
         assert (record.decode8_us is None) == (record.decode8_floor_us is None)
         assert set(record.machine) >= {"cpu", "torch", "numba", "triton", "commit"}
-    assert "nearest to the speed of memory" in console.export_text()
+    assert "nearest to the memory-traffic floor" in console.export_text()
     page = render(records)
     assert all(record.spec in page for record in records)
 
 
-def test_a_device_that_is_not_there() -> None:
+def test_a_missing_device_is_refused() -> None:
     with pytest.raises(ConfigError, match="device must be cpu or cuda, got 'tpu'"):
         bench(None, "tpu").run(Console())
 
@@ -66,7 +67,7 @@ def test_the_plot_has_a_chart_for_every_size(tmp_path: Path) -> None:
         assert words in text
     assert text.count("Cost of a step over its floor") == 2
     assert text.count("Cost of a step over that of an addition") == 2
-    # PowerSGD has no messages that are added up.
+    # PowerSGD has no messages to add.
     assert text.count("Cost of adding up eight messages") == 2
     assert text.count(">powersgd:rank=4<") == 4
 
@@ -119,17 +120,17 @@ def test_a_method_that_fails_does_not_end_the_run(
 
 
 @pytest.mark.parametrize("spec", ["terngrad", "qsgd:bits=2", "efsign"])
-def test_a_step_keeps_its_numbers(spec: str) -> None:
-    """TernGrad's residual would grow for ever if it were kept, and soon be no number."""
+def test_a_step_stays_finite(spec: str) -> None:
+    """TernGrad's residual would grow without limit and overflow if it were kept."""
     x = torch.randn(30, 30, generator=torch.Generator().manual_seed(0))
     call = ef_step(parse(spec), x, EncodeContext((30, 30)))
     for _ in range(300):
-        said = call()
-    assert isinstance(said, tuple)
-    assert all(part.isfinite().all() for part in said)
+        parts = call()
+    assert isinstance(parts, tuple)
+    assert all(part.isfinite().all() for part in parts)
 
 
-def test_records_from_before_a_field_was_there_are_read(tmp_path: Path) -> None:
+def test_records_without_newer_fields_are_read(tmp_path: Path) -> None:
     results = Path(__file__).parents[3] / "results" / "kernels-h200.jsonl"
     row = json.loads(results.read_text().splitlines()[0])
     row.pop("add_us", None)

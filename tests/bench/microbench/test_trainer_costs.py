@@ -1,15 +1,15 @@
-"""The race of mounts in trainers runs, and says what it should; its times are not judged."""
+"""The comparison inside trainers runs and returns its rows; times are not checked."""
 
-from gradwire.bench.microbench.trainers import race
+from gradwire.bench.microbench.trainers import compare
 from processes import Ranks, as_torchrun
 
 
 def job() -> list[dict[str, object]]:
     as_torchrun()
-    return race(32, 3, 1)
+    return compare(32, 3, 1)
 
 
-def test_every_trainer_has_its_row(two_ranks: Ranks) -> None:
+def test_every_trainer_has_a_row(two_ranks: Ranks) -> None:
     rows = two_ranks.run(job)[0]
     assert [row["mount"] for row in rows] == ["accelerate", "lightning", "transformers"]
     for row in rows:

@@ -1,4 +1,4 @@
-"""Two levels of a sparsifier choose what choosing twice does, for less."""
+"""Two levels of a sparsifier select the same entries as selecting twice."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def run(monkeypatch: pytest.MonkeyPatch, words: str) -> int:
     return end.value.code
 
 
-def test_the_top_of_the_top_is_the_top() -> None:
+def test_two_levels_select_what_one_level_selects() -> None:
     x, residual = torch.randn(2, 5000, generator=torch.Generator().manual_seed(0))
     ctx, base = EncodeContext((5000,)), sparsifier_of(parse("topk:ratio=0.1"))
     found = in_two_levels(base, FACTORS, EFInput(x, residual, torch.empty(5000), 0.5), ctx)
@@ -35,7 +35,7 @@ def test_the_top_of_the_top_is_the_top() -> None:
     torch.testing.assert_close(second.abs().sort(descending=True).values, total[:50])
 
 
-def test_records_say_what_both_take(
+def test_records_hold_both_times(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "levels.jsonl"
@@ -64,7 +64,7 @@ def test_records_say_what_both_take(
         ("--levels 10,100 --device tpu", "device must be cpu or cuda, got 'tpu'"),
     ],
 )
-def test_what_cannot_be_is_named(
+def test_wrong_settings_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, message: str
 ) -> None:
     assert run(monkeypatch, words) == 2

@@ -1,4 +1,4 @@
-"""Models that users name, and what is wrong with those that cannot be measured."""
+"""Models named by users, and errors for those that cannot be measured."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def pair():
 def nothing():
     return 3
 
-def talkative():
+def returns_dict():
     return nn.LSTM(6, 2)
 
 number = 7
@@ -36,7 +36,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
-def test_a_model_alone_is_fed_random_numbers() -> None:
+def test_a_model_without_a_loss_gets_random_inputs() -> None:
     model, loss = named_model("users_own:model", "4x6", "cpu")
     assert isinstance(model, nn.Linear)
     assert loss(model).item() > 0
@@ -62,21 +62,21 @@ def test_a_model_may_bring_its_loss() -> None:
         ("users_own:model", "4x0", "input: expected numbers such as 32x3x224x224, got '4x0'"),
     ],
 )
-def test_what_is_wrong_is_said(name: str, shape: str | None, message: str) -> None:
+def test_a_wrong_model_is_refused(name: str, shape: str | None, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         named_model(name, shape, "cpu")
 
 
 def test_a_batch_that_does_not_fit_is_named() -> None:
     model, loss = named_model("users_own:model", "4x7", "cpu")
-    said = (
+    refusal = (
         r"users_own:model cannot take \(4, 7\): .*; give another --input, or return \(model, loss"
     )
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=refusal):
         loss(model)
 
 
 def test_an_output_that_is_no_tensor_needs_a_loss() -> None:
-    model, loss = named_model("users_own:talkative", "3x4x6", "cpu")
+    model, loss = named_model("users_own:returns_dict", "3x4x6", "cpu")
     with pytest.raises(ConfigError, match="gives tuple, not a tensor; return"):
         loss(model)

@@ -1,4 +1,4 @@
-"""Files with every kind of record that Gradwire writes: read together, and refused by name."""
+"""Files with every kind of record that Gradwire writes: reading, and errors with names."""
 
 import json
 import re
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.bench.predictions.forecast_records import read_forecasts
-from gradwire.bench.records.files import append, files_in
-from gradwire.bench.records.schema import KINDS, OTHERS, UNVERSIONED, AnyRecord, read, read_every
+from gradwire.bench.predictions.forecast_records import read_predictions
+from gradwire.bench.records.files import append, files_in, read, read_every
+from gradwire.bench.records.schema import KINDS, OTHERS, UNVERSIONED, AnyRecord
 from gradwire.errors import ConfigError
 from synthetic_others import follow, kill, others
 from synthetic_runs import steps, train
@@ -23,7 +23,7 @@ def write(path: Path, *rows: object) -> Path:
     return path
 
 
-def test_every_kind_comes_back_as_it_went(tmp_path: Path) -> None:
+def test_every_kind_is_read_back_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "all.jsonl"
     written: list[AnyRecord] = [train("sign", 356, 32), *others(), *steps()]
     assert {record.kind for record in others()} == set(OTHERS)
@@ -31,11 +31,11 @@ def test_every_kind_comes_back_as_it_went(tmp_path: Path) -> None:
         append(path, record)
     assert read_every([path]) == written
     assert read([path]) == [train("sign", 356, 32), *steps()]
-    assert read_forecasts(path) == [record for record in others() if record.kind == "forecast"]
+    assert read_predictions(path) == [record for record in others() if record.kind == "forecast"]
 
 
 def test_every_kind_that_is_written_is_known() -> None:
-    """In the forms that this package has for a kind: a dataclass, or a row by hand."""
+    """Searches both forms of a kind in the source: a dataclass, or a dict literal."""
     forms = r'kind: Literal\["(\w+)"\] = "\w+"\n    version: |"kind": "(\w+)",\s+"version"'
     files = [*(ROOT / "src/gradwire").rglob("*.py"), ROOT / "tests/faults/chaos.py"]
     found = [match for file in files for match in re.findall(forms, file.read_text())]
@@ -49,10 +49,21 @@ def test_no_record_of_the_repository_is_lost() -> None:
     assert len(read_every(files)) == len(lines) > 800
 
 
+def test_the_old_package_name_is_read_as_the_new_one(tmp_path: Path) -> None:
+    record = train("sign", 356, 32)
+    machine = {"cpu": "one", "laconic": "0.1.0", "commit": "abc"}
+    old = {**asdict(record), "machine": machine, "command": "laconic bench train"}
+    path = write(tmp_path / "old.jsonl", old)
+    [back] = read([path])
+    assert back.command == "gradwire bench train"
+    assert list(back.machine.items()) == [("cpu", "one"), ("gradwire", "0.1.0"), ("commit", "abc")]
+    assert read_every([path]) == [back]
+    new = write(tmp_path / "new.jsonl", asdict(back))
+    assert read([new]) == [back]
+
+
 @pytest.mark.parametrize("kind", UNVERSIONED)
-def test_the_first_records_of_some_kinds_did_not_say_their_version(
-    tmp_path: Path, kind: str
-) -> None:
+def test_the_first_records_of_some_kinds_lack_a_version(tmp_path: Path, kind: str) -> None:
     row = asdict(BY_KIND[kind])
     del row["version"]
     assert read_every([write(tmp_path / "old.jsonl", row)]) == [BY_KIND[kind]]
@@ -81,12 +92,14 @@ def test_another_version_of_any_kind_is_refused(tmp_path: Path, kind: str) -> No
         ({**asdict(follow("none", 9)), "phases": 3}, "follow record field 'phases' must be"),
     ],
 )
-def test_what_nobody_writes_is_named(tmp_path: Path, row: dict[str, object], message: str) -> None:
+def test_an_unknown_or_invalid_record_is_named(
+    tmp_path: Path, row: dict[str, object], message: str
+) -> None:
     with pytest.raises(ConfigError, match=rf"odd.jsonl line 1: {message}"):
         read_every([write(tmp_path / "odd.jsonl", row)])
 
 
-def test_a_folder_stands_for_the_files_below_it(tmp_path: Path) -> None:
+def test_a_folder_is_replaced_by_the_files_below_it(tmp_path: Path) -> None:
     (tmp_path / "deep" / "er").mkdir(parents=True)
     last, first = tmp_path / "deep" / "er" / "b.jsonl", tmp_path / "a.jsonl"
     for path in (last, first, tmp_path / "notes.txt"):

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from gradwire.bench.machine import machine_facts
-from gradwire.bench.records.files import VERSION, append, check_writable
-from gradwire.bench.records.schema import Record, TrainRecord, read
+from gradwire.bench.records.files import append, check_writable, read
+from gradwire.bench.records.schema import VERSION, Record, TrainRecord
 from gradwire.errors import ConfigError
-from synthetic_runs import race, step, train
+from synthetic_runs import step, train, training_runs
 
 
 def write_row(path: Path, **changes: object) -> Path:
@@ -20,8 +20,8 @@ def write_row(path: Path, **changes: object) -> Path:
     return path
 
 
-def test_records_come_back_as_they_went(tmp_path: Path) -> None:
-    written: list[Record] = [*race(), step("sign", 173, 16)]
+def test_records_are_read_back_unchanged(tmp_path: Path) -> None:
+    written: list[Record] = [*training_runs(), step("sign", 173, 16)]
     for record in written:
         append(tmp_path / "new" / "runs.jsonl", record)
     assert read([tmp_path / "new" / "runs.jsonl"]) == written
@@ -47,7 +47,7 @@ def test_a_loss_that_is_not_a_number_survives(tmp_path: Path) -> None:
     assert math.isnan(back.points[0].loss)
 
 
-def test_what_a_killed_run_left_does_not_cost_the_other_records(
+def test_an_incomplete_line_of_a_killed_run_does_not_affect_other_records(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "runs.jsonl"
@@ -60,14 +60,14 @@ def test_what_a_killed_run_left_does_not_cost_the_other_records(
     assert [json.loads(line)["spec"] for line in (first, last)] == ["sign", "topk:ratio=0.01"]
     with caplog.at_level(logging.WARNING):
         assert [record.spec for record in read([path])] == ["sign", "topk:ratio=0.01"]
-    assert "runs.jsonl line 2: left out, since it is cut off" in caplog.text
+    assert "runs.jsonl line 2: skipped, since the line is cut off" in caplog.text
     with path.open("a") as file:
         file.write("pasted by mistake\n")
     with pytest.raises(ConfigError, match=r"runs.jsonl line 4: not JSON"):
         read([path])
 
 
-def test_a_full_disk_costs_no_earlier_record(
+def test_a_full_disk_does_not_damage_earlier_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "runs.jsonl"
@@ -89,7 +89,7 @@ def test_a_full_disk_costs_no_earlier_record(
     assert [record.spec for record in read([path])] == ["sign", "none"]
 
 
-def test_a_place_that_cannot_be_written_is_found_before_a_run(tmp_path: Path) -> None:
+def test_an_unwritable_path_is_found_before_a_run(tmp_path: Path) -> None:
     check_writable(tmp_path / "new" / "runs.jsonl")
     assert read([tmp_path / "new" / "runs.jsonl"]) == []
     for place in (tmp_path, Path("/dev/full")):
@@ -97,7 +97,7 @@ def test_a_place_that_cannot_be_written_is_found_before_a_run(tmp_path: Path) ->
             check_writable(place)
 
 
-def test_records_from_before_a_field_was_thought_of_are_read(tmp_path: Path) -> None:
+def test_records_from_before_a_field_was_added_are_read(tmp_path: Path) -> None:
     run = train("sign", 356, 32)
     row = asdict(run)
     for name in ("losses", "interface_bytes", "workload_spec", "device", "scaling_efficiency"):
@@ -120,18 +120,20 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read([tmp_path / "gone.jsonl"])
 
 
-def test_a_folder_is_no_file_of_records(tmp_path: Path) -> None:
+def test_a_folder_is_not_a_file_of_records(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read records from"):
         read([tmp_path])
     with pytest.raises(ConfigError, match="cannot write records to"):
         append(tmp_path, train("sign", 356, 32))
 
 
-@pytest.mark.parametrize("kind", ["step", "a kind of later days"])
-def test_both_versions_are_named_and_what_to_do(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["step", "a future kind"])
+def test_an_error_names_both_versions_and_the_remedy(tmp_path: Path, kind: str) -> None:
     path = write_row(tmp_path / "old.jsonl", version=99, kind=kind)
-    said = f"line 1: record format version 99, .* reads {VERSION}; name another file, or use the "
-    with pytest.raises(ConfigError, match=said):
+    message = (
+        f"line 1: record format version 99, .* reads {VERSION}; name another file, or use the "
+    )
+    with pytest.raises(ConfigError, match=message):
         read([path])
 
 
@@ -160,7 +162,7 @@ def test_a_missing_field_is_named(tmp_path: Path) -> None:
         read([tmp_path / "bad.jsonl"])
 
 
-def test_the_machine_is_described_in_words() -> None:
+def test_the_machine_facts_are_strings() -> None:
     facts = machine_facts()
     assert {"cpu", "cores", "python", "torch", "gradwire"} <= set(facts)
     assert all(isinstance(value, str) and value for value in facts.values())

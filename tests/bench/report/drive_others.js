@@ -1,7 +1,7 @@
-// Uses the parts of the report that are not about runs, and writes what it saw for --dump-dom.
+// Operates the sections that are not about runs, and writes the results for --dump-dom.
 const facts = {};
 const part = (words) => [...document.querySelectorAll("section")].find((node) => node.querySelector("h2").textContent.startsWith(words));
-const links = part("Links that change"), levels = part("Two levels");
+const links = part("Changing links"), levels = part("Two levels");
 const shown = () => ({
   curves: links.querySelectorAll(".curve").length,
   rows: [...links.querySelectorAll("table:not(.timeline) tbody tr")].filter((row) => !row.hidden).length,
@@ -13,7 +13,7 @@ facts.marks = [...links.querySelectorAll(".mark")].map((node) => node.textConten
 facts.before = shown();
 [...document.querySelectorAll(".key")].find((node) => node.textContent === "none").click();
 facts.after = shown();
-facts.colours = ["Two levels", "What guards", "Hostile", "Jobs", "Kills"].flatMap((words) => [...part(words).querySelectorAll("svg")]).length;
+facts.colours = ["Two levels", "Cost of guards", "Fuzzed", "Jobs", "Kills"].flatMap((words) => [...part(words).querySelectorAll("svg")]).length;
 head.click();
 facts.up = ratios();
 head.click();
@@ -25,5 +25,5 @@ const out = document.createElement("output");
 out.id = "facts";
 out.textContent = JSON.stringify(facts);
 document.body.append(out);
-// Shows that what is said on the console is heard.
+// Shows that the test reads the console.
 console.error("the driver is done");

@@ -1,4 +1,4 @@
-// Uses the report as a reader does, and writes what it saw where --dump-dom finds it.
+// Operates the report like a reader, and writes the results for --dump-dom.
 const facts = {};
 const rows = () => [...document.querySelectorAll("#s0 tbody tr")].filter((row) => !row.hidden);
 const texts = (column) => rows().map((row) => row.cells[column].textContent);
@@ -23,5 +23,5 @@ const out = document.createElement("output");
 out.id = "facts";
 out.textContent = JSON.stringify(facts);
 document.body.append(out);
-// Shows that what is said on the console is heard.
+// Shows that the test reads the console.
 console.error("the driver is done");

@@ -16,11 +16,11 @@ from gradwire.bench.report.summary import NOT_SHAPED, train_summary
 from gradwire.bench.report.tables import step_tables, train_tables
 from gradwire.bench.report.write import render, write_report
 from gradwire.errors import ConfigError
-from synthetic_runs import failed, race, scaled, steps, train
+from synthetic_runs import failed, scaled, steps, train, training_runs
 
 
 class Loads(HTMLParser):
-    """Collects every address that a browser would fetch, and the tags it met."""
+    """Collects every address that a browser would fetch, and all tags."""
 
     def __init__(self) -> None:
         HTMLParser.__init__(self)
@@ -42,7 +42,7 @@ def page_data(page: str) -> dict[str, list[dict[str, object]]]:
 
 
 def test_the_page_names_every_method_and_command(tmp_path: Path) -> None:
-    records: list[Record] = [*race(), *steps()]
+    records: list[Record] = [*training_runs(), *steps()]
     write_report(records, tmp_path / "new" / "report.html")
     page = (tmp_path / "new" / "report.html").read_text()
     for record in records:
@@ -52,7 +52,7 @@ def test_the_page_names_every_method_and_command(tmp_path: Path) -> None:
 
 
 def test_the_page_loads_nothing() -> None:
-    page = render([*race(), *steps()])
+    page = render([*training_runs(), *steps()])
     found = Loads()
     found.feed(page)
     assert all(address.startswith(("#", "data:,")) for address in found.addresses)
@@ -60,10 +60,10 @@ def test_the_page_loads_nothing() -> None:
 
 
 def test_the_data_is_json_with_every_plot() -> None:
-    data = page_data(render([*race(), *steps()]))
+    data = page_data(render([*training_runs(), *steps()]))
     assert [plot["title"] for plot in data["plots"]] == [
-        "Where runs end: accuracy and time",
-        "Where runs end: accuracy and bytes",
+        "Final accuracy against time",
+        "Final accuracy against bytes",
         "Loss against time",
         "Loss against bytes sent",
         "Where a step’s time goes",  # noqa: RUF001
@@ -92,19 +92,21 @@ def test_no_records_is_an_error(tmp_path: Path) -> None:
 
 def test_a_page_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot write the report to"):
-        write_report(race(), tmp_path)
+        write_report(training_runs(), tmp_path)
 
 
 def test_failed_and_diverged_runs_are_shown() -> None:
     lost = replace(train("qsgd:bits=2", 300, 16), status="diverged", final_loss=float("nan"))
     nan_points = tuple(replace(p, loss=float("nan")) for p in lost.points)
-    page = render([*race(), failed(lost, "PeerError: gone"), replace(lost, points=nan_points)])
+    page = render(
+        [*training_runs(), failed(lost, "PeerError: gone"), replace(lost, points=nan_points)]
+    )
     assert "PeerError: gone" in page
     assert "Not finished: qsgd:bits=2 failed, qsgd:bits=2 diverged." in page
 
 
 def test_summary_names_the_winner_and_its_gain() -> None:
-    assert train_summary(race()) == (
+    assert train_summary(training_runs()) == (
         "powersgd:rank=4 reached loss 0.35 first, in 26.8 s: "
         "11.4× as fast as dense (ddp-fp32, 5 min 05 s)."  # noqa: RUF001
     )
@@ -117,33 +119,35 @@ def test_summary_is_honest_when_compression_loses() -> None:
     assert train_summary(same).startswith("Compression made no difference here")
 
 
-def test_summary_says_what_is_missing() -> None:
-    loose = [replace(record, shaped=False, rate=None) for record in race()]
+def test_summary_names_limitations() -> None:
+    loose = [replace(record, shaped=False, rate=None) for record in training_runs()]
     assert NOT_SHAPED in train_summary(loose)
-    assert "no dense run (ddp-fp32)" in train_summary(race()[1:])
-    never = [replace(record, time_to_target_s=None) for record in race()]
+    assert "no dense run (ddp-fp32)" in train_summary(training_runs()[1:])
+    never = [replace(record, time_to_target_s=None) for record in training_runs()]
     assert train_summary(never) == "No method reached loss 0.35."
 
 
 def test_a_method_that_missed_the_target_once_does_not_win() -> None:
     unlucky = replace(train("powersgd:rank=4", 231, 97), seed=1, time_to_target_s=None)
-    assert train_summary([*race(), unlucky]).startswith("topk:ratio=0.01 | qsgd:bits=4 reached")
+    assert train_summary([*training_runs(), unlucky]).startswith(
+        "topk:ratio=0.01 | qsgd:bits=4 reached"
+    )
 
 
 def test_settings_are_not_mixed() -> None:
-    slow = [replace(record, rate="10mbit") for record in race()]
-    data = page_data(render([*race(), *slow]))
+    slow = [replace(record, rate="10mbit") for record in training_runs()]
+    data = page_data(render([*training_runs(), *slow]))
     assert [plot["title"] for plot in data["plots"]].count("Loss against time") == 2
 
 
 def test_parts_of_a_step_add_up() -> None:
-    breakdown = plots(race())[-1]
+    breakdown = plots(training_runs())[-1]
     assert breakdown.kind == "bars"
     for bar in breakdown.traces:
         assert sum(part.value for part in bar.segments) == pytest.approx(bar.total)
 
 
-def test_the_frontier_joins_those_that_nobody_beats() -> None:
+def test_the_frontier_is_the_pareto_front() -> None:
     runs = scaled()[:7]
     by_time, by_bytes = (plot for plot in plots(runs) if isinstance(plot, Dots))
     # In order of cost, each better than all before it; the best of all is among them.
@@ -179,26 +183,26 @@ def test_less_is_better_for_some_metrics() -> None:
 
 
 def test_seeds_of_a_method_are_one_dot_with_a_range() -> None:
-    second = [replace(r, seed=1, metric=0.95) for r in race()]
-    dots = plots([*race(), *second])[0]
+    second = [replace(r, seed=1, metric=0.95) for r in training_runs()]
+    dots = plots([*training_runs(), *second])[0]
     assert isinstance(dots, Dots)
     assert {(dot.low, dot.y, dot.high) for dot in dots.traces} == {(0.95, 0.96, 0.97)}
 
 
-def test_who_does_not_talk_is_no_rival() -> None:
+def test_a_run_without_communication_is_not_compared() -> None:
     alone = replace(failed(train("compute-only", 50, 1), ""), status="done", error=None)
     alone = replace(alone, step_ms=50.0, target_loss=None, metric_name=None)
-    assert train_summary([*race(), alone]) == train_summary(race())
-    no_target = [replace(r, target_loss=None) for r in (*race(), alone)]
+    assert train_summary([*training_runs(), alone]) == train_summary(training_runs())
+    no_target = [replace(r, target_loss=None) for r in (*training_runs(), alone)]
     assert train_summary(no_target).startswith("torch-powersgd:rank=1 has the shortest step")
-    first = plots([*race(), alone])[0]
+    first = plots([*training_runs(), alone])[0]
     assert "compute-only" not in {trace.spec for trace in first.traces}
-    assert "compute-only" in render([*race(), alone])
+    assert "compute-only" in render([*training_runs(), alone])
 
 
 def test_a_metric_can_be_the_target() -> None:
     goal = {"target_loss": None, "target_metric": 0.9, "metric_better": "higher"}
-    runs = [replace(record, **goal) for record in race()]
+    runs = [replace(record, **goal) for record in training_runs()]
     assert "reached accuracy 0.9 first" in train_summary(runs)
     [table] = train_tables(runs)
     assert any(str(column.header) == "time to\naccuracy 0.9" for column in table.columns)
@@ -207,7 +211,8 @@ def test_a_metric_can_be_the_target() -> None:
 def test_scaling_is_shown_where_there_are_several_numbers_of_workers() -> None:
     page = render(scaled()).replace("\N{NO-BREAK SPACE}", " ")
     assert "mlp on synthetic digits from 2 to 8 workers, links shaped to 100 Mbit/s" in page
-    assert "With 8 workers torch-powersgd:rank=1 gets most done, 6% of 8 times one worker." in page
+    best = "torch-powersgd:rank=1 has the highest throughput, 6% of 8 times one worker."
+    assert f"With 8 workers {best}" in page
     titles = [plot["title"] for plot in page_data(page)["plots"]]
     assert titles[-2:] == ["Scaling efficiency", "Throughput"]
     alone = [plot["title"] for plot in page_data(render(scaled()[:7]))["plots"]]
@@ -223,28 +228,31 @@ def test_the_step_without_communication_is_part_of_the_breakdown() -> None:
     assert "The rest is waiting" in breakdown.caption
 
 
-def test_what_the_interfaces_counted_is_said() -> None:
-    said = "The interfaces counted at most 2.0% more bytes than stated."
-    assert said in train_summary(scaled()[:7])
-    assert "interfaces" not in train_summary(race())
+def test_the_bytes_counted_by_the_interfaces_are_reported() -> None:
+    sentence = "The interfaces counted at most 2.0% more bytes than the methods."
+    assert sentence in train_summary(scaled()[:7])
+    assert "interfaces" not in train_summary(training_runs())
 
 
 def test_tables_fit_a_narrow_terminal() -> None:
     console = Console(width=80, record=True, file=StringIO())
-    for table in [*train_tables([*race(), failed(race()[0], "x")]), *step_tables(steps())]:
+    for table in [
+        *train_tables([*training_runs(), failed(training_runs()[0], "x")]),
+        *step_tables(steps()),
+    ]:
         console.print(table)
     text = console.export_text()
     for number in ("3.12 s", "35.0 MB", "388×", "5 min 05 s", "11.4×", "not reached"):  # noqa: RUF001
         assert number in text
 
 
-def test_what_controllers_decided_is_told() -> None:
+def test_the_decisions_of_controllers_are_shown() -> None:
     led = replace(
         train("topk:ratio=0.1 @ controller=autopilot", 100, 10),
         timeline=(Change(0, "topk:ratio=0.1", "as it is"), Change(1200, "bf16", "<fast> link")),
     )
     page = render([train("ddp-fp32", 300, 1), led])
-    assert page.count("What the controllers decided") == 1
+    assert page.count("Decisions of the controllers") == 1
     assert "<td>1,200</td><td>bf16</td><td>&lt;fast&gt; link</td>" in page
     assert "2 decisions" in page
-    assert "controllers decided" not in render([train("ddp-fp32", 300, 1)])
+    assert "Decisions of the controllers" not in render([train("ddp-fp32", 300, 1)])

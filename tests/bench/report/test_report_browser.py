@@ -1,4 +1,4 @@
-"""The page in a real browser: the script runs, the charts are drawn, and clicks do their work."""
+"""The page in a real browser: the script runs, the charts are drawn, and clicks have effect."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from gradwire.bench.case import Change
 from gradwire.bench.records.schema import AnyRecord
 from gradwire.bench.report.write import write_report
 from synthetic_others import fuzz, others
-from synthetic_runs import race, scaled, steps, train
+from synthetic_runs import scaled, steps, train, training_runs
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
@@ -30,17 +30,17 @@ def driver(name: str) -> str:
 
 
 def dom(records: Sequence[AnyRecord], folder: Path, script: str = "", *flags: str) -> str:
-    """The page after its script, and after ours; nothing else may be said on the console."""
+    """Returns the page after its script and ours; nothing else may be on the console."""
     path = folder / "report.html"
     write_report(records, path)
     path.write_text(path.read_text().replace("</body>", script or "</body>"))
-    page, said = browse(path, "--dump-dom", *flags)
-    assert [MARK in line for line in said] == [True] * bool(script), said
+    page, console = browse(path, "--dump-dom", *flags)
+    assert [MARK in line for line in console] == [True] * bool(script), console
     return page
 
 
 def browse(path: Path, *flags: str) -> tuple[str, list[str]]:
-    """What a browser prints, and what was said on its console."""
+    """Returns the output of a browser, and the lines of its console."""
     assert CHROMIUM is not None
     place = [f"--user-data-dir={path.parent}/profile", "--enable-logging=stderr", *flags]
     command = [CHROMIUM, *FLAGS, *place, path.as_uri()]
@@ -62,7 +62,7 @@ def assert_no_bad_numbers(page: str) -> None:
 
 
 def test_charts_are_drawn(tmp_path: Path) -> None:
-    page = dom([*race(), *steps()], tmp_path)
+    page = dom([*training_runs(), *steps()], tmp_path)
     assert "<title>Gradwire report: mlp on synthetic digits" in page
     # Two charts of seven curves each; every curve is a path with a line in it.
     assert len(re.findall(r'<path d="M[^"]*L[^"]*"[^>]*class="curve"', page)) == 14
@@ -73,7 +73,7 @@ def test_charts_are_drawn(tmp_path: Path) -> None:
     assert_no_bad_numbers(page)
 
 
-def test_odd_records_draw_without_a_fault(tmp_path: Path) -> None:
+def test_unusual_records_are_drawn_without_errors(tmp_path: Path) -> None:
     run = train("sign", 356, 32)
     lone = replace(run, points=run.points[:1])
     flat = replace(run, spec="flat", points=tuple(replace(p, loss=0.0) for p in run.points))
@@ -85,7 +85,7 @@ def test_odd_records_draw_without_a_fault(tmp_path: Path) -> None:
 
 
 def test_a_click_sorts_the_table_and_another_filters_a_method(tmp_path: Path) -> None:
-    """On the screen of a phone, where nothing may stand out to the side."""
+    """On the screen of a phone, which the page must not exceed."""
     page = dom([*scaled(), *steps()], tmp_path, driver("drive_report.js"), "--window-size=390,800")
     found = facts(page)
     assert found["before"] == {"rows": 7, "dots": 14, "curves": 21}
@@ -99,9 +99,9 @@ def test_a_click_sorts_the_table_and_another_filters_a_method(tmp_path: Path) ->
     assert_no_bad_numbers(page)
 
 
-def test_records_that_are_no_runs_are_drawn_and_sorted(tmp_path: Path) -> None:
-    """On a phone: sorted and hidden as others are, but without colours where there is no chart."""
-    records = [*others(), *race(), *(fuzz(f"method{i}", "boom") for i in range(40))]
+def test_records_other_than_runs_are_drawn_and_sorted(tmp_path: Path) -> None:
+    """On a phone: sorted and hidden like runs, but without colours if there is no chart."""
+    records = [*others(), *training_runs(), *(fuzz(f"method{i}", "boom") for i in range(40))]
     page = dom(records, tmp_path, driver("drive_others.js"), "--window-size=390,800")
     found = facts(page)
     assert found["marks"] == ["1 Gbit/s", "50 Mbit/s", "1 Gbit/s"]
@@ -119,7 +119,9 @@ def test_records_that_are_no_runs_are_drawn_and_sorted(tmp_path: Path) -> None:
 def test_a_long_name_does_not_widen_the_page(tmp_path: Path) -> None:
     long = "topk:ratio=0.1@controller=(gravac:low=10,high=1000,window=50,epsilon=0.7,omega=0.01)"
     run = replace(train(long, 286, 25), timeline=(Change(0, long, long),))
-    page = dom([*race(), run], tmp_path, driver("drive_report.js"), "--window-size=390,800")
+    page = dom(
+        [*training_runs(), run], tmp_path, driver("drive_report.js"), "--window-size=390,800"
+    )
     assert facts(page)["fits"] is True
     [name] = re.findall(r'class="name halo">([^<]*…[^<]*)<', page)
     head, _, tail = name.partition("…")
@@ -129,9 +131,9 @@ def test_a_long_name_does_not_widen_the_page(tmp_path: Path) -> None:
 
 
 def test_charts_that_adapt_to_a_phone_are_no_error_to_the_browser(tmp_path: Path) -> None:
-    """A picture is taken after a layout with other scroll bars, so that charts are drawn anew."""
+    """A screenshot is taken after a layout with other scroll bars, so charts are redrawn."""
     path, picture = tmp_path / "report.html", tmp_path / "page.png"
     write_report([*scaled(), *steps()], path)
-    _, said = browse(path, "--window-size=390,3000", f"--screenshot={picture}")
-    assert said == []
+    _, console = browse(path, "--window-size=390,3000", f"--screenshot={picture}")
+    assert console == []
     assert picture.stat().st_size > 10_000

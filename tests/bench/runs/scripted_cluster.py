@@ -1,4 +1,4 @@
-"""A cluster without processes: every launch says the lines of the next script."""
+"""A cluster without processes: every launch prints the lines of the next script."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gradwire.bench.records.files import to_row
-from gradwire.bench.worker.protocol import TAG, Finished, Job, Look, Message, read_job
+from gradwire.bench.worker.protocol import TAG, Evaluated, Finished, Job, Message, read_job
 
 Script = Callable[[Job], Iterator[Message]]
 
@@ -44,8 +44,8 @@ class ScriptedCluster:
         yield self
 
 
-def look(case: str, step: int, loss: float) -> Look:
-    return Look(
+def evaluated(case: str, step: int, loss: float) -> Evaluated:
+    return Evaluated(
         case=case,
         step=step,
         time_s=2.0 * step,

@@ -1,4 +1,4 @@
-"""What guards cost: the ratio within rounds, from blocks with and without."""
+"""The cost of guards: the ratio within rounds, from blocks with and without."""
 
 import json
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def bench(path: Path | None = None, rounds: int = 3) -> GuardBench:
     return GuardBench((SPEC,), 2, "1gbit", rounds, 3, 1, workload, path, "gradwire bench guards")
 
 
-def quiet() -> Console:
+def text_console() -> Console:
     return Console(file=StringIO(), width=120)
 
 
@@ -35,7 +35,7 @@ def test_the_ratio_is_within_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """A machine that gets slower from round to round changes all times, and no ratio."""
 
     def script(job: Job) -> Iterator[Message]:
-        for i, case in enumerate(job.turns):
+        for i, case in enumerate(job.case_order):
             unit = 10.0 * (1 + i // 3)
             factor = {UNGUARDED: 1.0, SPEC: 1.5, CHECKED: 1.5 * 1.25}[case]
             yield Started(case=case)
@@ -43,14 +43,14 @@ def test_the_ratio_is_within_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     cluster = ScriptedCluster([script])
     monkeypatch.setattr(guards, "open_cluster", cluster.open)
-    path, console = tmp_path / "guards.jsonl", quiet()
+    path, console = tmp_path / "guards.jsonl", text_console()
     nan, checksum = bench(path).run(console)
     assert (nan.guard, nan.ratio, nan.quartiles) == ("nan", 1.5, (1.5, 1.5))
     assert (checksum.guard, checksum.ratio) == ("checksum", 1.25)
     assert (nan.without_ms, nan.with_ms, checksum.without_ms) == (20, 30, 30)
     [job] = cluster.jobs
     first = UNGUARDED, SPEC, CHECKED
-    assert job.turns == (*first, *first[::-1], *first)
+    assert job.case_order == (*first, *first[::-1], *first)
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [from_row(GuardRecord, row) for row in rows] == [nan, checksum]
     assert "1.500" in console.file.getvalue()  # type: ignore[attr-defined]
@@ -62,22 +62,22 @@ def test_on_real_workers(monkeypatch: pytest.MonkeyPatch) -> None:
         yield LoopbackCluster(workers)
 
     monkeypatch.setattr(guards, "open_cluster", loopback)
-    found = bench(rounds=2).run(quiet())
+    found = bench(rounds=2).run(text_console())
     assert [record.guard for record in found] == ["nan", "checksum"]
     assert all(record.ratio > 0 and record.without_ms > 0 for record in found)
 
 
 def test_a_case_that_fails_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def script(job: Job) -> Iterator[Message]:
-        yield Started(case=job.turns[0])
-        yield Failed(case=job.turns[0], error="it broke")
+        yield Started(case=job.case_order[0])
+        yield Failed(case=job.case_order[0], error="it broke")
 
     monkeypatch.setattr(guards, "open_cluster", ScriptedCluster([script]).open)
     with pytest.raises(PeerError, match="it broke"):
-        bench().run(quiet())
+        bench().run(text_console())
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_wrong_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="rounds must be at least 1, got 0"):
         bench(rounds=0)
     with pytest.raises(ConfigError, match="without options, got 'efsign @ checksum=true'"):

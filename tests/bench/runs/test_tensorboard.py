@@ -1,13 +1,13 @@
 from pathlib import Path
 
-from scripted_cluster import finished, look
+from scripted_cluster import evaluated, finished
 
-from gradwire.bench.runs.progress import Board
-from gradwire.bench.worker.protocol import Failed, Look, Started, Tick
+from gradwire.bench.runs.progress import TensorBoardWriter
+from gradwire.bench.worker.protocol import Evaluated, Failed, Started, Tick
 
 
-class Notebook:
-    """A writer that keeps what it is told."""
+class FakeWriter:
+    """A writer that keeps what is written."""
 
     def __init__(self) -> None:
         self.scalars: list[tuple[str, float, int]] = []
@@ -28,16 +28,16 @@ class Notebook:
 
 
 def test_every_run_has_a_folder_and_every_step_its_loss() -> None:
-    books: dict[str, Notebook] = {}
+    books: dict[str, FakeWriter] = {}
 
-    def open_book(folder: Path) -> Notebook:
-        return books.setdefault(folder.name, Notebook())
+    def open_writer(folder: Path) -> FakeWriter:
+        return books.setdefault(folder.name, FakeWriter())
 
-    board = Board(Path("runs"), 3, open_book)
+    board = TensorBoardWriter(Path("runs"), 3, open_writer)
     board.show(Started(case="topk:ratio=0.1 | qsgd:bits=4"))
     board.show(Tick(case="a", step=2, step_ms=5.0))
-    seen = look("a", 4, 1.5)
-    board.show(Look(**{**vars(seen), "losses": (2.0, 1.9)}))
+    seen = evaluated("a", 4, 1.5)
+    board.show(Evaluated(**{**vars(seen), "losses": (2.0, 1.9)}))
     board.show(finished("a"))
     board.show(Started(case="efsign"))
     board.show(Failed(case="efsign", error="rank 0: no"))

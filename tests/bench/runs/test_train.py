@@ -1,4 +1,4 @@
-"""`bench train` as its user sees it: what runs, what is left out, and what is kept."""
+"""`bench train` from the user's side: which cases run, which are skipped, and the records."""
 
 import io
 import math
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from scripted_cluster import Script, ScriptedCluster, finished, look
+from scripted_cluster import Script, ScriptedCluster, evaluated, finished
 
 from gradwire import cli
-from gradwire.bench.records.files import append
-from gradwire.bench.records.schema import TrainRecord, read
+from gradwire.bench.records.files import append, read
+from gradwire.bench.records.schema import TrainRecord
 from gradwire.bench.runs import cluster_run, resume, train
 from gradwire.bench.runs.train import TrainBench
-from gradwire.bench.worker.protocol import Failed, Job, Look, Message, Started
+from gradwire.bench.worker.protocol import Evaluated, Failed, Job, Message, Started
 from gradwire.errors import ConfigError, MissingExtra
 
 CASES = ("efsign", "ddp-fp32", "compute-only")
@@ -44,17 +44,17 @@ def console() -> Console:
     return Console(file=io.StringIO(), width=160)
 
 
-def said(console: Console) -> str:
+def printed(console: Console) -> str:
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
 def all_well(job: Job) -> Iterator[Message]:
-    for case in job.turns:
+    for case in job.case_order:
         yield Started(case=case)
         if case != "compute-only":
-            yield look(case, 0, 3.0)
-            yield look(case, 4, 1.0)
+            yield evaluated(case, 0, 3.0)
+            yield evaluated(case, 4, 1.0)
         yield finished(case, (8.0,) if case == "compute-only" else (10.0, 20.0, 30.0))
 
 
@@ -80,12 +80,10 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> ScriptedCluster:
     return cluster
 
 
-def test_what_others_are_compared_with_comes_first(
-    scripted: ScriptedCluster, tmp_path: Path
-) -> None:
+def test_baselines_come_first(scripted: ScriptedCluster, tmp_path: Path) -> None:
     scripted.scripts = [all_well, all_well]
     assert bench(tmp_path / "runs.jsonl").run(console()) == "done"
-    assert [(job.seed, job.turns) for job in scripted.jobs] == [
+    assert [(job.seed, job.case_order) for job in scripted.jobs] == [
         (seed, ("compute-only", "ddp-fp32", "efsign")) for seed in (0, 1)
     ]
     records = records_of(tmp_path / "runs.jsonl")
@@ -95,21 +93,19 @@ def test_what_others_are_compared_with_comes_first(
     assert {(r.steps, r.batch, r.metric_better) for r in records} == {(4, 8, "higher")}
 
 
-def test_an_interrupted_bench_goes_on_where_it_was(
-    scripted: ScriptedCluster, tmp_path: Path
-) -> None:
+def test_an_interrupted_bench_resumes(scripted: ScriptedCluster, tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
     scripted.scripts = [stops_in_efsign]
     assert bench(path).run(console()) == "interrupted"
     assert [(r.spec, r.status) for r in records_of(path)][-1] == ("efsign", "interrupted")
     scripted.scripts, again = [all_well, all_well], console()
     assert bench(path).run(again) == "done"
-    assert "ddp-fp32, seed 0: done already in" in said(again)
-    assert [job.turns for job in scripted.jobs[1:]] == [
+    assert "ddp-fp32, seed 0: done already in" in printed(again)
+    assert [job.case_order for job in scripted.jobs[1:]] == [
         ("efsign",),
         ("compute-only", "ddp-fp32", "efsign"),
     ]
-    # What was left needs to know what an earlier call has measured.
+    # The remaining cases use the compute time of the earlier call.
     efsign = next(r for r in records_of(path) if r.spec == "efsign" and r.status == "done")
     assert efsign.compute_ms == 8.0
 
@@ -123,22 +119,22 @@ def test_a_run_that_failed_is_tried_again_and_one_that_is_done_only_if_asked(
     assert [r.status for r in records_of(path)] == ["done", "done", "failed"]
     scripted.scripts = [all_well]
     assert bench(path, seeds=(0,)).run(console()) == "done"
-    assert scripted.jobs[-1].turns == ("efsign",)
+    assert scripted.jobs[-1].case_order == ("efsign",)
     scripted.scripts = []
     assert bench(path, seeds=(0,)).run(console()) == "done"
     assert len(scripted.jobs) == 2
     scripted.scripts = [all_well]
     assert bench(path, seeds=(0,), again=True).run(console()) == "done"
-    assert len(scripted.jobs[-1].turns) == 3
+    assert len(scripted.jobs[-1].case_order) == 3
 
 
 def diverges(job: Job) -> Iterator[Message]:
     for message in all_well(job):
-        is_last = isinstance(message, Look) and message.step == 4
+        is_last = isinstance(message, Evaluated) and message.step == 4
         yield replace(message, loss=math.nan) if is_last else message
 
 
-def test_a_run_that_diverged_would_do_so_again(scripted: ScriptedCluster, tmp_path: Path) -> None:
+def test_a_diverged_run_is_not_repeated(scripted: ScriptedCluster, tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
     scripted.scripts = [diverges]
     assert bench(path, seeds=(0,)).run(console()) == "done"
@@ -146,14 +142,14 @@ def test_a_run_that_diverged_would_do_so_again(scripted: ScriptedCluster, tmp_pa
     again = console()
     assert bench(path, seeds=(0,)).run(again) == "done"
     assert len(scripted.jobs) == 1
-    assert "Not finished: ddp-fp32 diverged, efsign diverged" in said(again)
+    assert "Not finished: ddp-fp32 diverged, efsign diverged" in printed(again)
 
 
 @pytest.mark.parametrize(
     ("scripts", "code"),
     [([all_well], 0), ([fails_in_efsign], 1), ([stops_in_efsign], 130)],
 )
-def test_a_script_sees_how_it_ended(
+def test_the_exit_code_shows_the_ending(
     scripted: ScriptedCluster, monkeypatch: pytest.MonkeyPatch, scripts: list[Script], code: int
 ) -> None:
     scripted.scripts = scripts
@@ -168,7 +164,7 @@ def test_a_script_sees_how_it_ended(
     "change",
     [{"steps": 6}, {"workers": 3}, {"rate": "1gbit"}, {"workload": "mlp-tiny:batch_size=4"}],
 )
-def test_what_was_done_in_another_setting_is_not_done(
+def test_runs_of_another_setting_do_not_count(
     scripted: ScriptedCluster, tmp_path: Path, change: dict[str, object]
 ) -> None:
     path = tmp_path / "runs.jsonl"
@@ -176,7 +172,7 @@ def test_what_was_done_in_another_setting_is_not_done(
     bench(path, seeds=(0,)).run(console())
     scripted.scripts = [all_well]
     bench(path, seeds=(0,), **change).run(console())
-    assert [len(job.turns) for job in scripted.jobs] == [3, 3]
+    assert [len(job.case_order) for job in scripted.jobs] == [3, 3]
 
 
 def test_a_file_of_another_version_is_refused_before_anything_runs(
@@ -202,7 +198,7 @@ def test_a_page_is_written_about_old_and_new_runs(
     bench(path, output=page, target="loss=1.5").run(console())
     text = page.read_text()
     assert all(f'data-spec="{case}"' in text for case in CASES)
-    assert "Where runs end: accuracy and time" in text
+    assert "Final accuracy against time" in text
 
 
 def test_epochs_are_steps_of_all_workers(scripted: ScriptedCluster) -> None:
@@ -211,7 +207,7 @@ def test_epochs_are_steps_of_all_workers(scripted: ScriptedCluster) -> None:
     assert scripted.jobs[0].steps == 2 * (512 // 16) / 2
 
 
-def test_tensorboard_is_asked_for_before_anything_runs(
+def test_a_missing_tensorboard_is_an_error_before_anything_runs(
     scripted: ScriptedCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("gradwire.bench.runs.progress.find_spec", lambda name: None)
@@ -232,20 +228,19 @@ def test_bytes_on_emulated_hosts_are_those_that_the_interfaces_counted(tmp_path:
         assert record.sent_bytes is not None
         assert record.interface_bytes is not None
         assert record.sent_bytes <= record.interface_bytes <= 1.1 * record.sent_bytes
-    # Barriers, and what a rank tells the others of its being there.
+    # Barriers, and the rendezvous of the ranks.
     assert (alone.interface_bytes or 0) < 0.01 * (dense.interface_bytes or 0)
 
 
-def test_the_default_cases_have_all_that_a_verdict_needs() -> None:
+def test_the_default_cases_contain_both_baselines() -> None:
     assert train.baselines_first(reversed(train.CASES))[:2] == train.CASES[:2]
 
 
 def test_records_of_other_kinds_and_times_are_no_earlier_runs(tmp_path: Path) -> None:
-    from synthetic_runs import cluster_run as old_race
-    from synthetic_runs import steps
+    from synthetic_runs import steps, training_runs
 
     path = tmp_path / "runs.jsonl"
-    for record in [*old_race(), *steps()]:
+    for record in [*training_runs(), *steps()]:
         append(path, record)
     setting = resume.Setting("mlp on synthetic digits", "mlp", 4, "100mbit", True, 240, "cpu")
-    assert resume.earlier(path, setting) == []
+    assert resume.finished_runs(path, setting) == []

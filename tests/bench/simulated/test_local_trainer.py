@@ -1,4 +1,4 @@
-"""Simulated workers with a model each: every case runs, and dense ones do what one model does."""
+"""Simulated workers with a model each: every case runs, and dense ones equal a single model."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from gradwire.bench.cases.local import LocalCase
 from gradwire.bench.cases.parse import parse_case
 from gradwire.bench.simulated.base import train
-from gradwire.bench.simulated.trainer import crew_of, local_crew
+from gradwire.bench.simulated.trainer import exchange_trainer, local_trainer
 from gradwire.bench.workloads._images import Flat
 from gradwire.bench.workloads.base import parse_workload
 
@@ -29,19 +29,21 @@ def case_of(name: str) -> LocalCase:
 @pytest.mark.parametrize("name", CASES)
 def test_every_local_method_runs(name: str) -> None:
     workload = parse_workload("mlp-tiny")
-    with local_crew(workload, case_of(name), workers=2, seed=0) as crew:
-        seen = list(train(crew, steps=3, every=2))
+    with local_trainer(workload, case_of(name), workers=2, seed=0) as trainer:
+        seen = list(train(trainer, steps=3, evaluate_every=2))
         assert [one.step for one in seen] == [0, 2, 3]
         assert [len(one.losses) for one in seen] == [0, 2, 1]
         assert all(one.evaluation.loss > 0 for one in seen)
-        assert crew.workers == 2
+        assert trainer.workers == 2
 
 
 def test_local_steps_of_one_are_dense_ones() -> None:
     workload = parse_workload("mlp-tiny")
-    with local_crew(workload, case_of("dense"), workers=2, seed=1) as crew:
-        ours = list(train(crew, steps=6, every=3))
-    dense = list(train(crew_of(workload, "none", workers=2, seed=1), steps=6, every=3))
+    with local_trainer(workload, case_of("dense"), workers=2, seed=1) as trainer:
+        ours = list(train(trainer, steps=6, evaluate_every=3))
+    dense = list(
+        train(exchange_trainer(workload, "none", workers=2, seed=1), steps=6, evaluate_every=3)
+    )
     for a, b in zip(ours, dense, strict=True):
         assert a.losses == pytest.approx(b.losses, rel=1e-4)
         assert a.evaluation.loss == pytest.approx(b.evaluation.loss, rel=1e-4)
@@ -49,15 +51,15 @@ def test_local_steps_of_one_are_dense_ones() -> None:
     assert ours[-1].sent_bytes > 0
 
 
-def test_workers_go_their_own_ways_between_syncs() -> None:
+def test_workers_differ_between_syncs() -> None:
     workload = parse_workload("mlp-tiny")
-    with local_crew(workload, case_of("qtopk"), workers=2, seed=0) as crew:
-        list(train(crew, steps=7, every=7))
-        assert crew.meter().sent_bytes == 0
-        first, second = (next(model.parameters()) for model in crew.models)
+    with local_trainer(workload, case_of("qtopk"), workers=2, seed=0) as trainer:
+        list(train(trainer, steps=7, evaluate_every=7))
+        assert trainer.meter().sent_bytes == 0
+        first, second = (next(model.parameters()) for model in trainer.models)
         assert not torch.equal(first, second)
-        crew.step(7, 8)
-        assert crew.meter().sent_bytes > 0
+        trainer.step(7, 8)
+        assert trainer.meter().sent_bytes > 0
 
 
 def test_a_flat_model_is_the_same_function() -> None:
@@ -80,7 +82,7 @@ def test_a_flat_model_is_the_same_function() -> None:
     assert wide
     assert torch.equal(flat.wide.grad[0], torch.cat(wide))
     assert torch.equal(flat.rest.grad, torch.cat(rest))
-    # Running means are its own, and go where it goes.
+    # Its running means move with it.
     assert torch.equal(
         flat.state_dict()["model.0.1.running_mean"], plain.state_dict()["0.1.running_mean"]
     )

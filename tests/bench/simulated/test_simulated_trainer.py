@@ -8,17 +8,18 @@ import torch
 from torch import nn
 
 from gradwire import cli
-from gradwire.bench.records.schema import TrainRecord, read
-from gradwire.bench.simulated.trainer import Crew
+from gradwire.bench.records.files import read
+from gradwire.bench.records.schema import TrainRecord
+from gradwire.bench.simulated.trainer import ExchangeTrainer
 from gradwire.bench.workloads.base import Workload, parse_workload, update
 from gradwire.simulate import simulate
 
 
-def crew(workload: Workload, spec: str, workers: int) -> Crew:
+def trainer(workload: Workload, spec: str, workers: int) -> ExchangeTrainer:
     torch.manual_seed(0)
     model = workload.build()
     exchange = simulate(model, spec, workers=workers)
-    return Crew(workload, model, workload.optimiser(model), exchange, seed=0)
+    return ExchangeTrainer(workload, model, workload.optimiser(model), exchange, seed=0)
 
 
 def weights(model: nn.Module) -> torch.Tensor:
@@ -27,7 +28,7 @@ def weights(model: nn.Module) -> torch.Tensor:
 
 def test_one_dense_worker_is_plain_training() -> None:
     workload = parse_workload("mlp-tiny")
-    ours = crew(workload, "none", 1)
+    ours = trainer(workload, "none", 1)
     torch.manual_seed(0)
     model = workload.build()
     optimiser = workload.optimiser(model)
@@ -40,15 +41,15 @@ def test_one_dense_worker_is_plain_training() -> None:
     assert torch.equal(weights(ours.model), weights(model))
 
 
-def test_workers_have_batches_of_their_own() -> None:
-    first, second = crew(parse_workload("mlp-tiny"), "none", 2).passes.run(0).gradients
+def test_workers_have_their_own_batches() -> None:
+    first, second = trainer(parse_workload("mlp-tiny"), "none", 2).passes.run(0).gradients
     assert first.keys() == second.keys()
     assert not torch.equal(first["0.weight"], second["0.weight"])
 
 
 def test_running_means_are_those_of_the_first_worker() -> None:
     workload = parse_workload("resnet20-tiny")
-    one, three = crew(workload, "none", 3), crew(workload, "none", 3)
+    one, three = trainer(workload, "none", 3), trainer(workload, "none", 3)
     three.passes.run(0)
     inputs, targets = workload.batch(0, 0, 3, 0)
     workload.loss(one.model(inputs), targets)
@@ -57,7 +58,7 @@ def test_running_means_are_those_of_the_first_worker() -> None:
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
-def test_training_writes_records_that_say_they_are_simulated(
+def test_records_of_simulated_training_are_marked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "runs.jsonl"
@@ -80,7 +81,7 @@ def test_training_writes_records_that_say_they_are_simulated(
     assert (signs.ratio or 0) > 5
     assert signs.lockstep_ms
     assert f"efsign: a step of 3 workers took {signs.lockstep_ms:.1f} ms here" in shown
-    # A record of before this field is one of a real run.
+    # A record without this field is one of a real run.
     row = json.loads(path.read_text().splitlines()[0])
     del row["simulated"]
     path.write_text(json.dumps(row))

@@ -1,4 +1,4 @@
-"""A room: many work in it at once, and who wants to be alone gets to be."""
+"""The device lock: many processes share it, and one that wants it exclusively gets it."""
 
 import threading
 import time
@@ -7,34 +7,34 @@ from pathlib import Path
 import pytest
 
 from gradwire.bench.studies import device_lock
-from gradwire.bench.studies.device_lock import Room
+from gradwire.bench.studies.device_lock import DeviceLock
 
 
-def test_many_are_inside_at_once(tmp_path: Path) -> None:
-    first, second = Room(tmp_path, "cpu"), Room(tmp_path, "cpu")
+def test_many_processes_hold_the_shared_lock(tmp_path: Path) -> None:
+    first, second = DeviceLock(tmp_path, "cpu"), DeviceLock(tmp_path, "cpu")
     with first.shared(), second.shared():
         pass
 
 
-def test_who_is_alone_is_alone(tmp_path: Path) -> None:
+def test_the_exclusive_lock_is_exclusive(tmp_path: Path) -> None:
     done: list[str] = []
     inside, wanted = threading.Event(), threading.Event()
 
     def trainer() -> None:
-        room = Room(tmp_path, "cpu")
-        with room.shared():
+        device_lock = DeviceLock(tmp_path, "cpu")
+        with device_lock.shared():
             inside.set()
             wanted.wait(10)
             done.append("step")
-        with room.shared():
+        with device_lock.shared():
             done.append("next step")
 
     thread = threading.Thread(target=trainer)
     thread.start()
     inside.wait(10)
-    room = Room(tmp_path, "cpu")
+    device_lock = DeviceLock(tmp_path, "cpu")
     wanted.set()
-    with room.alone():
+    with device_lock.exclusive():
         done.append("measured")
         thread.join(0.2)
         assert thread.is_alive() == ("next step" not in done)
@@ -43,17 +43,17 @@ def test_who_is_alone_is_alone(tmp_path: Path) -> None:
     assert sorted(done) == ["measured", "next step", "step"]
 
 
-def test_shared_work_may_stop_to_measure(tmp_path: Path) -> None:
-    """Two do so at the same time, which must not be a deadlock."""
+def test_a_shared_holder_can_take_the_exclusive_lock(tmp_path: Path) -> None:
+    """Two processes do so at the same time, which must not deadlock."""
     measured: list[int] = []
     both = threading.Barrier(2)
 
     def work(number: int) -> None:
-        room = Room(tmp_path, "cpu")
-        with room.shared():
+        device_lock = DeviceLock(tmp_path, "cpu")
+        with device_lock.shared():
             both.wait(10)
             for _ in range(3):
-                with room.alone():
+                with device_lock.exclusive():
                     measured.append(number)
                     measured.append(number)
 
@@ -63,25 +63,25 @@ def test_shared_work_may_stop_to_measure(tmp_path: Path) -> None:
     for thread in threads:
         thread.join(10)
     assert len(measured) == 12
-    # Nobody was there while another measured.
+    # No other process held the lock during a measurement.
     assert all(a == b for a, b in zip(measured[::2], measured[1::2], strict=True))
 
 
-def test_others_go_on_while_one_is_in_for_long(
+def test_others_continue_while_one_holds_the_lock_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_lock, "PATIENCE_S", 0.02)
-    monkeypatch.setattr(device_lock, "AWAY_S", 0.02)
-    compiles, measured = Room(tmp_path, "cpu"), threading.Event()
+    monkeypatch.setattr(device_lock, "WAIT_S", 0.02)
+    monkeypatch.setattr(device_lock, "RETRY_S", 0.02)
+    compiles, measured = DeviceLock(tmp_path, "cpu"), threading.Event()
 
     def measure() -> None:
-        with Room(tmp_path, "cpu").alone():
+        with DeviceLock(tmp_path, "cpu").exclusive():
             measured.set()
 
     thread = threading.Thread(target=measure)
     with compiles.shared():
         thread.start()
-        other = Room(tmp_path, "cpu")
+        other = DeviceLock(tmp_path, "cpu")
         for _ in range(5):
             with other.shared():
                 time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Studies: every one is well formed, goes on where it stopped, and stops when time is up."""
+"""Studies: every one is well formed, resumes, and stops at its time limit."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -10,12 +10,13 @@ from torch import Tensor
 from gradwire import cli
 from gradwire.bench.cases.parse import parse_case
 from gradwire.bench.predictions import measured_model
-from gradwire.bench.records.schema import TrainRecord, read
+from gradwire.bench.records.files import read
+from gradwire.bench.records.schema import TrainRecord
 from gradwire.bench.studies.definitions import STUDIES
 from gradwire.bench.workloads.base import parse_workload
 from gradwire.engine.plan import Plan
 from gradwire.perfmodel.compute import Bucket
-from gradwire.perfmodel.exchange_cost import Rehearsed, rehearse
+from gradwire.perfmodel.exchange_cost import ExchangeCost, measure_exchange
 
 RATES = ("10gbit", "1gbit", "100mbit")
 QTOPK = "topk:ratio=0.01 | qsgd:bits=4 @ local=(qsparse:sync_every=8)"
@@ -42,7 +43,7 @@ def test_every_study_is_well_formed(name: str) -> None:
         parse_case(case)
 
 
-def test_a_study_goes_on_where_it_stopped(
+def test_a_study_resumes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "study.jsonl"
@@ -50,7 +51,7 @@ def test_a_study_goes_on_where_it_stopped(
     some = "--case none --case topk:ratio=0.1"
     assert run(monkeypatch, f"{setting} 0 {some}") == 0
     first = path.read_text()
-    # All rates of both cases, from one run each.
+    # All rates of both cases come from one run each.
     assert [(r.spec, r.rate) for r in records(path)] == [
         (case, rate) for case in ("none", "topk:ratio=0.1") for rate in RATES
     ]
@@ -62,7 +63,7 @@ def test_a_study_goes_on_where_it_stopped(
     assert capsys.readouterr().out == ""
 
 
-def test_records_say_what_a_slow_network_would_take(
+def test_records_hold_the_time_on_each_network(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = tmp_path / "study.jsonl"
@@ -82,30 +83,30 @@ def test_records_say_what_a_slow_network_would_take(
     assert dense.ratio == pytest.approx(1, rel=0.01)
 
 
-def test_runs_side_by_side_are_the_same_runs(
+def test_parallel_runs_equal_sequential_runs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = "exchanges --workload mlp-tiny --steps 4 --seeds 0 --case topk:ratio=0.1"
     assert run(monkeypatch, f"{words} --json {tmp_path / 'one'}") == 0
-    # One that fails does not stop the other.
+    # A run that fails does not stop the other.
     words += " --case torch-powersgd:rank=1"
     assert run(monkeypatch, f"{words} --json {tmp_path / 'two'} --jobs 2") != 0
     assert "torch-powersgd:rank=1, seed 0: ConfigError" in capsys.readouterr().out
-    alone, beside = (
+    sequential, parallel = (
         {(r.spec, r.rate): (r.losses, r.sent_bytes) for r in records(tmp_path / name)}
         for name in ("one", "two")
     )
-    assert alone == beside
-    assert len(alone) == len(RATES)
+    assert sequential == parallel
+    assert len(sequential) == len(RATES)
 
 
-def test_a_study_stops_when_time_is_up(
+def test_a_study_stops_at_its_time_limit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "study.jsonl"
     setting = f"cser --workload mlp-tiny --steps 4 --json {path} --minutes 1e-9"
     assert run(monkeypatch, setting) == 130
-    assert "runs are left" in capsys.readouterr().out
+    assert "runs remain" in capsys.readouterr().out
     assert not path.read_text()
 
 
@@ -114,7 +115,7 @@ def test_a_run_that_fails_does_not_stop_the_others(
 ) -> None:
     path = tmp_path / "study.jsonl"
     words = f"exchanges --workload mlp-tiny --steps 2 --seeds 0 --json {path}"
-    # Torch's own hook needs processes, which is found out when its turn comes.
+    # Torch's own hook needs processes, so this run fails when it starts.
     assert run(monkeypatch, f"{words} --case torch-powersgd:rank=1 --case none") == 1
     assert "torch-powersgd:rank=1, seed 0: ConfigError" in capsys.readouterr().out
     assert {r.spec for r in records(path)} == {"none"}
@@ -131,22 +132,22 @@ def test_a_controller_runs_once_for_every_rate(
     assert (fast.rate, slow.rate) == ("10gbit", "100mbit")
     assert fast.timeline
     times = [b.time_s - a.time_s for a, b in pairwise(slow.points)]
-    # Dense at first, so that steps take longer than they do later.
+    # Dense at first, so that early steps take longer than later ones.
     assert times[0] > times[-1] > 0
 
 
-def test_an_exchange_is_rehearsed_once_for_all_rates_and_seeds(
+def test_an_exchange_is_measured_once_for_all_rates_and_seeds(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     met: list[Plan] = []
 
     def noted(
         plan: Plan, tensors: Mapping[str, Tensor], steps: Sequence[Sequence[Bucket]], size: int
-    ) -> Rehearsed:
+    ) -> ExchangeCost:
         met.append(plan)
-        return rehearse(plan, tensors, steps, size)
+        return measure_exchange(plan, tensors, steps, size)
 
-    monkeypatch.setattr(measured_model, "rehearse", noted)
+    monkeypatch.setattr(measured_model, "measure_exchange", noted)
     ramp = "topk:ratio=0.1@controller=(schedule:first=1,last=0.1,after=2)"
     words = f"exchanges --workload mlp-tiny --steps 4 --seeds 0,1 --json {tmp_path / 's.jsonl'}"
     assert run(monkeypatch, f"{words} --case none --case efsign --case {ramp}") == 0
@@ -164,7 +165,7 @@ def test_studies_are_listed(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("nonsense --json x", "no study named 'nonsense'; there are cifar10"),
         ("cifar10", "--json"),
@@ -174,11 +175,11 @@ def test_studies_are_listed(
 )
 def test_mistakes_are_named(
     words: str,
-    said: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(monkeypatch, words) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What counts as a step's time."""
+"""The definition of a step's time."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ def test_waiting_at_the_end_of_an_epoch_is_part_of_the_step(
 ) -> None:
     now_s = [0.0]
     monkeypatch.setattr(session, "time", SimpleNamespace(perf_counter=lambda: now_s[0]))
-    job = Job(workload="mlp-tiny", turns=(CASE,), steps=2, warmup=0)
+    job = Job(workload="mlp-tiny", case_order=(CASE,), steps=2, warmup=0)
     ours = Session(job, CASE)
 
     def wait(mounted: object, rate: float) -> None:

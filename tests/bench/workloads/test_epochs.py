@@ -1,4 +1,4 @@
-"""What controllers hear of epochs and learning rates in a benchmark."""
+"""The epochs and learning rates that a benchmark reports to controllers."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def test_an_epoch_ends_when_all_examples_were_seen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rates", "told"),
+    ("rates", "reported"),
     [
         ((1.0, 0.9, 0.8, 0.6), [1.0, 1.0, 1.0]),
         ((1.0, 1.0, 0.1, 0.1), [1.0, 0.1, 0.1]),
@@ -23,7 +23,7 @@ def test_an_epoch_ends_when_all_examples_were_seen() -> None:
     ],
 )
 def test_a_slow_decline_is_no_decay(
-    rates: tuple[float, ...], told: list[float], monkeypatch: pytest.MonkeyPatch
+    rates: tuple[float, ...], reported: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workload = parse_workload("mlp-tiny")
     each = max(1, workload.examples() // workload.batch_size)
@@ -33,4 +33,4 @@ def test_a_slow_decline_is_no_decay(
 
     monkeypatch.setattr(type(workload), "learning_rate_at", rate_at)
     epochs = Epochs(workload, 1, 4 * each)
-    assert [epochs.ended(each * number) for number in (1, 2, 3)] == told
+    assert [epochs.ended(each * number) for number in (1, 2, 3)] == reported

@@ -1,11 +1,11 @@
-"""Every workload found in the folder, in its tiny form."""
+"""Every workload in the folder, in its tiny form."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from gradwire.bench.datasets.sampling import deal, numbers_below, shuffled
+from gradwire.bench.datasets.sampling import batch_slice, random_integers, random_permutation
 from gradwire.bench.report import workload_table
 from gradwire.bench.workloads import _schedules as schedules
 from gradwire.bench.workloads.base import (
@@ -72,7 +72,7 @@ def test_some_steps_make_the_loss_smaller(workload: Workload) -> None:
         update(workload, model, optimiser, step, 30)
         losses.append(loss.item())
     assert losses[-1] < 0.9 * losses[0]
-    # Frequencies alone can be learnt without a look at the inputs, and are not enough.
+    # Learning the frequencies alone, without the inputs, is not enough.
     with evaluating(model):
         right, wrong = (workload.loss(model(x), targets) for x in (inputs, inputs.roll(1, 0)))
     assert right < 0.9 * wrong
@@ -91,14 +91,14 @@ def test_an_evaluation_leaves_model_and_generator_as_they_were(workload: Workloa
 
 
 @pytest.mark.parametrize("name", sorted(workload_classes().keys() - {"charlm", "gpt", "mlp"}))
-def test_a_workload_without_its_data_says_where_to_get_it(name: str) -> None:
+def test_a_workload_without_its_data_names_the_download_address(name: str) -> None:
     workload = parse_workload(name)
     assert workload.source is not None
     with pytest.raises(ConfigError) as caught:
         workload.batch(step=0, rank=0, workers=1, seed=0)
-    said = str(caught.value)
-    assert said.startswith(f"{workload.source.name}: name its folder with --data DIR")
-    assert workload.source.home in said
+    error = str(caught.value)
+    assert error.startswith(f"{workload.source.name}: name its folder with --data DIR")
+    assert workload.source.home in error
 
 
 @pytest.mark.parametrize("name", ["charlm", "gpt", "mlp"])
@@ -107,7 +107,7 @@ def test_some_workloads_need_no_data(name: str) -> None:
     assert len(inputs) == parse_workload(name).batch_size
 
 
-def test_sizes_are_those_that_the_docs_name() -> None:
+def test_sizes_are_those_in_the_docs() -> None:
     assert {row.name: row.parameters for row in workload_table.rows()} == SIZES
     for name in ("charlm", "mlp", "neumf", "resnet20"):
         assert parameter_count(parse_workload(name).build()) == SIZES[name]
@@ -119,7 +119,7 @@ def test_learning_stays_possible_throughout_a_run() -> None:
         rates = [workload.learning_rate_at((step + 0.5) / 50) for step in range(50)]
         [group] = workload.optimiser(torch.nn.Linear(2, 2)).param_groups
         assert min(rates) > 0
-        # The highest is the one that the optimiser has without a schedule, or just missed it.
+        # The highest is about the one that the optimiser has without a schedule.
         assert 0.85 * group["lr"] <= max(rates) <= group["lr"]
 
 
@@ -132,26 +132,26 @@ def test_schedules_have_their_shapes() -> None:
     assert [schedules.plateau(at, 0.5) for at in (0, 0.5, 0.75, 1)] == [1, 1, 0.5, 0]
 
 
-def test_an_epoch_deals_every_batch_once_before_the_next_begins() -> None:
-    dealt = [deal(67, 8, step, rank, 3) for step in range(6) for rank in range(3)]
-    assert [start for epoch, start, _ in dealt if epoch == 0] == list(range(0, 64, 8))
-    assert [start for epoch, start, _ in dealt if epoch == 1] == list(range(0, 64, 8))
-    assert all(stop - start == 8 for _, start, stop in dealt)
-    with pytest.raises(ConfigError, match="batch_size must be at most 7, all examples, got 8"):
-        deal(7, 8, 0, 0, 1)
+def test_an_epoch_assigns_every_batch_once_before_the_next_begins() -> None:
+    slices = [batch_slice(67, 8, step, rank, 3) for step in range(6) for rank in range(3)]
+    assert [start for epoch, start, _ in slices if epoch == 0] == list(range(0, 64, 8))
+    assert [start for epoch, start, _ in slices if epoch == 1] == list(range(0, 64, 8))
+    assert all(stop - start == 8 for _, start, stop in slices)
+    with pytest.raises(
+        ConfigError, match="batch_size must be at most 7, the number of examples, got 8"
+    ):
+        batch_slice(7, 8, 0, 0, 1)
 
 
-def test_draws_are_fair_and_keyed() -> None:
-    assert shuffled(100, "cpu", 1).sort().values.tolist() == list(range(100))
-    assert not torch.equal(shuffled(100, "cpu", 1), shuffled(100, "cpu", 2))
-    counts = numbers_below(5, 10_000, "cpu", 3).bincount(minlength=5)
+def test_random_numbers_are_uniform_and_keyed() -> None:
+    assert random_permutation(100, "cpu", 1).sort().values.tolist() == list(range(100))
+    assert not torch.equal(random_permutation(100, "cpu", 1), random_permutation(100, "cpu", 2))
+    counts = random_integers(5, 10_000, "cpu", 3).bincount(minlength=5)
     assert (counts - 2000).abs().max() < 200
 
 
 @pytest.mark.parametrize(("more", "norm"), [("", 0.25), (",clip_norm=0.5", 0.5)])
-def test_the_norm_of_gradients_is_limited_where_the_workload_says_so(
-    more: str, norm: float
-) -> None:
+def test_the_norm_of_gradients_is_limited_if_the_workload_clips(more: str, norm: float) -> None:
     workload = parse_workload(f"lstm_ptb-tiny:learning_rate=1{more}")
     model = torch.nn.Linear(3, 1, bias=False)
     before = model.weight.detach().clone()
@@ -173,7 +173,7 @@ def test_the_norm_of_gradients_is_limited_where_the_workload_says_so(
         ("vgg16:weight_decay=-1", None, "vgg16: weight_decay must not be negative, got -1.0"),
         ("gpt-tiny:clip_norm=0", None, "gpt: clip_norm must be positive, got 0"),
         ("mlp:batch", None, "mlp: expected key=value, got 'batch' in 'mlp:batch'"),
-        ("mlp", "here", "mlp: makes up its data, so it takes no folder of it"),
+        ("mlp", "here", "mlp: generates its data, so it takes no data folder"),
         ("mlp:device=cuda", None, "mlp: unknown parameter ['device'], expected ['batch_size', "),
         ("resnet9-tiny", "here", "resnet9: synthetic data and the folder here: choose one"),
         ("charlm:depth=2", None, "charlm: unknown parameter ['depth'], expected ['batch_size', "),

@@ -1,7 +1,7 @@
-"""Compares the dense quantisers' kernels of one backend with the reference, on any device.
+"""Compares the kernels of dense quantizers of one backend with the reference, on any device.
 
-Codes must be the same to the bit, and what is left and what is added up too; only means over many
-entries are compared to rounding. Outputs hold NaN before.
+Codes, residuals and decoded sums must be bitwise equal; only means over many entries are compared
+with a tolerance. Outputs hold NaN before.
 """
 
 from types import ModuleType
@@ -11,15 +11,15 @@ from torch import Tensor
 
 from gradwire.kernels import reference
 from gradwire.kernels.specs import RoundingSpec
-from odd import normal
+from odd import normal, same_bits
 
 KEY = 0x9E3779B97F4A7C15
 
-RULES = [
-    RoundingSpec("chance", 128, 4),
-    RoundingSpec("chance", 77, 3),
-    RoundingSpec("chance", 100, 8),
-    RoundingSpec("chance", 64, 2, over=8.5),
+ROUNDINGS = [
+    RoundingSpec("stochastic", 128, 4),
+    RoundingSpec("stochastic", 77, 3),
+    RoundingSpec("stochastic", 100, 8),
+    RoundingSpec("stochastic", 64, 2, scale_divisor=8.5),
     RoundingSpec("nearest", 128, 4),
     RoundingSpec("nearest", 33, 4, "max16"),
     RoundingSpec("e4m3", 1024),
@@ -32,7 +32,7 @@ RULES = [
 
 
 def odd_numbers(numel: int) -> dict[str, Tensor]:
-    """Inputs with ties, zeros of both signs, NaN, infinities, and the ends of the range."""
+    """Returns inputs with ties, zeros of both signs, NaN, infinities, and the ends of the range."""
     place = torch.arange(numel)
     plain = normal(numel)
     return {
@@ -51,13 +51,13 @@ def odd_numbers(numel: int) -> dict[str, Tensor]:
 
 
 def beside(x: Tensor) -> Tensor:
-    """A residual of the size of `x`."""
+    """Returns a residual of about the magnitude of `x`."""
     sizes = x.abs().nan_to_num(0.0, 0.0, 0.0)
     return normal(x.numel(), 2) * (float(sizes.max()) / 8 if x.numel() else 1.0)
 
 
 def same(ours: Tensor, expected: Tensor) -> None:
-    """Equal to the bit, but for what NaN is made of and the sign of zero."""
+    """Asserts equality, up to the payload of NaN and the sign of zero."""
     torch.testing.assert_close(ours.cpu(), expected, rtol=0, atol=0, equal_nan=True)
 
 
@@ -70,26 +70,26 @@ def nothing(x: Tensor, device: str) -> Tensor:
 
 
 def check_rounding(
-    backend: ModuleType, x: Tensor, rule: RoundingSpec, decay: float = 0.9, device: str = "cpu"
+    backend: ModuleType, x: Tensor, spec: RoundingSpec, decay: float = 0.9, device: str = "cpu"
 ) -> None:
-    expected = reference.round_pack(x, rule, KEY)
-    ours = backend.round_pack(x.to(device), rule, KEY)
+    expected = reference.round_pack(x, spec, KEY)
+    ours = backend.round_pack(x.to(device), spec, KEY)
     for one, two in zip(ours, expected, strict=True):
         same(one, two)
     residual, residual_out, other = beside(x), nothing(x, device), nothing(x, "cpu")
-    ours = backend.round_pack_sum(x.to(device), residual.to(device), decay, residual_out, rule, KEY)
-    expected_sum = reference.round_pack_sum(x, residual, decay, other, rule, KEY)
+    ours = backend.round_pack_sum(x.to(device), residual.to(device), decay, residual_out, spec, KEY)
+    expected_sum = reference.round_pack_sum(x, residual, decay, other, spec, KEY)
     for one, two in zip((*ours, residual_out), (*expected_sum, other), strict=True):
         same(one, two)
     rows = [torch.stack([a, b, a]) for a, b in zip(expected, expected_sum, strict=True)]
     out, other = residual.to(device, copy=True), residual.clone()
-    backend.round_add(out, *(row.to(device) for row in rows), 1 / 3, rule)
-    reference.round_add(other, *rows, 1 / 3, rule)
+    backend.round_add(out, *(row.to(device) for row in rows), 1 / 3, spec)
+    reference.round_add(other, *rows, 1 / 3, spec)
     same(out, other)
 
 
 def check_signs(backend: ModuleType, x: Tensor, decay: float = 0.9, device: str = "cpu") -> None:
-    """Not for huge entries: where their sum leaves float32 is up to its order."""
+    """Does not take huge entries: whether their sum overflows float32 depends on the order."""
     expected, ours = reference.sign_pack(x), backend.sign_pack(x.to(device))
     same(ours[0], expected[0])
     close(ours[1], expected[1])
@@ -106,27 +106,38 @@ def check_signs(backend: ModuleType, x: Tensor, decay: float = 0.9, device: str 
     same(out, other)
 
 
-def check_sides(
+def check_two_means(
     backend: ModuleType, x: Tensor, bucket: int, decay: float = 0.9, device: str = "cpu"
 ) -> None:
-    expected, ours = reference.sides_pack(x, bucket), backend.sides_pack(x.to(device), bucket)
+    expected, ours = (
+        reference.sign_means_pack(x, bucket),
+        backend.sign_means_pack(x.to(device), bucket),
+    )
     same(ours[0], expected[0])
     for one, two in zip(ours[1:], expected[1:], strict=True):
         close(one, two)
     residual, residual_out, other = beside(x), nothing(x, device), nothing(x, "cpu")
-    ours = backend.sides_pack_sum(x.to(device), residual.to(device), decay, residual_out, bucket)
-    expected = reference.sides_pack_sum(x, residual, decay, other, bucket)
+    ours = backend.sign_means_pack_sum(
+        x.to(device), residual.to(device), decay, residual_out, bucket
+    )
+    expected = reference.sign_means_pack_sum(x, residual, decay, other, bucket)
     same(ours[0], expected[0])
     close(residual_out, other, float(residual.abs().max()) if x.numel() else 0.0)
     rows = [torch.stack([part] * 3) for part in expected]
     out, other = residual.to(device, copy=True), residual.clone()
-    backend.sides_add(out, *(row.to(device) for row in rows), 1 / 3, bucket)
-    reference.sides_add(other, *rows, 1 / 3, bucket)
+    backend.sign_means_add(out, *(row.to(device) for row in rows), 1 / 3, bucket)
+    reference.sign_means_add(other, *rows, 1 / 3, bucket)
     same(out, other)
 
 
+def check_uniform(backend: ModuleType, count: int, key: int, device: str = "cpu") -> None:
+    ours = backend.uniform(key, count, torch.device(device))
+    assert ours.dtype == torch.float32
+    assert same_bits(ours.cpu(), reference.uniform(key, count, torch.device("cpu")))
+
+
 def check_votes(backend: ModuleType, x: Tensor, device: str = "cpu") -> None:
-    ours, expected = backend.votes_pack(x.to(device), KEY), reference.votes_pack(x, KEY)
+    ours, expected = backend.sign_votes_pack(x.to(device), KEY), reference.sign_votes_pack(x, KEY)
     for one, two in zip(ours, expected, strict=True):
         same(one, two)
 
@@ -134,7 +145,7 @@ def check_votes(backend: ModuleType, x: Tensor, device: str = "cpu") -> None:
 def check_trits(backend: ModuleType, x: Tensor, clip: float, device: str = "cpu") -> None:
     ours, expected = backend.trits_pack(x.to(device), clip, KEY), reference.trits_pack(x, clip, KEY)
     close(ours[1], expected[1])
-    # A root mean square may differ in its last bit, and so may a draw that is near it.
+    # A root mean square may differ in its last bit, and so may a random decision near it.
     differ = (ours[0].cpu() != expected[0]).sum()
     assert differ <= (1 + x.numel() // 100_000 if clip else 0)
     rows = [torch.stack([part] * 3) for part in expected]
