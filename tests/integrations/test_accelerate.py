@@ -26,8 +26,8 @@ def test_refusals_name_thing_rule_and_value(two_ranks: Ranks, tmp_path: Path) ->
         assert "got ['DistributedDataParallel']" in found["handle"]
         assert "expected what gradwire.attach returns, got []" in found["nothing"]
         assert "keeps states already" in found["twice"]
-        assert "ranks [0, 1] of 2 have no sound file there, only []" in found["dense"]
-        assert "ranks [1] of 2 have no sound file there" in found["corrupted"]
-        assert "ranks [1] of 2 have no sound file there" in found["half"]
+        assert "ranks [0, 1] of 2 have no intact file there, only []" in found["dense"]
+        assert "ranks [1] of 2 have no intact file there" in found["corrupted"]
+        assert "ranks [1] of 2 have no intact file there" in found["half"]
         assert found.pop("detached") == "nothing was raised"
         assert all(text.startswith("ConfigError") for text in found.values()), found

@@ -55,7 +55,7 @@ def test_refusals_name_thing_rule_and_value(two_ranks: Ranks, tmp_path: Path) ->
     assert "this model has a link already" in found["both"]
     assert "wrap its model in DistributedDataParallel, got Classifier" in found["single"]
     assert "dense.ckpt was saved without Gradwire; missing_ok=True" in found["dense"]
-    assert "ranks [0, 1] of 2 have no sound file there" in found["dense files"]
+    assert "ranks [0, 1] of 2 have no intact file there" in found["dense files"]
     for allowed in ("allowed", "allowed files"):
         assert found.pop(allowed) == "nothing was raised"
     assert all(text.startswith("ConfigError") for text in found.values()), found

@@ -31,9 +31,9 @@ def test_refusals_name_thing_rule_and_value(two_ranks: Ranks, tmp_path: Path) ->
         assert "ratio" in found["spec"]
         assert "unknown options ['sed']" in found["option"]
         assert "wrap its model in DistributedDataParallel, got Classifier" in found["single"]
-        assert "ranks [0, 1] of 2 have no sound file there" in found["dense"]
+        assert "ranks [0, 1] of 2 have no intact file there" in found["dense"]
         assert "saved with other parameters than the model has now" in found["another run"]
-        assert "ranks [0, 1] of 2 have no sound file there" in found["elsewhere"]
+        assert "ranks [0, 1] of 2 have no intact file there" in found["elsewhere"]
         for allowed in ("given", "allowed"):
             assert found.pop(allowed) == "nothing was raised"
         assert all(text.startswith("ConfigError") for text in found.values()), found

@@ -75,7 +75,8 @@ def _signature(full: str, item: Any) -> Iterator[str]:
 
 
 def _short(annotated: str) -> str:
-    """Removes module names from types."""
+    """Removes module names from types, and the marker of keyword arguments typed by a dict."""
+    annotated = annotated.replace("'Unpack[Options]'", "Options")
     return re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Z])", "", annotated)
 
 

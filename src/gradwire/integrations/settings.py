@@ -30,29 +30,31 @@ class Options(TypedDict, total=False):
 class Settings:
     """A compression method and the options of its exchange, for any integration.
 
-    `gradwire.attach(model, Settings("topk:ratio=0.01", checksum=True))` is the same as
-    `gradwire.attach(model, "topk:ratio=0.01", checksum=True)`.
+    `attach(model, Settings("topk:ratio=0.01", checksum=True))` is the same as
+    `attach(model, "topk:ratio=0.01", checksum=True)`.
+
+    `compressor` is a spec string or an instance. `memory` None means the residual if the method
+    needs error feedback, else none. `exchange` "auto" means the cheapest that can transfer the
+    method's messages. `seed` decides all random numbers. `nan_policy` is "propagate", "raise" or
+    "ignore". Ranks compare their parameters every `check_every` backward passes, unless it is 0.
+    `checksum` appends a CRC to every message that is not summed in transit. `controller` changes
+    settings of the compressor during training: "autopilot", "gravac", "accordion" or "schedule",
+    with their settings. With `cuda_graphs` a bucket's work on a GPU is captured as CUDA graphs
+    where it is the same at every step. Buckets whose messages have less than `least_bytes` are sent
+    with the next; None means a million where a GPU's messages are staged through the host, which
+    waits for the GPU each time, else 0.
     """
 
     compressor: Compressor | str
-    """A spec string, or an instance."""
     memory: Memory | str | None = None
-    """None means the residual if the method needs error feedback, else none."""
     exchange: str = "auto"
-    """"auto" means the cheapest that can transfer the method's messages."""
     seed: int = 0
     nan_policy: NanPolicy = "propagate"
     check_every: int = 0
-    """Ranks compare their parameters every so many backward passes; 0 means never."""
     checksum: bool = False
-    """Appends a CRC to every message that is not summed in transit."""
     controller: Controller | str | None = None
-    """Changes settings of the compressor during training, such as "autopilot" or "gravac"."""
     cuda_graphs: bool = True
-    """On a GPU, captures a bucket's work as CUDA graphs where it is the same at every step."""
     least_bytes: int | None = None
-    """Buckets whose messages are shorter are sent with the next. None means a million where a GPU's
-    messages are staged through the host, which waits for the GPU each time, else 0."""
 
     def __post_init__(self) -> None:
         check_whole("settings", "check_every", self.check_every, 0)
@@ -61,6 +63,7 @@ class Settings:
         find_controller(self.controller)
 
     def make_controller(self) -> Controller | None:
+        """Returns the controller that `controller` names or is."""
         return find_controller(self.controller)
 
     def refuse(self, integration: str, *names: str) -> None:

@@ -106,7 +106,7 @@ def load_rank_file(
     if missing:
         present = sorted(path.name for path in folder.glob("*.pt"))
         raise ConfigError(
-            f"{folder}: ranks {missing} of {files.size} have no sound file there, only {present}; "
+            f"{folder}: ranks {missing} of {files.size} have no intact file there, only {present}; "
             "if it was saved without Gradwire, missing_ok=True starts with empty residuals"
         )
     found = files.load(_STEP)
