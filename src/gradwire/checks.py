@@ -17,6 +17,12 @@ def check_whole(method: str, key: str, value: object, low: int, high: int | None
         raise ConfigError(f"{method}: {key} must be {rule}, got {value!r}")
 
 
+def check_flag(method: str, key: str, value: object) -> None:
+    """Raises ConfigError unless the value is True or False."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{method}: {key} must be True or False, got {value!r}")
+
+
 def check_number(method: str, key: str, value: object) -> None:
     """Raises ConfigError unless the value is an int or float in the range of finite floats."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -36,13 +42,13 @@ def read_number(method: str, key: str, value: object) -> float:
     return float(value)
 
 
-def check_fraction(method: str, key: str, value: object) -> None:
+def check_positive_fraction(method: str, key: str, value: object) -> None:
     """Raises ConfigError unless the value is a number in (0, 1]."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
         raise ConfigError(f"{method}: {key} must be in (0, 1], got {value!r}")
 
 
-def check_share(method: str, key: str, value: object) -> None:
+def check_fraction_below_one(method: str, key: str, value: object) -> None:
     """Raises ConfigError unless the value is a number in [0, 1)."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         raise ConfigError(f"{method}: {key} must be in [0, 1), got {value!r}")

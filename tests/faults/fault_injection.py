@@ -49,7 +49,7 @@ class FaultInjector:
     """Triggers the fault at its step and phase; does nothing in ranks without a fault."""
 
     def __init__(self, fault: Fault | None, model: nn.Module, link: gradwire.Link) -> None:
-        self._doom = fault
+        self._fault = fault
         self._step = -1
         if fault is not None and fault.phase == "hook":
             self._fail_in_hook(fault, model)
@@ -64,12 +64,12 @@ class FaultInjector:
 
     def before_backward(self) -> None:
         """Kills between the forward and the backward pass."""
-        if self._doom is not None and self._doom.phase == "compute" and self._due(self._doom):
-            kill_self(self._doom)
+        if self._fault is not None and self._fault.phase == "compute" and self._due(self._fault):
+            kill_self(self._fault)
 
     def before_save(self) -> None:
         """Makes the next checkpoint end half-written, with a kill."""
-        fault = self._doom
+        fault = self._fault
         if fault is None or fault.phase != "save" or self._step < fault.step:
             return
 
@@ -93,10 +93,10 @@ class FaultInjector:
 
     def _kill_in_lane(self, fault: Fault) -> None:
         """Kills after the first lane of a bucket has encoded or decoded, before the others have."""
-        exchange = gradwire.engine.engine.exchange
+        lane_rounds = gradwire.engine.engine.lane_rounds
 
         def faulty(grad: Tensor, lane: Lane) -> Rounds:
-            rounds = exchange(grad, lane)
+            rounds = lane_rounds(grad, lane)
             request = next(rounds)
             if fault.phase == "encode" and self._due(fault):
                 kill_self(fault)
@@ -109,7 +109,7 @@ class FaultInjector:
                         kill_self(fault)
                     return end.value
 
-        gradwire.engine.engine.exchange = faulty
+        gradwire.engine.engine.lane_rounds = faulty
 
     def _kill_on_wire(self, fault: Fault, link: gradwire.Link) -> None:
         """Kills in the middle of a collective, from another thread."""

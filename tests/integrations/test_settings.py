@@ -145,3 +145,9 @@ def test_settings_are_public_and_frozen() -> None:
     assert isinstance(settings, Settings)
     with pytest.raises(FrozenInstanceError):
         settings.seed = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", ["checksum", "cuda_graphs"])
+def test_flags_must_be_true_or_false(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"settings: {name} must be True or False, got 'false'"):
+        settings_of("efsign", {name: "false"})

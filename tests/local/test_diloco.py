@@ -241,10 +241,13 @@ def test_training_reduces_the_loss() -> None:
     ("settings", "message"),
     [
         ({"sync_every": 5, "fragments": 2}, "sync_every 5 must be a multiple of 2 fragments"),
-        ({"sync_every": 4, "fragments": 3}, "3 fragments of a model with 2 layers"),
+        (
+            {"sync_every": 4, "fragments": 3},
+            "fragments must be at most 2, the number of layers, got 3",
+        ),
         ({"sync_every": 4, "fragments": 0}, "fragments must be at least 1, got 0"),
-        ({"sync_every": 4, "fragments": [["0."]]}, "parameter '2.weight' is in 0 fragments"),
-        ({"sync_every": 2, "fragments": [["0.", "2."], ["x"]]}, "a fragment without parameters"),
+        ({"sync_every": 4, "fragments": [["0."]]}, "parameter '2.weight' matches 0 fragments"),
+        ({"sync_every": 2, "fragments": [["0.", "2."], ["x"]]}, "a fragment matches no parameter"),
         ({"sync_every": 4, "delay": 5}, "delay must be 0 to 4, got 5"),
         ({"sync_every": 4, "alpha": 1.0}, r"alpha must be in \[0, 1\), got 1.0"),
         ({"sync_every": 4, "outer_lr": 0.0}, "outer_lr must be positive, got 0.0"),

@@ -136,9 +136,9 @@ def study(
     if json is None:
         raise ConfigError("study: give a file for the records with --json")
     from gradwire.bench.studies.bench import StudyBench
-    from gradwire.bench.studies.run import Setting
+    from gradwire.bench.studies.run import CommandSettings
 
     numbers = None if seeds is None else parse_seeds(seeds)
     chosen = tuple(find_study(name).with_changes(workload, steps, numbers, case) for name in names)
-    setting = Setting(data, device, command_line(), commit)
+    setting = CommandSettings(data, device, command_line(), commit)
     exit_with(StudyBench(chosen, setting, json, minutes, jobs).run(open_console()))

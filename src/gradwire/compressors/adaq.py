@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire.base import OneRound, Traits, memoized
-from gradwire.checks import check_fraction
+from gradwire.checks import check_positive_fraction
 from gradwire.types import EncodeContext, Field, Layout, Parts
 from gradwire.wire.bits import pack_bits, packed_numel, unpack_bits
 from gradwire.wire.indices import check_index, index_field, pack_index, unpack_index
@@ -33,7 +33,7 @@ class AdaQ(OneRound):
     message: ClassVar = "positions, k bits (1 = negative), float32 means of positives and negatives"
 
     def __post_init__(self) -> None:
-        check_fraction("adaq", "ratio", self.ratio)
+        check_positive_fraction("adaq", "ratio", self.ratio)
 
     @memoized
     def traits(self) -> Traits:

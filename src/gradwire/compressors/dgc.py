@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gradwire.base import Traits, memoized
-from gradwire.checks import check_fraction
+from gradwire.checks import check_positive_fraction
 from gradwire.compressors._sparsifier import (
     ThresholdSparsifier,
     ValueFormat,
@@ -41,8 +41,8 @@ class DGC(ThresholdSparsifier):
     paper: ClassVar = "Lin et al. 2018, arXiv:1712.01887"
 
     def __post_init__(self) -> None:
-        check_fraction("dgc", "ratio", self.ratio)
-        check_fraction("dgc", "sample", self.sample)
+        check_positive_fraction("dgc", "ratio", self.ratio)
+        check_positive_fraction("dgc", "sample", self.sample)
         check_format("dgc", self.values)
 
     @memoized

@@ -5,7 +5,7 @@ from statistics import NormalDist
 from typing import ClassVar
 
 from gradwire.base import Traits, memoized
-from gradwire.checks import check_fraction, check_whole
+from gradwire.checks import check_positive_fraction, check_whole
 from gradwire.compressors._sparsifier import (
     ThresholdSparsifier,
     ValueFormat,
@@ -38,7 +38,7 @@ class GaussianK(ThresholdSparsifier):
     paper: ClassVar = "Shi et al. 2019, arXiv:1911.08772"
 
     def __post_init__(self) -> None:
-        check_fraction("gaussiank", "ratio", self.ratio)
+        check_positive_fraction("gaussiank", "ratio", self.ratio)
         check_whole("gaussiank", "rounds", self.rounds, 0, 100)
         check_format("gaussiank", self.values)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.base import Traits, memoized
-from gradwire.checks import check_fraction, check_whole
+from gradwire.checks import check_positive_fraction, check_whole
 from gradwire.compressors._sparsifier import Sparsifier, ValueFormat, check_format, count_for_ratio
 from gradwire.types import EFInput, EncodeContext
 
@@ -35,7 +35,7 @@ class GRBS(Sparsifier):
     message: ClassVar = "k values; positions follow from seed, parameter and step"
 
     def __post_init__(self) -> None:
-        check_fraction("grbs", "ratio", self.ratio)
+        check_positive_fraction("grbs", "ratio", self.ratio)
         check_whole("grbs", "block", self.block, 1)
         check_format("grbs", self.values)
 

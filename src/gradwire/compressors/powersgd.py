@@ -25,8 +25,9 @@ class PowerSGD(MultiRound):
     """Sends a gradient M as P Qᵀ with `rank` columns, in two rounds of plain means.
 
     P is the mean of M Q for last step's Q, made orthonormal; the new Q is the mean of Mᵀ P. Each
-    worker has then sent P Pᵀ M, the projection of its M on the common P, which never adds error. It
-    is exact where the mean gradient has at most rank `rank`. From a random start it keeps at least
+    worker has then sent P Pᵀ M, the projection of its M on the common P, so that the residual is
+    never longer than M. It is exact if the mean gradient has at most rank `rank` and M Q spans its
+    columns, as it almost surely does for a random Q. From a random start it keeps at least
     rank/n of the squared norm on average, n the number of columns; Q then converges to the largest
     persistent directions (power iteration). Zeros decode to zeros and leave Q as it was; NaN and
     infinity appear in the result, and do not stay in Q.

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.base import Traits, memoized
-from gradwire.checks import check_fraction
+from gradwire.checks import check_positive_fraction
 from gradwire.compressors._sparsifier import Sparsifier, ValueFormat, check_format, count_for_ratio
 from gradwire.types import EFInput, EncodeContext
 
@@ -32,7 +32,7 @@ class RandomK(Sparsifier):
     message: ClassVar = "k values; positions follow from seed, parameter and step"
 
     def __post_init__(self) -> None:
-        check_fraction("randomk", "ratio", self.ratio)
+        check_positive_fraction("randomk", "ratio", self.ratio)
         check_format("randomk", self.values)
 
     @memoized

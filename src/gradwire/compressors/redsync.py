@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gradwire.base import Traits, memoized
-from gradwire.checks import check_fraction
+from gradwire.checks import check_positive_fraction
 from gradwire.compressors._sparsifier import (
     ThresholdSparsifier,
     ValueFormat,
@@ -37,7 +37,7 @@ class RedSync(ThresholdSparsifier):
     paper: ClassVar = "Fang et al. 2019, arXiv:1808.04357"
 
     def __post_init__(self) -> None:
-        check_fraction("redsync", "ratio", self.ratio)
+        check_positive_fraction("redsync", "ratio", self.ratio)
         check_format("redsync", self.values)
 
     @memoized

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gradwire.base import Traits, memoized
-from gradwire.checks import check_fraction, check_whole
+from gradwire.checks import check_positive_fraction, check_whole
 from gradwire.compressors._sparsifier import (
     ThresholdSparsifier,
     ValueFormat,
@@ -40,7 +40,7 @@ class SIDCo(ThresholdSparsifier):
     paper: ClassVar = "Abdelmoniem et al. 2021, arXiv:2101.10761"
 
     def __post_init__(self) -> None:
-        check_fraction("sidco", "ratio", self.ratio)
+        check_positive_fraction("sidco", "ratio", self.ratio)
         check_whole("sidco", "stages", self.stages, 1, 16)
         check_format("sidco", self.values)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.base import MultiRound, Traits, check_payload, flat32, memoized
-from gradwire.checks import check_fraction, check_whole
+from gradwire.checks import check_positive_fraction, check_whole
 from gradwire.compressors._sparsifier import count_for_ratio
 from gradwire.errors import ConfigError
 from gradwire.kernels.reference.random import random_bits
@@ -48,7 +48,7 @@ class SketchedSGD(MultiRound):
     message: ClassVar = "round 1: rows x columns float32; round 2: k + 1 float32 values"
 
     def __post_init__(self) -> None:
-        check_fraction("sketchedsgd", "ratio", self.ratio)
+        check_positive_fraction("sketchedsgd", "ratio", self.ratio)
         check_whole("sketchedsgd", "rows", self.rows, 1)
         if self.rows % 2 == 0:
             raise ConfigError(f"sketchedsgd: rows must be odd, got {self.rows}")

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.base import Traits, memoized
-from gradwire.checks import check_fraction
+from gradwire.checks import check_positive_fraction
 from gradwire.compressors._sparsifier import Sparsifier, ValueFormat, check_format, count_for_ratio
 from gradwire.types import EFInput, EncodeContext
 
@@ -30,7 +30,7 @@ class TopK(Sparsifier):
     paper: ClassVar = "Aji & Heafield 2017, arXiv:1704.05021"
 
     def __post_init__(self) -> None:
-        check_fraction("topk", "ratio", self.ratio)
+        check_positive_fraction("topk", "ratio", self.ratio)
         check_format("topk", self.values)
 
     @memoized

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.base import MultiRound, Traits, check_payload, flat32, memoized
-from gradwire.checks import check_fraction
+from gradwire.checks import check_positive_fraction
 from gradwire.compressors._sparsifier import count_for_ratio
 from gradwire.errors import WireError
 from gradwire.types import (
@@ -54,7 +54,7 @@ class Wangni(MultiRound):
     )
 
     def __post_init__(self) -> None:
-        check_fraction("wangni", "ratio", self.ratio)
+        check_positive_fraction("wangni", "ratio", self.ratio)
 
     @memoized
     def traits(self) -> Traits:

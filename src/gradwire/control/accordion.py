@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gradwire.base import Compressor
-from gradwire.checks import check_fraction, check_number, check_whole
+from gradwire.checks import check_number, check_positive_fraction, check_whole
 from gradwire.control.base import (
     Controller,
     ControllerState,
@@ -231,7 +231,7 @@ class Accordion(Controller):
     def __post_init__(self) -> None:
         check_number("accordion", "low", self.low)
         check_number("accordion", "high", self.high)
-        check_fraction("accordion", "eta", self.eta)
+        check_positive_fraction("accordion", "eta", self.eta)
         check_whole("accordion", "interval", self.interval, 1)
         check_whole("accordion", "epoch_steps", self.epoch_steps, 0)
         check_whole("accordion", "accumulate_low", self.accumulate_low, 1)

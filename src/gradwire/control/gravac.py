@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gradwire.base import Compressor
-from gradwire.checks import check_fraction, check_number, check_whole
+from gradwire.checks import check_number, check_positive_fraction, check_whole
 from gradwire.control.base import (
     Controller,
     ControllerState,
@@ -38,7 +38,7 @@ MEDIAN_LENGTH = 101
 
 
 def sum_tensors(squares: Sequence[Tensor], norm: GainNorm) -> list[Tensor]:
-    """Sums squares or norms over the tensors of one message; `squares` is [4] a tensor."""
+    """Sums squares or norms over the tensors of one message; `squares` has [4] per tensor."""
     table = torch.stack(list(squares))  # [tensors, 4]
     return list((table.sqrt() if norm == "layer_l2" else table).sum(0))
 
@@ -63,7 +63,9 @@ def add_throughput(old: Sequence[float], new: float, alpha: float, how: Smoothin
 
 
 def saturated_factor(throughput: dict[float, float], omega: float) -> float | None:
-    """Returns the lower of the two factors with the highest throughput, if it differs by <= omega.
+    """Returns the lower of the two factors with the highest throughput; None if these differ.
+
+    Throughputs are equal if they differ by at most the fraction omega.
 
     The dense entry, factor 1, does not take part.
     """
@@ -80,7 +82,7 @@ GATE = "gate on the gain"
 
 @dataclass
 class Search:
-    """Everything that a checkpoint needs."""
+    """The state of the search, saved in checkpoints."""
 
     floor: int = 0
     """Index of the floor in the list of factors; so is `candidate`."""
@@ -172,7 +174,7 @@ class GraVACState(ControllerState):
         self._apply_gate(report.step, reason)
 
     def _update_throughput(self, step_s: float | None) -> None:
-        """Adds the throughput of the previous step: ranks per second, times gain."""
+        """Adds the throughput of the previous step: ranks over step time, times gain."""
         search = self.search
         if step_s is None or search.last_factor is None:
             return
@@ -303,7 +305,8 @@ Policy: TypeAlias = Literal["exponential", "geometric"]
 class GraVAC(Controller):
     """Sends at a candidate factor if its gain is at least epsilon, else at a floor, else dense.
 
-    Factors rise from `low` to `high`, by the policy. Every `window` of steps brings the next
+    Factors rise from `low` to `high`: times 1, 2, 4, 16, 256 ... with policy "exponential", times
+    1, 2, 4, 8 ... with "geometric". Every `window` of steps brings the next
     candidate; the floor rises to a candidate whose gain is equal within omega. When the two highest
     throughputs (steps per second times gain) differ by at most omega, the lower of their factors is
     kept and the search ends. The gate uses smoothed gains up to the last step, which all ranks
@@ -327,12 +330,12 @@ class GraVAC(Controller):
         if not 1 < self.low < self.high:
             got = f"{self.low!r} and {self.high!r}"
             raise ConfigError(f"gravac: factors must be 1 < low < high, got {got}")
-        check_fraction("gravac", "epsilon", self.epsilon)
-        check_fraction("gravac", "omega", self.omega)
+        check_positive_fraction("gravac", "epsilon", self.epsilon)
+        check_positive_fraction("gravac", "omega", self.omega)
         check_whole("gravac", "window", self.window, 1)
         check_number("gravac", "alpha", self.alpha)
         if self.alpha != 0:
-            check_fraction("gravac", "alpha", self.alpha)
+            check_positive_fraction("gravac", "alpha", self.alpha)
         choices = {
             "policy": ("exponential", "geometric"),
             "gain_norm": ("l2sq", "l2", "layer_l2"),
@@ -345,7 +348,7 @@ class GraVAC(Controller):
                 raise ConfigError(f"gravac: {key} must be one of {[*allowed]}, got {got!r}")
 
     def factors(self) -> list[float]:
-        """Returns the candidates, lowest first; they are absolute, so a new floor moves none."""
+        """Returns the candidates, lowest first; they do not depend on the floor."""
         found, count = [self.low], 0
         while found[-1] < self.high:
             power = 2**count if self.policy == "exponential" else count + 1

@@ -23,7 +23,7 @@ from gradwire.errors import ConfigError, NonFiniteError
 log = logging.getLogger("gradwire")
 
 NanPolicy: TypeAlias = Literal["propagate", "raise", "ignore"]
-"""Policy for a step in which a gradient is not finite on any rank.
+"""Policy for a step in which a gradient is not finite on at least one rank.
 
 propagate: each gradient of its bucket gets a NaN on all ranks, so that a loss scaler skips the
 step, and no state changes; a mean of uncompressed gradients keeps the NaN where it was. raise:

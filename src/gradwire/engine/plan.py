@@ -192,7 +192,7 @@ def _loses_sums(compressor: Compressor, memory: Memory) -> bool:
 def choose_exchange(
     compressor: Compressor, memory: Memory, tensors: Iterable[Tensor], size: int
 ) -> ExchangeConfig:
-    """Chooses the mean if messages can be summed, else the cheapest for a bucket's message.
+    """Chooses the mean if messages can be summed, else gather or sharded by a bucket's message.
 
     One exchange for all lanes, so that the lanes of a bucket share their rounds.
     """

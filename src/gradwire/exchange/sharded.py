@@ -43,7 +43,7 @@ class ShardedExchange(Exchange):
 
     def rounds(self, ef: EFInput, state: State, ctx: EncodeContext) -> Rounds:
         mine = yield from own_shard(self.codec, ef, ctx)
-        sharded_keys, contexts = bounds(ctx.numel, ctx.world_size), shard_contexts(ctx)
+        shards, contexts = bounds(ctx.numel, ctx.world_size), shard_contexts(ctx)
         layouts = [self.codec.layout(shard.numel) for shard in contexts]
         server = state.get("server")
         rest = None if server is None else torch.empty_like(server)
@@ -56,7 +56,7 @@ class ShardedExchange(Exchange):
         out = ef.grad.zero_()
         if not ctx.wants_mean:
             return out
-        for (start, stop), parts, shard in zip(sharded_keys, answers, again, strict=True):
+        for (start, stop), parts, shard in zip(shards, answers, again, strict=True):
             self.codec.decode_add(out[start:stop], [parts], 1.0, shard)
         return out
 

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from typing import TypedDict
 
 from gradwire.base import Compressor, Memory
-from gradwire.checks import check_whole
+from gradwire.checks import check_flag, check_whole
 from gradwire.control.base import Controller, find_controller
 from gradwire.engine.engine import NanPolicy
 from gradwire.errors import ConfigError
@@ -34,15 +34,16 @@ class Settings:
     `attach(model, "topk:ratio=0.01", checksum=True)`.
 
     `compressor` is a spec string or an instance. `memory` None means the residual if the method
-    needs error feedback, else none. `exchange` "auto" means the cheapest that can transfer the
-    method's messages. `seed` decides all random numbers. `nan_policy` is "propagate", "raise" or
-    "ignore". Ranks compare their parameters every `check_every` backward passes, unless it is 0.
-    `checksum` appends a CRC to every message that is not summed in transit. `controller` changes
-    settings of the compressor during training: "autopilot", "gravac", "accordion" or "schedule",
-    with their settings. With `cuda_graphs` a bucket's work on a GPU is captured as CUDA graphs
-    where it is the same at every step. Buckets whose messages have less than `least_bytes` are sent
-    with the next; None means a million where a GPU's messages are staged through the host, which
-    waits for the GPU each time, else 0.
+    needs error feedback, else none. `exchange` "auto" means the mean if messages can be summed,
+    else gather, unless sharded is predicted to be much faster (`exchange/auto.py`). `seed` decides
+    all random numbers. `nan_policy` is "propagate", "raise" or "ignore". Ranks compare their
+    parameters every `check_every` backward passes, unless it is 0. `checksum` appends a CRC to
+    every message that is not summed in transit. `controller` changes settings of the compressor
+    during training: "autopilot", "gravac", "accordion" or "schedule", with their settings. With
+    `cuda_graphs` a bucket's work on a GPU is captured as CUDA graphs where it is the same at every
+    step. Buckets whose messages have less than `least_bytes` are sent with the next; None means a
+    million where a GPU's messages are staged through the host, which waits for the GPU each time,
+    else 0.
     """
 
     compressor: Compressor | str
@@ -58,6 +59,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_whole("settings", "check_every", self.check_every, 0)
+        check_flag("settings", "checksum", self.checksum)
+        check_flag("settings", "cuda_graphs", self.cuda_graphs)
         if self.least_bytes is not None:
             check_whole("settings", "least_bytes", self.least_bytes, 0)
         find_controller(self.controller)

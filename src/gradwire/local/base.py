@@ -36,7 +36,7 @@ from gradwire.types import State
 from gradwire.version import VERSION
 
 LocalNanPolicy: TypeAlias = Literal["raise", "ignore"]
-"""Decides about a sync in which a parameter is not finite on any worker.
+"""Decides about a sync in which a parameter is not finite on at least one worker.
 
 raise: the optimiser's step raises NonFiniteError on all workers, and the sync leaves no trace in
 their states. ignore: nothing is checked, and residuals need half the memory.

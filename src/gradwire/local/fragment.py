@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gradwire import kernels
-from gradwire.checks import check_number, check_share, check_whole
+from gradwire.checks import check_fraction_below_one, check_number, check_whole
 from gradwire.comm.base import CollectiveProgram
 from gradwire.engine.engine import Engine
 from gradwire.errors import ConfigError
@@ -35,7 +35,10 @@ def partition_parameters(
     check_whole(method, "fragments", partition, 1)
     layers = list(dict.fromkeys(_layer(name) for name in parameters))
     if partition > len(layers):
-        raise ConfigError(f"{method}: {partition} fragments of a model with {len(layers)} layers")
+        raise ConfigError(
+            f"{method}: fragments must be at most {len(layers)}, the number of layers, "
+            f"got {partition}"
+        )
     # Neighbouring layers go into different parts, so that all parts are alike in depth.
     part_of = {layer: number % partition for number, layer in enumerate(layers)}
     return [
@@ -53,9 +56,11 @@ def _by_names(
     for name in parameters:
         count = sum(name in part for part in parts)
         if count != 1:
-            raise ConfigError(f"{method}: parameter {name!r} is in {count} fragments, not in one")
+            raise ConfigError(
+                f"{method}: parameter {name!r} matches {count} fragments, expected exactly one"
+            )
     if not all(parts):
-        raise ConfigError(f"{method}: a fragment without parameters in {list(prefixes)}")
+        raise ConfigError(f"{method}: a fragment matches no parameter, in {list(prefixes)}")
     return parts
 
 
@@ -78,7 +83,7 @@ class OuterSGD:
         check_number(method, "outer_lr", self.rate)
         if not self.rate > 0:
             raise ConfigError(f"{method}: outer_lr must be positive, got {self.rate!r}")
-        check_share(method, "outer_momentum", self.momentum)
+        check_fraction_below_one(method, "outer_momentum", self.momentum)
 
     def direction(self, means: list[Tensor], momenta: list[Tensor]) -> list[Tensor]:
         """Updates the momenta and returns the step without the rate; `momenta` may be empty."""
@@ -95,9 +100,9 @@ class Fragment:
 
     When a mean is applied, parameters become (1 - alpha) anchor + alpha parameters. With `alpha`
     None all steps taken since the drift was captured stay on top of the mean, and are part of the
-    next drift. `base` is then the value of a parameter without the steps of the next drift: the
-    anchor, up to rounding to the parameter's type, which is never sent. Until the mean is applied,
-    parameters keep only the fraction `ahead` of the drift that is in flight.
+    next drift. `base` is then the parameter without the steps that are not sent yet: the anchor,
+    rounded to the parameter's type. That rounding is not part of the drift. Until the mean is
+    applied, parameters keep only the fraction `ahead` of the drift that is in flight.
     """
 
     def __init__(

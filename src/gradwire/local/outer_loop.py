@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradwire.base import Compressor, Memory
-from gradwire.checks import check_fraction, check_share, check_whole
+from gradwire.checks import check_fraction_below_one, check_positive_fraction, check_whole
 from gradwire.engine.engine import Engine
 from gradwire.errors import ConfigError, NonFiniteError
 from gradwire.local.base import (
@@ -52,8 +52,8 @@ class Streaming:
             )
         check_whole(method, "delay", self.delay, 0, sync_every)
         if self.alpha is not None:
-            check_share(method, "alpha", self.alpha)
-        check_fraction(method, "ahead", self.ahead)
+            check_fraction_below_one(method, "alpha", self.alpha)
+        check_positive_fraction(method, "ahead", self.ahead)
         if self.ahead != 1 and not self.delay:
             raise ConfigError(
                 f"{method}: ahead={self.ahead:g} needs a delay: no mean is in flight without one"
@@ -79,7 +79,7 @@ class DriftCompression:
     def check(self, method: str) -> None:
         check_nan_policy(method, self.nan_policy)
         if self.forget_below is not None:
-            check_fraction(method, "forget_below", self.forget_below)
+            check_positive_fraction(method, "forget_below", self.forget_below)
 
 
 class OuterLoopMethod(LocalMethod):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire.base import Memory, weighted_sum
-from gradwire.checks import check_fraction
+from gradwire.checks import check_positive_fraction
 from gradwire.memory._ef21 import apply_sent, difference_input, initial_state, shared_state
 from gradwire.types import EFInput, State
 
@@ -33,7 +33,7 @@ class EF21SGDM(Memory):
     is_debt: ClassVar = False
 
     def __post_init__(self) -> None:
-        check_fraction("ef21-sgdm", "eta", self.eta)
+        check_positive_fraction("ef21-sgdm", "eta", self.eta)
 
     def state(self, numel: int, device: torch.device) -> State:
         return {"momentum": torch.zeros(numel, device=device), **initial_state(numel, device)}

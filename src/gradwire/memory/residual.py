@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire.base import Memory, weighted_sum
-from gradwire.checks import check_fraction
+from gradwire.checks import check_positive_fraction
 from gradwire.types import EFInput, State
 
 
@@ -28,7 +28,7 @@ class Residual(Memory):
     is_debt: ClassVar = True
 
     def __post_init__(self) -> None:
-        check_fraction("residual", "decay", self.decay)
+        check_positive_fraction("residual", "decay", self.decay)
 
     def state(self, numel: int, device: torch.device) -> State:
         return {"residual": torch.zeros(numel, device=device)}

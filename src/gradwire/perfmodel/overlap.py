@@ -19,7 +19,10 @@ from gradwire.types import mix
 
 
 class Stage:
-    """A stage of a thread: ends when both its work is done and its time has passed."""
+    """A stage of a thread: ends when its CPU time is spent and its wall-clock time has passed.
+
+    `work_s` is CPU time, which takes longer if cores are shared; `time_s` is wall-clock time.
+    """
 
     def __init__(
         self, work_s: float, time_s: float = 0.0, needs: int = 0, synchronizes: bool = False
@@ -94,7 +97,11 @@ def _subtract(left_s: float, done_s: float) -> float:
 
 @dataclass(frozen=True)
 class Task:
-    """One bucket: encode, a call, decode, a call ... decode. A call may be two, lengths first."""
+    """One bucket: encode, call, decode, call ... decode.
+
+    `codec_s[0]` is the time to encode, `codec_s[i]` to decode after call i. A call is one
+    collective, or two if the lengths of messages are sent first.
+    """
 
     ready_s: float
     """Computing time of the step until the bucket is full."""
@@ -115,16 +122,16 @@ class StepWork:
 
     def to_list(self) -> list[float]:
         """Returns all times, in the order that `from_list` expects."""
-        return [self.tail_s, *(s for e in self.tasks for s in (e.ready_s, *e.codec_s))]
+        return [self.tail_s, *(s for task in self.tasks for s in (task.ready_s, *task.codec_s))]
 
     @classmethod
-    def from_list(cls, to_list: Sequence[float], template: "StepWork") -> "StepWork":
+    def from_list(cls, times_s: Sequence[float], template: "StepWork") -> "StepWork":
         """Returns the tasks of `template` with other times."""
-        tail_s, *others = to_list
+        tail_s, *others = times_s
         seconds = iter(others)
         tasks = tuple(
-            Task(next(seconds), tuple(next(seconds) for _ in e.codec_s), e.calls)
-            for e in template.tasks
+            Task(next(seconds), tuple(next(seconds) for _ in task.codec_s), task.calls)
+            for task in template.tasks
         )
         return cls(tasks, tail_s)
 

@@ -51,9 +51,9 @@ def run_together(
     """Runs one process per start to its end; returns 0, or the first exit code that was not 0.
 
     The first failure ends the others: SIGTERM to their process groups, SIGKILL after `GRACE_S`.
-    SIGINT and SIGTERM to this process do the same and then raise KeyboardInterrupt, and after a
-    SIGKILL a watchdog ends them. The callbacks run in the calling thread, one line of stdout or
-    stderr at a time.
+    SIGINT and SIGTERM to this process do the same and then raise KeyboardInterrupt; if it is
+    killed by SIGKILL, a watchdog ends the workers. The callbacks run in the calling thread, one
+    line of stdout or stderr at a time.
     """
     events: SimpleQueue[_Event] = SimpleQueue()
     workers = _Workers(events)
@@ -105,9 +105,9 @@ class _Workers:
         self._open_streams += _STREAMS_PER_WORKER
         assert process.stdout is not None
         assert process.stderr is not None
-        self._report(_read_lines, rank, process.stdout, on_line)
-        self._report(_read_lines, rank, process.stderr, on_error_line)
-        self._report(_await_exit, rank, process.pid)
+        self._start_thread(_read_lines, rank, process.stdout, on_line)
+        self._start_thread(_read_lines, rank, process.stderr, on_error_line)
+        self._start_thread(_await_exit, rank, process.pid)
 
     def watch(self) -> None:
         while self._running or self._open_streams:
@@ -123,7 +123,7 @@ class _Workers:
     def close(self) -> None:
         self._watchdog.close()
 
-    def _report(self, work: Callable[..., None], *details: object) -> None:
+    def _start_thread(self, work: Callable[..., None], *details: object) -> None:
         threading.Thread(target=work, args=(self._events, *details), daemon=True).start()
 
     def _next_event(self) -> _Event | None:
@@ -196,7 +196,7 @@ def _await_exit(events: SimpleQueue[_Event], rank: int, pid: int) -> None:
 def _interrupts_as_events(events: SimpleQueue[_Event]) -> Iterator[None]:
     """Turns SIGINT and SIGTERM into events, so that none raises while workers are being started.
 
-    Only the main thread can, and only it receives them. A signal that the caller ignores stays so.
+    Only the main thread may set handlers; others change nothing. An ignored signal stays ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

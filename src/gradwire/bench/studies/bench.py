@@ -22,7 +22,7 @@ from gradwire.bench.records.schema import TrainRecord
 from gradwire.bench.runs.cluster_run import Ending
 from gradwire.bench.studies.definitions import Study
 from gradwire.bench.studies.device_lock import DeviceLock
-from gradwire.bench.studies.run import Outcome, Run, Setting, TimeLimitReached, runs_of
+from gradwire.bench.studies.run import CommandSettings, Outcome, Run, TimeLimitReached, runs_of
 from gradwire.bench.workloads.base import parse_workload
 from gradwire.errors import ConfigError
 
@@ -31,7 +31,7 @@ from gradwire.errors import ConfigError
 class _ProcessRunner:
     """Runs studies in processes of their own, which share one device lock."""
 
-    setting: Setting
+    setting: CommandSettings
     measured_models: Mapping[str, MeasuredModel]
     end_s: float
     folder: Path
@@ -57,7 +57,7 @@ class _ProcessRunner:
 
 def in_processes(
     runs: Sequence[Run],
-    setting: Setting,
+    setting: CommandSettings,
     measured_models: Mapping[str, MeasuredModel],
     end_s: float,
     jobs: int,
@@ -73,7 +73,7 @@ def in_processes(
 def _run_in_process(
     sender: Connection,
     run: Run,
-    setting: Setting,
+    setting: CommandSettings,
     measured: MeasuredModel,
     end_s: float,
     folder: Path,
@@ -94,7 +94,7 @@ class StudyBench:
     """
 
     studies: tuple[Study, ...]
-    setting: Setting
+    setting: CommandSettings
     json_path: Path
     minutes: float
     jobs: int = 1

@@ -30,7 +30,7 @@ from gradwire.perfmodel.exchange_cost import measure_exchange
 from gradwire.perfmodel.predict import Prediction
 
 
-class Setting(NamedTuple):
+class CommandSettings(NamedTuple):
     """The settings that all runs of a command have in common."""
 
     data: Path | None
@@ -61,7 +61,7 @@ class Run:
 
     def outcome(
         self,
-        setting: Setting,
+        setting: CommandSettings,
         measured: MeasuredModel,
         end_s: float,
         device_lock: DeviceLock | None = None,
@@ -81,7 +81,7 @@ class Run:
 
     def _records(
         self,
-        setting: Setting,
+        setting: CommandSettings,
         measured: MeasuredModel,
         end_s: float,
         device_lock: DeviceLock | None,
@@ -106,7 +106,7 @@ class Run:
             )
             return simulated_run.records(trainer, snapshots)
 
-    def _job(self, setting: Setting, every: int) -> Job:
+    def _job(self, setting: CommandSettings, every: int) -> Job:
         return Job(
             workload=self.study.workload,
             case_order=(self.case,),
@@ -130,12 +130,14 @@ class Run:
         case = parse_case(self.case)
         if isinstance(case, LocalCase):
             local = stack.enter_context(local_trainer(workload, case, workers, self.seed))
-            known = compute_s, workers, case.sync_schedule()
-            return local, {r: ByteCountRunClock(some, *known) for r, some in links.items()}
+            arguments = compute_s, workers, case.sync_schedule()
+            return local, {
+                rate: ByteCountRunClock(link, *arguments) for rate, link in links.items()
+            }
         trainer = exchange_trainer(workload, self.case, workers, self.seed)
         return trainer, {
-            r: self._predicted_clock(trainer, measured, device_lock, some)
-            for r, some in links.items()
+            rate: self._predicted_clock(trainer, measured, device_lock, link)
+            for rate, link in links.items()
         }
 
     def _predicted_clock(
@@ -179,12 +181,12 @@ def _predicted(
     device_lock: DeviceLock | None,
     plan: Plan,
 ) -> Prediction:
-    """Predicts the step from an exchange that is measured while no other process trains."""
+    """Predicts the step; with a lock, the exchange is measured while no other process trains."""
     if device_lock is None:
         return bench.predict_plan(measured, plan, workers)
     if not measured.has_exchange_cost(plan, workers):
         with device_lock.shared():
-            # Compiles kernels, for which other processes need not wait.
+            # A warm-up, which compiles kernels while other processes go on training.
             measure_exchange(plan, measured.tensors, measured.compute.steps, workers)
     with device_lock.exclusive():
         return bench.predict_plan(measured, plan, workers)

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from gradwire.bench import workloads
 from gradwire.bench.datasets.source import Source
-from gradwire.checks import check_number, check_share, check_whole
+from gradwire.checks import check_fraction_below_one, check_number, check_whole
 from gradwire.errors import ConfigError
 from gradwire.spec import from_settings, read_settings
 
@@ -84,7 +84,7 @@ class Workload(ABC):
         if kind is int:
             check_whole(self.name, key, value, 1)
         elif key == "dropout":
-            check_share(self.name, key, value)
+            check_fraction_below_one(self.name, key, value)
         elif kind is float:
             check_number(self.name, key, value)
             if value < 0:

@@ -1,4 +1,8 @@
-"""Selection by magnitude, by counting, not sorting (definition: kernels/reference/select.py)."""
+"""Selection by magnitude without a sort (definition: kernels/reference/select.py).
+
+A sample or a histogram gives a threshold, one pass finds the candidates, and `np.partition` picks
+among them.
+"""
 
 from collections.abc import Callable
 
@@ -18,6 +22,7 @@ BINS = 1 << (31 - SHIFT)
 # Entries that stay in the cache between addition and search.
 BLOCK = 1024
 
+# The smallest positive float32.
 SMALLEST = np.float32(1e-45)
 
 # Distance of sampled entries: odd, so that a sample does not follow a column of a matrix.
@@ -50,7 +55,7 @@ def _at_least(bits: NDArray[np.int32], threshold: int, out: NDArray[np.int64]) -
 @compiled
 def _filter(
     candidates: NDArray[np.int64],
-    sizes: NDArray[np.int32],
+    magnitude_bits: NDArray[np.int32],
     threshold: int,
     equal: int,
     out: NDArray[np.int64],
@@ -58,8 +63,8 @@ def _filter(
     """Writes the candidates above the threshold, and the first `equal` of those equal to it."""
     found = 0
     for i in range(candidates.size):
-        if sizes[i] > threshold or (sizes[i] == threshold and equal > 0):
-            equal -= sizes[i] == threshold
+        if magnitude_bits[i] > threshold or (magnitude_bits[i] == threshold and equal > 0):
+            equal -= magnitude_bits[i] == threshold
             out[found] = candidates[i]
             found += 1
 
@@ -92,15 +97,15 @@ def _add_and_find(
     found = 0
     for start in range(0, x.size, BLOCK):
         stop = start + BLOCK
-        one, two, sum_ = x[start:stop], residual[start:stop], residual_out[start:stop]
-        for i in range(one.size):
-            total = one[i] + decay * two[i]
+        grad, kept, sums = x[start:stop], residual[start:stop], residual_out[start:stop]
+        for i in range(grad.size):
+            total = grad[i] + decay * kept[i]
             totals[i] = total
             # Written so that NaN, which counts as the largest, is found.
             flags[i] = not abs(total) < threshold
-        for i in range(one.size):
-            sum_[i] = totals[i]
-        flags[one.size :] = 0
+        for i in range(grad.size):
+            sums[i] = totals[i]
+        flags[grad.size :] = 0
         found = _find_in(flags, start, out, found)
     return found
 
@@ -165,8 +170,8 @@ def select_largest(ef: EFInput, count: int) -> Tensor:
     # A sample estimates the threshold. An estimate that is too low costs a little time, one that is
     # too high is detected: the result is exact either way.
     sample = torch.add(x[::STRIDE], residual[::STRIDE], alpha=decay).abs_().numpy()
-    rank = sample.size - min(sample.size, int(1.1 * expected + 3 * expected**0.5))
-    candidates = _find_above(ef, max(np.partition(sample, rank)[rank], SMALLEST))
+    position = sample.size - min(sample.size, int(1.1 * expected + 3 * expected**0.5))
+    candidates = _find_above(ef, max(np.partition(sample, position)[position], SMALLEST))
     if candidates.size < count:
         return _select_by_histogram(residual_out, count)
     return _select_candidates(residual_out.view(torch.int32).numpy(), candidates, count)
@@ -200,9 +205,13 @@ def _select_by_histogram(x: Tensor, count: int) -> Tensor:
 def _select_candidates(
     bits: NDArray[np.int32], candidates: NDArray[np.int64], count: int
 ) -> Tensor:
-    """Returns the `count` largest of the candidates, which include all of them."""
-    sizes = bits[candidates] & 0x7FFFFFFF
-    threshold = int(np.partition(sizes, sizes.size - count)[sizes.size - count])
+    """Returns the `count` largest of the candidates, which must include all of these."""
+    magnitude_bits = bits[candidates] & 0x7FFFFFFF
+    threshold = int(
+        np.partition(magnitude_bits, magnitude_bits.size - count)[magnitude_bits.size - count]
+    )
     out = np.empty(count, dtype=np.int64)
-    _filter(candidates, sizes, threshold, count - int((sizes > threshold).sum()), out)
+    _filter(
+        candidates, magnitude_bits, threshold, count - int((magnitude_bits > threshold).sum()), out
+    )
     return torch.from_numpy(out)
