@@ -133,7 +133,8 @@ class ThreadRunner(CommRunner):
         self._put(started)
 
     def end_step(self, last: Task) -> None:
-        self.flush()
+        if self._started:
+            self.flush()
         self._queue.join()
         # The thread is idle now; waking it would take longer than running the task here.
         self._run([_Item(last, [], self._side.record_event())])
