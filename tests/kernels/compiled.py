@@ -72,12 +72,12 @@ def compiled(spec: str) -> list[str]:
     """Returns the kernels of a step with error feedback and of decoding eight messages."""
     method = parse(spec)
     ctx = EncodeContext((SIZE,) if isinstance(method, OneRound) else SHAPE, world_size=RANKS)
-    with patch.object(kernels, "at", lambda _: cuda), compiling() as names:
+    with patch.object(kernels, "on", lambda _: cuda), compiling() as names:
         ef_step(method, torch.zeros(ctx.numel), ctx)()
     if isinstance(method, OneRound):
-        with patch.object(kernels, "at", lambda _: reference):
+        with patch.object(kernels, "on", lambda _: reference):
             message = encode_with_feedback(method, EFInput(torch.randn(SIZE)), ctx)
-        with patch.object(kernels, "at", lambda _: cuda), compiling() as more:
+        with patch.object(kernels, "on", lambda _: cuda), compiling() as more:
             method.decode_add(torch.zeros(SIZE), [message] * RANKS, 1 / RANKS, ctx)
         names += more
     return names
@@ -87,7 +87,7 @@ def large(spec: str) -> list[str]:
     """Returns the kernels of a step with error feedback, as if the tensor were large."""
     ctx = EncodeContext((SIZE,), world_size=RANKS)
     small = patch.object(passes, "PROGRAMS", 16), patch.object(sampled_bounds, "LARGE", 0)
-    with patch.object(kernels, "at", lambda _: cuda), small[0], small[1], compiling() as names:
+    with patch.object(kernels, "on", lambda _: cuda), small[0], small[1], compiling() as names:
         ef_step(parse(spec), torch.zeros(SIZE), ctx)()
     return names
 

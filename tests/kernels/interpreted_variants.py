@@ -55,7 +55,7 @@ def variants(spec: str) -> list[int]:
     """Returns the number of kernels that error-feedback steps need, after each of some steps."""
     compressor, counts = parse(spec), list[int]()
     shapes = [(size,) for size in SIZES] if isinstance(compressor, OneRound) else SHAPES
-    with patch.object(kernels, "at", lambda _: cuda), recorded_launches() as launches:
+    with patch.object(kernels, "on", lambda _: cuda), recorded_launches() as launches:
         for step in range(STEPS):
             for lane, shape in enumerate(shapes):
                 ctx = EncodeContext(shape, world_size=RANKS, lane_id=lane, step=step)
@@ -74,9 +74,9 @@ def decoded(spec: str) -> list[int]:
                 EncodeContext((s,), world_size=RANKS, lane_id=i, step=step)
                 for i, s in enumerate(SIZES[:6])
             ]
-            with patch.object(kernels, "at", lambda _: reference):
+            with patch.object(kernels, "on", lambda _: reference):
                 buffers = [_buffer(codec, contexts, rank) for rank in range(RANKS)]
-            with patch.object(kernels, "at", lambda _: cuda):
+            with patch.object(kernels, "on", lambda _: cuda):
                 received = [
                     unpack(b, [codec.layout(ctx.numel) for ctx in contexts]) for b in buffers
                 ]

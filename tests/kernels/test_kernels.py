@@ -109,7 +109,7 @@ class TestExports:
 
     def test_triton_is_imported_for_cuda_only(self) -> None:
         code = (
-            "import sys, torch; from gradwire import kernels; kernels.at(torch.zeros(1)); "
+            "import sys, torch; from gradwire import kernels; kernels.on(torch.zeros(1).device); "
             "assert 'gradwire.kernels.cpu' in sys.modules; assert 'triton' not in sys.modules"
         )
         subprocess.run([sys.executable, "-c", code], check=True)
@@ -260,9 +260,9 @@ class TestChoice:
 
     def test_pinned(self) -> None:
         kernels.use("reference")
-        assert kernels.at(torch.zeros(1)) is reference
+        assert kernels.on(torch.zeros(1).device) is reference
         kernels.use("numba")
-        assert kernels.at(torch.zeros(1)) is cpu
+        assert kernels.on(torch.zeros(1).device) is cpu
 
     def test_unknown_backend(self) -> None:
         message = "kernels: backend must be one of .*'reference', 'numba', 'triton'., got 'cuda'"

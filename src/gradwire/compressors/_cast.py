@@ -22,7 +22,7 @@ def cast_layout(dtype: torch.dtype, numel: int) -> Layout:
 
 def cast_values(x: Tensor, dtype: torch.dtype) -> Parts:
     """Returns the message of `x`: each entry rounded to the nearest number of `dtype`."""
-    return (kernels.at(x).cast_pack(x, dtype),)
+    return (kernels.on(x.device).cast_pack(x, dtype),)
 
 
 class Cast(FusedOneRound):
@@ -42,9 +42,9 @@ class Cast(FusedOneRound):
         x, residual, residual_out, decay = ef
         assert residual is not None
         assert residual_out is not None
-        return (kernels.at(x).cast_pack_sum(x, residual, decay, residual_out, self.dtype),)
+        return (kernels.on(x.device).cast_pack_sum(x, residual, decay, residual_out, self.dtype),)
 
     def decode_add(
         self, out: Tensor, messages: Sequence[Parts], weight: float, ctx: EncodeContext
     ) -> None:
-        kernels.at(out).cast_add(out, [values for (values,) in messages], weight)
+        kernels.on(out.device).cast_add(out, [values for (values,) in messages], weight)

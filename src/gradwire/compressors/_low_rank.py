@@ -36,9 +36,9 @@ def load_and_project(
     shape = matrix_shape(ctx.shape)
     if ef.residual is None or ef.residual_out is None:
         m = ef.total().view(shape)
-        return m, kernels.at(m).factor(m, base, transposed)
+        return m, kernels.on(m.device).factor(m, base, transposed)
     x, residual, residual_out = (t.view(shape) for t in (ef.grad, ef.residual, ef.residual_out))
-    return residual_out, kernels.at(x).factor_sum(
+    return residual_out, kernels.on(x.device).factor_sum(
         x, residual, ef.decay, residual_out, base, transposed
     )
 
@@ -46,7 +46,7 @@ def load_and_project(
 def write_product(ef: EFInput, ctx: EncodeContext, p: Tensor, q: Tensor) -> Tensor:
     """Writes P Qᵀ into the gradient and returns it, flat."""
     out = ef.grad.view(matrix_shape(ctx.shape))
-    kernels.at(out).outer(out, p, q)
+    kernels.on(out.device).outer(out, p, q)
     return ef.grad
 
 

@@ -28,14 +28,16 @@ class Quantizer(FusedOneRound):
 
     def compress(self, x: Tensor, ctx: EncodeContext) -> Parts:
         spec = self.rounding_spec()
-        codes, scales = kernels.at(x).round_pack(x, spec, ctx.own_key())
+        codes, scales = kernels.on(x.device).round_pack(x, spec, ctx.own_key())
         return codes, scales.to(_wire_type(spec))
 
     def encode_fused(self, ef: EFInput, ctx: EncodeContext) -> Parts:
         x, residual, residual_out, decay = ef
         assert residual is not None and residual_out is not None  # noqa: PT018
         spec, key = self.rounding_spec(), ctx.own_key()
-        codes, scales = kernels.at(x).round_pack_sum(x, residual, decay, residual_out, spec, key)
+        codes, scales = kernels.on(x.device).round_pack_sum(
+            x, residual, decay, residual_out, spec, key
+        )
         return codes, scales.to(_wire_type(spec))
 
     def decode_add(
@@ -43,7 +45,7 @@ class Quantizer(FusedOneRound):
     ) -> None:
         codes = as_rows([codes for codes, _ in messages])
         scales = as_rows([scales for _, scales in messages]).to(torch.float32)
-        kernels.at(out).round_add(out, codes, scales, weight, self.rounding_spec())
+        kernels.on(out.device).round_add(out, codes, scales, weight, self.rounding_spec())
 
 
 def _wire_type(spec: RoundingSpec) -> torch.dtype:

@@ -156,7 +156,7 @@ class ThresholdSparsifier(Sparsifier):
         """Returns how the threshold for `numel` entries is found, and the most that may pass."""
 
     def select(self, ef: EFInput, ctx: EncodeContext) -> Tensor:
-        return kernels.at(ef.grad).select_by_threshold(
+        return kernels.on(ef.grad.device).select_by_threshold(
             ef, self.threshold_spec(ef.grad.numel(), ctx)
         )
 
@@ -257,7 +257,7 @@ def _encode_padded(
     method: ThresholdSparsifier, dtype: torch.dtype, ef: EFInput, ctx: EncodeContext
 ) -> Parts:
     spec = method.threshold_spec(ef.grad.numel(), ctx)
-    return kernels.at(ef.grad).encode_by_threshold(ef, spec, dtype)
+    return kernels.on(ef.grad.device).encode_by_threshold(ef, spec, dtype)
 
 
 def _encode(method: Sparsifier, codec: ValueCodec, ef: EFInput, ctx: EncodeContext) -> Parts:
@@ -282,7 +282,7 @@ def _extract_values(dtype: torch.dtype, ef: EFInput, index: Tensor) -> Parts:
     """Returns the selected values in a number format; their rounding error stays behind."""
     if ef.residual_out is None:
         return cast_values(ef.grad[index], dtype)
-    return (kernels.at(index).extract(ef.residual_out, index, dtype),)
+    return (kernels.on(index.device).extract(ef.residual_out, index, dtype),)
 
 
 def _encode_values(codec: OneRound, ef: EFInput, index: Tensor, ctx: EncodeContext) -> Parts:
@@ -308,7 +308,9 @@ def _decode_add(
     if method.traits().variable_length:
         counted = [(parts[0], parts[2:]) for parts in messages]
         decoded, rest = decode_each(codec, counted, weight, ctx)
-        kernels.at(out).add_packed_ragged(out, [parts[1] for parts in messages], decoded, rest)
+        kernels.on(out.device).add_packed_ragged(
+            out, [parts[1] for parts in messages], decoded, rest
+        )
         return
     # One kernel for all messages reads and writes each entry once while they are in the cache.
     values = [parts[1:] if method.sends_indices else parts for parts in messages]
@@ -316,7 +318,7 @@ def _decode_add(
     if method.sends_indices:
         add_packed(out, torch.stack([parts[0] for parts in messages]), rows, rest)
     else:
-        kernels.at(out).add_at(out, method.select(EFInput(out), ctx), rows, rest)
+        kernels.on(out.device).add_at(out, method.select(EFInput(out), ctx), rows, rest)
 
 
 def check_format(method: str, values: str) -> None:

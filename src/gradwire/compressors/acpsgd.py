@@ -68,7 +68,7 @@ class AcpSGD(MultiRound):
         base = _base(state[old], ctx)
         m, own = load_and_project(ef, ctx, base, _sends_columns(ctx))
         if ef.residual_out is not None:
-            kernels.at(m).subtract_low_rank(m, *_sides(own, base, ctx))
+            kernels.on(m.device).subtract_low_rank(m, *_sides(own, base, ctx))
         [(mean,)] = yield Mean((own,))
         state[new] = update_factor(state[new], mean)
         return write_product(ef, ctx, *_sides(mean, base, ctx))
@@ -111,7 +111,7 @@ def _base(factor: Tensor, ctx: EncodeContext) -> Tensor:
         coins = random_bits(ctx.shared_key(), factor.shape[0], factor.device) & 1
         drawn = (1 - 2 * coins).to(factor.dtype).unsqueeze(1)
         factor = torch.cat([factor[:, :-1], drawn[:, : factor.shape[1]]], dim=1)
-    return kernels.at(factor).orthonormal(factor)
+    return kernels.on(factor.device).orthonormal(factor)
 
 
 def _sends_columns(ctx: EncodeContext) -> bool:

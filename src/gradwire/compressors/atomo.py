@@ -115,7 +115,7 @@ class Atomo(MultiRound):
         chance = chances(s, count)
         upto = chance.cumsum(0)
         # Atom i owns a stretch of length p_i; ticks at distance 1 hit it with that probability.
-        draw = kernels.at(m).uniform(ctx.own_key(), 1, m.device).double()
+        draw = kernels.on(m.device).uniform(ctx.own_key(), 1, m.device).double()
         tick = draw + torch.arange(count, device=m.device)
         kept = torch.searchsorted(upto, tick, right=True).clamp(max=s.numel() - 1)
         size = torch.where(tick < upto[-1], s.double()[kept] / chance[kept], 0.0) * scale

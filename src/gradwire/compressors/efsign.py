@@ -37,15 +37,15 @@ class EFSign(FusedOneRound):
         return Layout((Field(torch.uint8, packed_numel(numel, 1)), Field(torch.float32, 1)))
 
     def compress(self, x: Tensor, ctx: EncodeContext) -> Parts:
-        return kernels.at(x).sign_pack(x)
+        return kernels.on(x.device).sign_pack(x)
 
     def encode_fused(self, ef: EFInput, ctx: EncodeContext) -> Parts:
         x, residual, residual_out, decay = ef
         assert residual is not None and residual_out is not None  # noqa: PT018
-        return kernels.at(x).sign_pack_sum(x, residual, decay, residual_out)
+        return kernels.on(x.device).sign_pack_sum(x, residual, decay, residual_out)
 
     def decode_add(
         self, out: Tensor, messages: Sequence[Parts], weight: float, ctx: EncodeContext
     ) -> None:
         bits, scales = (as_rows(parts) for parts in zip(*messages, strict=True))
-        kernels.at(out).sign_add(out, bits, scales, weight)
+        kernels.on(out.device).sign_add(out, bits, scales, weight)

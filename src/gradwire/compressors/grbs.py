@@ -50,4 +50,6 @@ class GRBS(Sparsifier):
     def select(self, ef: EFInput, ctx: EncodeContext) -> Tensor:
         x = ef.total()
         count = self.count(x.numel())
-        return kernels.at(x).random_blocks(ctx.shared_key(), x.numel(), count, self.block, x.device)
+        return kernels.on(x.device).random_blocks(
+            ctx.shared_key(), x.numel(), count, self.block, x.device
+        )

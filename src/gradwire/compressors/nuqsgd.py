@@ -74,7 +74,7 @@ class NUQSGD(OneRound):
         levels = levels_of(self.bits, x.device)
         lower = (torch.bucketize(share, levels, right=True) - 1).clamp(max=levels.numel() - 2)
         chance = (share - levels[lower]) / (levels[lower + 1] - levels[lower])
-        up = kernels.at(x).uniform(ctx.own_key(), x.numel(), x.device) < chance
+        up = kernels.on(x.device).uniform(ctx.own_key(), x.numel(), x.device) < chance
         codes = lower + up + (x < 0) * levels.numel()
         return pack_bits(codes, self.bits), norms
 

@@ -51,16 +51,18 @@ class OneBit(FusedOneRound):
         return Layout((Field(torch.uint8, packed_numel(numel, 1)), means, means))
 
     def compress(self, x: Tensor, ctx: EncodeContext) -> Parts:
-        return kernels.at(x).sign_means_pack(x, self._bucket(x.numel()))
+        return kernels.on(x.device).sign_means_pack(x, self._bucket(x.numel()))
 
     def encode_fused(self, ef: EFInput, ctx: EncodeContext) -> Parts:
         x, residual, residual_out, decay = ef
         assert residual is not None and residual_out is not None  # noqa: PT018
         bucket = self._bucket(x.numel())
-        return kernels.at(x).sign_means_pack_sum(x, residual, decay, residual_out, bucket)
+        return kernels.on(x.device).sign_means_pack_sum(x, residual, decay, residual_out, bucket)
 
     def decode_add(
         self, out: Tensor, messages: Sequence[Parts], weight: float, ctx: EncodeContext
     ) -> None:
         bits, low, high = (as_rows(parts) for parts in zip(*messages, strict=True))
-        kernels.at(out).sign_means_add(out, bits, low, high, weight, self._bucket(out.numel()))
+        kernels.on(out.device).sign_means_add(
+            out, bits, low, high, weight, self._bucket(out.numel())
+        )

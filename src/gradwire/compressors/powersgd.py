@@ -55,7 +55,7 @@ class PowerSGD(MultiRound):
 
     def rounds(self, ef: EFInput, state: State, ctx: EncodeContext) -> Rounds:
         m, p = load_and_project(ef, ctx, state["q"])  # [rows, cols], [rows, rank]
-        ops = kernels.at(m)
+        ops = kernels.on(m.device)
         [(p,)] = yield Mean((p,))
         p = ops.orthonormal(p)
         own = ops.factor(m, p, True)
@@ -68,8 +68,8 @@ class PowerSGD(MultiRound):
     def encode(self, x: Tensor, ctx: EncodeContext | None = None) -> Payload:
         flat, ctx = flat32(x), ctx or EncodeContext(tuple(x.shape))
         m, p = load_and_project(EFInput(flat), ctx, self.state(ctx, x.device)["q"])
-        p = kernels.at(m).orthonormal(p)
-        q = kernels.at(m).factor(m, p, True)
+        p = kernels.on(m.device).orthonormal(p)
+        q = kernels.on(m.device).factor(m, p, True)
         return Payload((p.view(-1), q.view(-1)), ctx, self.nbytes(ctx.shape))
 
     def decode(self, payload: Payload) -> Tensor:

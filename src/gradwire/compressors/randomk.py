@@ -46,4 +46,4 @@ class RandomK(Sparsifier):
     def select(self, ef: EFInput, ctx: EncodeContext) -> Tensor:
         x = ef.total()
         count = self.count(x.numel())
-        return kernels.at(x).strata(ctx.shared_key(), x.numel(), count, x.device)
+        return kernels.on(x.device).strata(ctx.shared_key(), x.numel(), count, x.device)

@@ -46,7 +46,7 @@ class Sign(OneRound):
         return Layout((Field(torch.uint8, packed_numel(numel, 1)), Field(torch.float32, 1)))
 
     def compress(self, x: Tensor, ctx: EncodeContext) -> Parts:
-        bits, mean = kernels.at(x).sign_pack(x)
+        bits, mean = kernels.on(x.device).sign_pack(x)
         if self.norm == 1 or not x.numel():
             return bits, mean
         # Powers up to the sixth of the largest and smallest float32 are in the range of float64.
@@ -57,4 +57,4 @@ class Sign(OneRound):
         self, out: Tensor, messages: Sequence[Parts], weight: float, ctx: EncodeContext
     ) -> None:
         bits, scales = (as_rows(parts) for parts in zip(*messages, strict=True))
-        kernels.at(out).sign_add(out, bits, scales, weight)
+        kernels.on(out.device).sign_add(out, bits, scales, weight)

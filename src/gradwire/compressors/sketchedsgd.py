@@ -122,7 +122,9 @@ class SketchedSGD(MultiRound):
         estimate = median([line[column] * sign for line, (column, sign) in pairs])
         estimate[ctx.shared_random(self.rows) % max(1, ctx.numel) :][:1] = torch.inf
         count = count_for_ratio(self.ratio, ctx.numel)
-        return kernels.at(estimate).select_largest(EFInput(estimate), min(ctx.numel, count + 1))
+        return kernels.on(estimate.device).select_largest(
+            EFInput(estimate), min(ctx.numel, count + 1)
+        )
 
 
 def median(rows: Sequence[Tensor]) -> Tensor:

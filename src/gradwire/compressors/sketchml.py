@@ -59,7 +59,7 @@ class SketchML(OneRound):
         count = min(x.numel(), self.sample)
         if not count:
             return x
-        sample_positions = kernels.at(x).strata(ctx.own_key(), x.numel(), count, x.device)
+        sample_positions = kernels.on(x.device).strata(ctx.own_key(), x.numel(), count, x.device)
         sample = x[sample_positions].nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
         bin_number = torch.arange(1, bins, device=x.device)
         boundaries = sample.sort().values[(bin_number * count // bins - 1).clamp(min=0)]

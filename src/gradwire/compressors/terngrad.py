@@ -62,10 +62,10 @@ class TernGrad(OneRound):
         return Layout(fields, lambda parts: check_trits(parts[0]))
 
     def compress(self, x: Tensor, ctx: EncodeContext) -> Parts:
-        return kernels.at(x).trits_pack(x, self.clip, ctx.own_key())
+        return kernels.on(x.device).trits_pack(x, self.clip, ctx.own_key())
 
     def decode_add(
         self, out: Tensor, messages: Sequence[Parts], weight: float, ctx: EncodeContext
     ) -> None:
         packed, scales = (as_rows(parts) for parts in zip(*messages, strict=True))
-        kernels.at(out).trits_add(out, packed, scales, weight)
+        kernels.on(out.device).trits_add(out, packed, scales, weight)

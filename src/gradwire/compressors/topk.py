@@ -42,4 +42,4 @@ class TopK(Sparsifier):
         return count_for_ratio(self.ratio, numel)
 
     def select(self, ef: EFInput, ctx: EncodeContext) -> Tensor:
-        return kernels.at(ef.grad).select_largest(ef, self.count(ef.grad.numel()))
+        return kernels.on(ef.grad.device).select_largest(ef, self.count(ef.grad.numel()))

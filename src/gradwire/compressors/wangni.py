@@ -113,7 +113,7 @@ class Wangni(MultiRound):
         scale = scale_for(size.nan_to_num(0.0, 0.0), count_for_ratio(self.ratio, x.numel()))
         # Written so that NaN is large.
         large = (x != 0) & ~(size < scale)
-        draw = kernels.at(x).uniform(ctx.own_key(), x.numel(), x.device)
+        draw = kernels.on(x.device).uniform(ctx.own_key(), x.numel(), x.device)
         small = (draw * scale < size) & (size < scale)
         high, low = (torch.nonzero(selected).view(-1) for selected in (large, small))
         counts = torch.tensor([high.numel(), low.numel()], dtype=torch.int32, device=x.device)

@@ -104,7 +104,7 @@ class TwoLevelSparsifier(Sparsifier):
         The values that the candidate is selected from are padded with zeros to the maximal length.
         """
         threshold = first.threshold_spec(ctx.numel, ctx)
-        count, index, values = kernels.at(ef.grad).select_by_threshold_padded(ef, threshold)
+        count, index, values = kernels.on(ef.grad.device).select_by_threshold_padded(ef, threshold)
         if self.sends == "floor" and not self.gain_meter.recording:
             return index[: int(count)]
         inner = self._select_candidate(values, ctx)

@@ -1,8 +1,8 @@
 """Kernels: the loops over memory, one interface for every device.
 
 `reference` defines every function in torch, `cpu` implements it in Numba and `cuda` in Triton.
-Compressors call `at(x).name(...)`, which picks the backend by device; `use` pins one backend for
-the whole process. A backend package collects the kernels from its modules when it is imported,
+Compressors call `on(x.device).name(...)`, which picks the backend by device; `use` pins one backend
+for the whole process. A backend package collects the kernels from its modules when it is imported,
 which happens at its first use.
 """
 
@@ -12,12 +12,11 @@ from importlib.util import find_spec
 from typing import Literal, TypeAlias, cast, get_args
 
 import torch
-from torch import Tensor
 
 from gradwire.errors import ConfigError, MissingExtra
 from gradwire.kernels.protocol import Kernels
 
-__all__ = ["Backend", "Kernels", "at", "backend_for", "use"]
+__all__ = ["Backend", "Kernels", "backend_for", "on", "use"]
 
 Backend: TypeAlias = Literal["auto", "reference", "numba", "triton"]
 
@@ -38,11 +37,11 @@ def use(backend: Backend) -> None:
     if backend in _COMPILED and find_spec(backend) is None:
         raise MissingExtra(f"backend {backend!r}", backend, _COMPILED[backend][1])
     _pinned = backend
-    _kernels_on.cache_clear()
+    on.cache_clear()
 
 
 def backend_for(device: torch.device) -> str:
-    """Returns the name of the backend that `at` picks for this device."""
+    """Returns the name of the backend that `on` picks for this device."""
     if _pinned in _COMPILED and device.type != _COMPILED[_pinned][0]:
         needs = _COMPILED[_pinned][0]
         raise ConfigError(f"kernels: backend {_pinned!r} runs on {needs}, got a tensor on {device}")
@@ -54,14 +53,9 @@ def backend_for(device: torch.device) -> str:
     return "reference"
 
 
-def at(x: Tensor) -> Kernels:
-    """Returns the kernels for the device of `x`."""
-    return _kernels_on(x.device)
-
-
 @cache
-def _kernels_on(device: torch.device) -> Kernels:
-    """Imports the backend of a device; raises ConfigError if its kernels cannot be compiled."""
+def on(device: torch.device) -> Kernels:
+    """Returns the kernels of a device; raises ConfigError if they cannot be compiled."""
     backend = backend_for(device)
     if backend == "triton":
         import_module("gradwire.kernels.cuda.device_check").check_device(device)

@@ -140,7 +140,7 @@ class Fragment:
         drifts = self._drift_buffers()
         if self.alpha is None:
             with self._kernel_tensors(drifts) as tensors:
-                kernels.at(drifts[0]).capture_drift(tensors, self.ahead)
+                kernels.on(drifts[0].device).capture_drift(tensors, self.ahead)
         else:
             torch._foreach_copy_(drifts, self._rounded_anchor())
             torch._foreach_sub_(drifts, self._flat())
@@ -158,7 +158,7 @@ class Fragment:
         steps = self.outer.direction(list(self.drift.values()), list(self.momentum.values()))
         if self.alpha is None:
             with self._kernel_tensors(steps) as tensors:
-                kernels.at(steps[0]).apply_outer_mean(tensors, self.outer.rate)
+                kernels.on(steps[0].device).apply_outer_mean(tensors, self.outer.rate)
         else:
             torch._foreach_sub_(list(self.anchor.values()), steps, alpha=self.outer.rate)
             self._mix_with_anchor(self.alpha)
@@ -178,7 +178,7 @@ class Fragment:
             return
         drifts = list(self.drift.values())
         with self._kernel_tensors(drifts) as tensors:
-            kernels.at(drifts[0]).apply_and_capture(tensors, self.outer.rate, self.ahead)
+            kernels.on(drifts[0].device).apply_and_capture(tensors, self.outer.rate, self.ahead)
 
     def sync(self) -> CollectiveProgram[None]:
         """Captures the drift, averages it and applies the mean, without a delay."""

@@ -12,12 +12,12 @@ def packed_numel(count: int, width: int) -> int:
 
 def pack_bits(values: Tensor, width: int) -> Tensor:
     """Packs integers below 2^width: value i takes the bits from i*width on of the stream."""
-    return kernels.at(values).pack_bits(values, width)
+    return kernels.on(values.device).pack_bits(values, width)
 
 
 def unpack_bits(packed: Tensor, width: int, count: int) -> Tensor:
     """Unpacks the first `count` values."""
-    return kernels.at(packed).unpack_bits(packed, width, count)
+    return kernels.on(packed.device).unpack_bits(packed, width, count)
 
 
 def bucket_count(numel: int, bucket: int) -> int:

@@ -36,26 +36,28 @@ def pack_index(index: Tensor, numel: int) -> Tensor:
     """Packs positions (int64, ascending, below `numel`) into bytes."""
     count = index.numel()
     low = low_bits(numel, count)
-    return kernels.at(index).pack_index(index, low, bitmap_bits(numel, count))
+    return kernels.on(index.device).pack_index(index, low, bitmap_bits(numel, count))
 
 
 def unpack_index(packed: Tensor, numel: int, count: int) -> Tensor:
     """Unpacks positions from bytes that `check_index` has accepted."""
     low = low_bits(numel, count)
-    return kernels.at(packed).unpack_index(packed, low, bitmap_bits(numel, count), count)
+    return kernels.on(packed.device).unpack_index(packed, low, bitmap_bits(numel, count), count)
 
 
 def add_packed(out: Tensor, packed: Tensor, values: Tensor, weight: float) -> None:
     """Adds `weight` times each row of values at the positions in that row of checked bytes."""
     numel, count = out.numel(), values.shape[1]
     low, bits = low_bits(numel, count), bitmap_bits(numel, count)
-    kernels.at(out).add_packed(out, packed, low, bits, values, weight)
+    kernels.on(out.device).add_packed(out, packed, low, bits, values, weight)
 
 
 def check_index(packed: Tensor, numel: int, count: int) -> None:
     """Raises WireError unless the bytes hold exactly `count` positions, all below `numel`."""
     low = low_bits(numel, count)
-    fits = kernels.at(packed).index_fits(packed, low, bitmap_bits(numel, count), count, numel)
+    fits = kernels.on(packed.device).index_fits(
+        packed, low, bitmap_bits(numel, count), count, numel
+    )
     if packed.is_cuda:
         # The host does not wait for the GPU; an invalid message raises on the device instead.
         torch._assert_async(fits, "gradwire: a message holds positions out of range")

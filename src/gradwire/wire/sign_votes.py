@@ -20,10 +20,10 @@ def pack_votes(x: Tensor, key: Key) -> Parts:
 
     The bit of a zero entry is random and depends on the key.
     """
-    return kernels.at(x).sign_votes_pack(x, key)
+    return kernels.on(x.device).sign_votes_pack(x, key)
 
 
 def add_votes(out: Tensor, messages: Sequence[Parts], weight: float) -> None:
     """Adds `weight` times +1 or -1 per vote: 0 for an all-zero tensor, NaN for a non-finite one."""
     bits, weights = (as_rows(parts) for parts in zip(*messages, strict=True))
-    kernels.at(out).sign_add(out, bits, weights, weight)
+    kernels.on(out.device).sign_add(out, bits, weights, weight)
