@@ -172,7 +172,7 @@ def test_a_gpu_is_checked_at_the_first_use(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 1))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla P40")
     with pytest.raises(ConfigError, match="Tesla P40"):
-        kernels._kernels_on(torch.device("cuda", 3))
+        kernels.on(torch.device("cuda", 3))
 
 
 def test_triton_without_a_folder_is_an_error(
