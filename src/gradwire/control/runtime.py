@@ -187,7 +187,7 @@ class ControllerRuntime(StepObserver):
             self._lanes[name].reconfigure(setting.compressor, aggregator)
         self._settings.update(changed)
         if changed:
-            self._engine.lanes_changed()
+            self._engine.drop_cuda_graphs()
 
     def settings(self) -> dict[str, Setting]:
         """Returns the current setting of each controlled lane."""

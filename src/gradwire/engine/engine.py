@@ -210,7 +210,7 @@ class Engine:
             self.observer.check_plan(plan)
         old = self.lanes
         self._set_plan(plan)
-        self._graphs.clear()
+        self.drop_cuda_graphs()
         dropped: list[Tensor] = []
         for name, lane in self.lanes.items():
             lane.ctx = lane.ctx._replace(step=old[name].ctx.step)
@@ -224,12 +224,8 @@ class Engine:
         if self.observer is not None:
             self.observer.plan_changed(plan, self.lanes, self.steps())
 
-    def lanes_changed(self) -> None:
-        """Drops captured CUDA graphs, after a lane was reconfigured."""
-        self._graphs.clear()
-
-    def close(self) -> None:
-        """Frees all CUDA graphs now.
+    def drop_cuda_graphs(self) -> None:
+        """Frees all captured graphs: after a lane was reconfigured, or when the engine is done.
 
         The garbage collector might free them while another graph is captured, which would fail.
         """

@@ -226,7 +226,7 @@ class Handle(ABC):
 
     def _release(self) -> None:
         self._close()
-        self._engine.close()
+        self._engine.drop_cuda_graphs()
         release(self._parameters, self)
 
     def _is_plain_mean(self) -> bool:

@@ -68,11 +68,6 @@ class RoundingSpec(NamedTuple):
         tops = {"e4m3": 2.0**8, "e5m2": 2.0**15, "tree": 1.0}
         return tops.get(self.kind, float(self.levels))
 
-    @property
-    def needs_random(self) -> bool:
-        """True if the rounding is stochastic."""
-        return self.kind in ("stochastic", "power")
-
 
 class DriftTensors(NamedTuple):
     """Lists with one vector per parameter; all but `params` are float32, and all may be written."""

@@ -66,17 +66,20 @@ def measure_error(
 ) -> float:
     """Returns the relative error of the last of some steps of two workers (or nodes)."""
     workers = _NODES * (plan.exchange.node or 1)
-    lanes = [Engine(plan, tensors, rank, workers, seed=0) for rank in range(workers)]
-    simulation = Simulation(lanes)
+    engines = [Engine(plan, tensors, rank, workers, seed=0) for rank in range(workers)]
+    simulation = Simulation(engines)
     gradients = [{n: g for bucket in step for n, g in zip(*bucket, strict=True)} for step in steps]
     for number in range(len(gradients)):
         inputs = [gradients[(number + rank) % len(gradients)] for rank in range(workers)]
         total = _mean(
-            [_gradient_plus_residual(lane, own) for lane, own in zip(lanes, inputs, strict=True)]
+            [
+                _gradient_plus_residual(engine, own)
+                for engine, own in zip(engines, inputs, strict=True)
+            ]
         )
         received = simulation.step(inputs)
-    for own in lanes:
-        own.close()
+    for engine in engines:
+        engine.drop_cuda_graphs()
     missing = torch.stack([(total[name] - received[name]).norm() for name in total]).norm()
     whole = torch.stack([tensor.norm() for tensor in total.values()]).norm()
     return float(missing / whole) if whole > 0 else 0.0

@@ -85,7 +85,7 @@ class MirroredCluster:
     def close(self) -> None:
         """Frees the CUDA graphs of the engines."""
         for engine in self._engines:
-            engine.close()
+            engine.drop_cuda_graphs()
 
     def _copy(self, rank: int, number: int, bucket: Bucket) -> Bucket:
         """Returns a copy of the bucket that a rank may overwrite.
