@@ -89,7 +89,6 @@ def check_rounding(
 
 
 def check_signs(backend: ModuleType, x: Tensor, decay: float = 0.9, device: str = "cpu") -> None:
-    """Does not take huge entries: whether their sum overflows float32 depends on the order."""
     expected, ours = reference.sign_pack(x), backend.sign_pack(x.to(device))
     same(ours[0], expected[0])
     close(ours[1], expected[1])

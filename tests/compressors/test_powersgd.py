@@ -183,6 +183,47 @@ def test_the_size_of_a_gradient_does_not_matter(size: float) -> None:
     assert squared_error(m, roundtrip(PowerSGD(rank=2), m)) < 1e-6
 
 
+@pytest.mark.parametrize("memory", ["none", "residual"])
+@pytest.mark.parametrize("scale", [1e-30, 1e-24, 1e-20, 1e-10, 1.0, 1e10, 1e19, 1e25, 1e30])
+def test_every_step_is_exact_at_every_scale(backend: str, memory: str, scale: float) -> None:
+    """The warm start has no scale: the first step must not spoil those after it."""
+    for rank in (1, 3):
+        ranks = Ranks(PowerSGD(rank=rank), memory, "mean", (30, 20))
+        for step in range(6):
+            m = low_rank(30, 20, rank) * (scale * (1 + step))
+            assert squared_error(m, ranks.step(m, m)) < 1e-9
+
+
+def test_the_warm_start_is_orthonormal() -> None:
+    ranks = Ranks("powersgd:rank=4", "residual", "mean", (30, 20))
+    for step in range(3):
+        ranks.step(*[normal(30, 20, seed=2 * step + rank) * 10.0 ** (8 * step) for rank in (0, 1)])
+        q = ranks.lanes[0].aggregator_state["q"]
+        torch.testing.assert_close(q.T @ q, torch.eye(4), rtol=0, atol=1e-5)
+
+
+def test_columns_that_send_nothing_stay_usable() -> None:
+    """A gradient of rank 1 leaves three columns without direction; they keep the one they had."""
+    ranks = Ranks("powersgd:rank=4", "none", "mean", (30, 20))
+    for seed in range(5):
+        ranks.step(*[low_rank(30, 20, 1, seed=seed)] * 2)
+        norms = ranks.lanes[0].aggregator_state["q"].norm(dim=0)
+        assert (norms > 0.5).all()
+
+
+def test_a_change_of_the_loss_scale_changes_nothing_but_the_scale() -> None:
+    """Residuals are multiplied with the loss scale; Q has none."""
+    plain, scaled = (Ranks("powersgd:rank=2", "residual", "mean", (30, 20)) for _ in range(2))
+    before = 1.0
+    for step, scale in enumerate([2.0**16, 2.0**17, 2.0**90, 2.0**-30, 2.0**15]):
+        for lane in scaled.lanes:
+            lane.scale_loss(scale / before)
+        grads = [normal(30, 20, seed=2 * step + rank) for rank in (0, 1)]
+        expected = plain.step(*grads) * scale
+        assert torch.equal(scaled.step(*(grad * scale for grad in grads)), expected)
+        before = scale
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (0,), (0, 3), (3, 0), (1, 9), (9, 1), (2, 3, 4)])
 @pytest.mark.parametrize("memory", ["none", "residual"])
 def test_shapes_without_two_dimensions(shape: tuple[int, ...], memory: str) -> None:

@@ -19,13 +19,43 @@ def chosen(codec: RandomK, ctx: EncodeContext) -> list[int]:
 
 
 def test_one_entry_of_each_stratum_is_sent() -> None:
-    x = torch.arange(1.0, 5.0)
-    for step in range(20):
-        codec, ctx = RandomK(ratio=0.5), EncodeContext((4,), step=step)
-        first, second = chosen(codec, ctx)
-        assert (first, second) in {(a, b) for a in (0, 1) for b in (2, 3)}
-        expected = [v if i in (first, second) else 0.0 for i, v in enumerate(x.tolist())]
+    """Strata of two entries, which begin at a random offset."""
+    x, seen = torch.arange(1.0, 7.0), set()
+    for step in range(200):
+        codec, ctx = RandomK(ratio=0.5), EncodeContext((6,), step=step)
+        places = chosen(codec, ctx)
+        offsets = [(0, 1), (2, 3), (4, 5)], [(5, 0), (1, 2), (3, 4)]
+        assert any(all(len({*pair} & {*places}) == 1 for pair in pairs) for pairs in offsets)
+        expected = [v if i in places else 0.0 for i, v in enumerate(x.tolist())]
         assert roundtrip(codec, x, ctx).tolist() == expected
+        seen.add(tuple(places))
+    # Two choices in each of three strata at two offsets; 0, 2, 4 and 1, 3, 5 are possible at both.
+    assert len(seen) == 14
+
+
+RATIOS = {0.9: (50, 7), 0.5: (9, 51), 0.3: (10, 101), 1 / 3: (50, 10), 0.01: (250, 130)}
+
+
+@pytest.mark.parametrize(
+    ("numel", "ratio"),
+    [
+        *((numel, ratio) for ratio, sizes in RATIOS.items() for numel in sizes),
+        *((numel, 1 / numel) for numel in (1, 2, 7)),
+        (13, 1.0),
+    ],
+)
+def test_every_entry_has_the_same_chance(backend: str, numel: int, ratio: float) -> None:
+    """Selections of an entry in independent steps are binomial; 6 deviations: one test in 1e7."""
+    codec, draws = RandomK(ratio=ratio), 2000
+    hits = torch.zeros(numel)
+    for step in range(draws):
+        positions = chosen(codec, EncodeContext((numel,), step=step))
+        assert positions == sorted(set(positions))
+        assert len(positions) == codec.count(numel)
+        hits[positions] += 1
+    chance = codec.count(numel) / numel
+    assert hits.sum() == draws * codec.count(numel)
+    assert (hits / draws - chance).abs().max() <= 6 * sqrt(chance * (1 - chance) / draws)
 
 
 def test_only_values_travel() -> None:
@@ -139,8 +169,8 @@ def test_non_finite_entries_are_sent_or_kept(backend: str, exchange_name: str, b
 
 
 def test_bytes_on_the_wire_are_frozen(backend: str) -> None:
-    assert wire_hash(RandomK(ratio=0.1), eighths(1003)) == "6cdc52aa"
-    assert wire_hash(RandomK(ratio=0.01, values="fp16"), eighths(4097)) == "388d7114"
+    assert wire_hash(RandomK(ratio=0.1), eighths(1003)) == "55ca6089"
+    assert wire_hash(RandomK(ratio=0.01, values="fp16"), eighths(4097)) == "53e65832"
 
 
 @pytest.mark.parametrize("ratio", [0.0, -0.1, 1.5, float("nan")])

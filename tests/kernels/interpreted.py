@@ -55,9 +55,8 @@ def compare() -> dict[str, int]:
         for clip in (0, 2.5):
             check_trits(cuda, x, clip)
             compared["trits"] += 1
-        if name != "huge":
-            check_signs(cuda, x, DECAY)
-            compared["signs"] += 1
+        check_signs(cuda, x, DECAY)
+        compared["signs"] += 1
         check_votes(cuda, x)
         compared["votes"] += 1
     for count in (0, *SIZES):

@@ -15,6 +15,7 @@ from gradwire.kernels import cuda, reference
 from gradwire.kernels.cuda.threshold import passes, sampled_bounds
 from gradwire.kernels.cuda.threshold import thresholds as threshold_search
 from gradwire.kernels.cuda.threshold.histogram import RESCANS, THRESHOLD
+from gradwire.kernels.reference.packing import PLAIN
 from gradwire.kernels.specs import ThresholdSpec
 from gradwire.types import EFInput
 from gradwire.wire.indices import bitmap_bits, low_bits
@@ -45,7 +46,7 @@ def compare_index(numel: int, count: int) -> None:
     assert same_bits(cuda.unpack_index(packed, low, bits, count), index)
     flips = [[], [0], [packed.numel() * 4], [packed.numel() * 8 - 1], [bits - 1]]
     # Ones that move to the end of the map do not change their number.
-    first = int(index[0]) >> low
+    first = int(index[0]) >> max(0, low)
     flips += [[first, bits - 1 - back] for back in range(min(4, bits - 1 - first))]
     for places in flips:
         flipped = packed.clone()
@@ -82,7 +83,7 @@ def compare_entries(numel: int, count: int, dtype: torch.dtype) -> None:
 
 
 def compare_blocks(numel: int, count: int, block: int) -> None:
-    for key in (KEY, 0, (1 << 64) - 1):
+    for key in (KEY, 0, (1 << 64) - 1, 1 << 33):
         blocks = cuda.random_blocks(key, numel, count, block, CPU)
         assert same_bits(blocks, reference.random_blocks(key, numel, count, block, CPU))
         # A key that is stored on the device.
@@ -116,7 +117,7 @@ def compare_thresholds(x: torch.Tensor) -> None:
         ),
         "bisected_threshold": (count,),
         "excess_threshold": ([0.25, 0.25, 0.16],),
-        "normal_threshold": (1.96, count, 4),
+        "normal_threshold": (1.96, count, 16),
     }
     for name, rest in settings.items():
         residual_out = torch.full_like(x, torch.nan)
@@ -137,7 +138,7 @@ def compare_messages(x: torch.Tensor, max_count: int, kinds: str = "") -> None:
         ),
         ThresholdSpec("bisected", max_count, count),
         ThresholdSpec("excess", max_count, stage_ratios=(0.25, 0.25, 0.16)),
-        ThresholdSpec("normal", max_count, count, deviations=1.96, rounds=4),
+        ThresholdSpec("normal", max_count, count, deviations=1.96, rounds=16),
     ]
     for spec in specs:
         if kinds and spec.kind not in kinds.split():
@@ -184,9 +185,10 @@ def compare_padded(x: torch.Tensor, spec: ThresholdSpec) -> None:
 def positions() -> None:
     for width in (1, 3, 13):
         compare_bits(width)
-    for numel, count in ((1, 1), (7, 7), (1000, 10), (4097, 410)):
+    for numel, count in ((1, 1), (7, 7), (1000, 10), (4097, 410), (4097, 1639), (1000, 900)):
         compare_index(numel, count)
-        compare_blocks(numel, count, 16)
+        for block in (1, 16):
+            compare_blocks(numel, count, block)
         # Not bfloat16: the interpreter truncates where the GPU rounds.
         for dtype in (torch.float32, torch.float16):
             compare_entries(numel, count, dtype)
@@ -213,6 +215,20 @@ def messages(kinds: tuple[str, str]) -> None:
     for kind in kinds:
         compare_messages(odd_numbers(4097)[kind], 300)
     compare_messages(odd_numbers(7)[kinds[0]], 2)
+
+
+def formats() -> None:
+    """Compares messages around the counts at which a plain bitmap is shorter than Elias-Fano.
+
+    The device knows the count before the host does, and chooses the format.
+    """
+    for numel in (9, 29, 1000, 4097):
+        x = torch.randperm(numel, generator=torch.Generator().manual_seed(0)) + 1.0
+        plain = [count for count in range(numel + 1) if low_bits(numel, count) == PLAIN]
+        for count in sorted({1, plain[0] - 1, plain[0], plain[0] + 1, numel // 2, numel} - {0}):
+            compare_message(x, ThresholdSpec("fixed", threshold=numel - count + 0.5))
+            compared["plain" if count in plain else "elias-fano"] += 1
+    compare_message(x, ThresholdSpec("bisected", 2400, 1200))
 
 
 def lowered_into_near_ties() -> None:
@@ -308,6 +324,7 @@ def compare(part: str) -> dict[str, int]:
         "thresholds": thresholds,
         "messages": partial(messages, ("normal", "ties")),
         "more messages": partial(messages, ("nan", "mostly zeros")),
+        "formats": formats,
         "large": large,
         "spill buffer": spill_buffer,
         "casts": casts,

@@ -146,7 +146,7 @@ class TestSigns:
     def test_alike_at_every_size(self, numel: int) -> None:
         check_signs(cpu, normal(numel, seed=5))
 
-    @pytest.mark.parametrize("kind", [kind for kind in odd_numbers(0) if kind != "huge"])
+    @each_kind
     def test_alike_on_odd_numbers(self, kind: str) -> None:
         check_signs(cpu, odd_numbers(2500)[kind])
 

@@ -26,7 +26,7 @@ def threshold(backend: ModuleType, name: str, ef: EFInput, count: int) -> Tensor
         "sampled_threshold": (7, sample_size, max(1, count // 3), math.ceil(0.8 * count)),
         "bisected_threshold": (count,),
         "excess_threshold": ([0.25, 0.25, 0.16],),
-        "normal_threshold": (-NormalDist().inv_cdf(count / numel / 2), count, 5),
+        "normal_threshold": (-NormalDist().inv_cdf(count / numel / 2), count, 16),
     }
     found: Tensor = getattr(backend, name)(ef, *settings[name])
     return found
@@ -106,3 +106,15 @@ def test_a_normal_threshold_by_hand(backend: ModuleType) -> None:
     assert backend.normal_threshold(x, 1.5, 2, 0).tolist() == [3.0]
     assert backend.normal_threshold(x, 1.5, 2, 1).tolist() == [2.0]
     assert backend.normal_threshold(x, 0.0, 2, 3).tolist() == [1.5]
+
+
+@each_backend
+def test_a_normal_threshold_by_bisection(backend: ModuleType) -> None:
+    """Deviation √2: all four 2s reach it, none 1.5 times as much; of four ties none are one."""
+    x, deviation = EFInput(torch.tensor([2.0, -2.0, 0.0, 0.0, 2.0, -2.0, 0.0, 0.0])), 2**0.5
+    thresholds = [backend.normal_threshold(x, 1.0, 1, rounds).item() for rounds in range(4)]
+    # At most the largest entry; with bounds on either side, the lower one.
+    assert thresholds == pytest.approx([deviation, 2.0, deviation, 1.25 * deviation])
+    # From 1 to 100, two to four are wanted: above 96 to 98.
+    x = EFInput(torch.arange(1.0, 101.0))
+    assert 96 < backend.normal_threshold(x, 5.0, 3, 16).item() <= 99

@@ -11,7 +11,15 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.errors import WireError
-from gradwire.wire.indices import check_index, index_bytes, index_field, pack_index, unpack_index
+from gradwire.kernels.reference.packing import PLAIN
+from gradwire.wire.indices import (
+    check_index,
+    index_bytes,
+    index_field,
+    low_bits,
+    pack_index,
+    unpack_index,
+)
 
 both_backends = pytest.mark.parametrize("backend", ["numba", "reference"], indirect=True)
 # The backend stays the same for all examples of a test.
@@ -36,9 +44,54 @@ def choices(draw: st.DrawFn) -> tuple[int, Tensor]:
 
 @both_backends
 def test_by_hand(backend: None) -> None:
-    """Two of eight: blocks of four, so 1 is entry 1 of block 0, and 4 is entry 0 of block 1."""
-    bitmap, low = 0b0101, 0b0001
-    assert pack_index(torch.tensor([1, 4]), 8).tolist() == [bitmap, low]
+    """Two of 24: blocks of 8, so 1 is entry 1 of block 0, and 20 is entry 4 of block 2."""
+    bitmap, low = 0b01001, 0b100001
+    assert pack_index(torch.tensor([1, 20]), 24).tolist() == [bitmap, low]
+
+
+@both_backends
+def test_a_bitmap_by_hand(backend: None) -> None:
+    """Nine of 17 would take 26 bits in blocks of one entry; a bit per entry takes 17."""
+    packed = pack_index(torch.tensor([0, 3, 5, 6, 8, 9, 11, 12, 16]), 17)
+    assert packed.tolist() == [0b01101001, 0b00011011, 0b00000001]
+    check_index(packed, 17, 9)
+
+
+@both_backends
+@pytest.mark.parametrize("numel", [8, 17, 1000, 1001])
+def test_bitmaps_of_other_counts_or_lengths_are_refused(backend: None, numel: int) -> None:
+    count = numel // 2
+    packed = pack_index(torch.arange(count), numel)
+    assert packed.numel() == -(-numel // 8)
+    places = {"missing": 0, "extra": numel - 1} | {
+        f"{i} beyond": i for i in range(numel, -numel % 8 + numel)
+    }
+    for place in places.values():
+        flipped = packed.clone()
+        flipped[place >> 3] ^= 1 << (place & 7)
+        moved = flipped.clone()
+        # The right number of bits, one of which may be beyond the end.
+        moved[0] ^= 2
+        with pytest.raises(WireError, match=f"does not hold {count} positions of a tensor of"):
+            check_index(flipped, numel, count)
+        if place >= numel:
+            with pytest.raises(WireError, match=f"does not hold {count} positions of a tensor of"):
+                check_index(moved, numel, count)
+
+
+@pytest.mark.parametrize("numel", [1, 7, 8, 9, 100, 1000, 1024, 4097, 1_000_000])
+def test_positions_never_take_more_than_a_bitmap(numel: int) -> None:
+    for count in {0, 1, numel // 100, numel // 5, numel // 4, numel // 3, numel // 2, numel}:
+        assert index_bytes(numel, count) <= -(-numel // 8)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "plain"), [(0.1, False), (0.24, False), (0.26, True), (0.9, True)]
+)
+def test_bitmaps_are_used_above_a_quarter(ratio: float, plain: bool) -> None:
+    count = round(ratio * 100_000)
+    assert (low_bits(100_000, count) == PLAIN) == plain
+    assert (index_bytes(100_000, count) == 12_500) == plain
 
 
 @both_backends
@@ -89,7 +142,7 @@ def inside_or_refused(packed: Tensor, numel: int, count: int) -> None:
 
 
 @both_backends
-@pytest.mark.parametrize("numel", [5, 8, 13, 100])
+@pytest.mark.parametrize("numel", [20, 24, 29, 100])
 def test_the_entry_after_the_last_is_refused(backend: None, numel: int) -> None:
     """The last block may extend beyond the tensor; its positions there are invalid."""
     index = torch.tensor([0, numel - 1])
@@ -115,7 +168,7 @@ def test_size_is_close_to_the_entropy(ratio: float, measured: float) -> None:
     assert bits / entropy == pytest.approx(measured, abs=2e-3)
 
 
-@pytest.mark.parametrize("ratio", [1e-4, 3e-4, 0.007, 0.03, 0.24, 0.3, 0.4])
+@pytest.mark.parametrize("ratio", [1e-4, 3e-4, 0.007, 0.03, 0.24, 0.3, 0.4, 0.9])
 def test_size_is_less_than_a_bit_above_the_entropy(ratio: float) -> None:
     bits, entropy = bits_and_entropy(ratio)
     assert bits < entropy + 1

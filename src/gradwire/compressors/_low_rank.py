@@ -50,6 +50,17 @@ def write_product(ef: EFInput, ctx: EncodeContext, p: Tensor, q: Tensor) -> Tens
     return ef.grad
 
 
+def update_base(base: Tensor, sent: Tensor) -> Tensor:
+    """Returns the factor for the next step: the columns of `sent`, made orthonormal.
+
+    So it has no scale, and products with it stay in the range of the gradient. A column of `sent`
+    that is zero, not finite, or depends on those before it would be zero for ever: there the column
+    of `base` stays.
+    """
+    unit = kernels.on(sent.device).orthonormal(sent)
+    return torch.where(unit.any(dim=0), unit, base)
+
+
 def update_factor(factor: Tensor, sent: Tensor) -> Tensor:
     """Returns the factor for the next step: the columns of `sent`, or of `factor` where unusable.
 

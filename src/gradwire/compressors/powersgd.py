@@ -14,7 +14,7 @@ from gradwire.compressors._low_rank import (
     initial_factors,
     load_and_project,
     matrix_shape,
-    update_factor,
+    update_base,
     write_product,
 )
 from gradwire.types import EFInput, EncodeContext, Field, Layout, Mean, Payload, Rounds, State
@@ -29,8 +29,9 @@ class PowerSGD(MultiRound):
     never longer than M. It is exact if the mean gradient has at most rank `rank` and M Q spans its
     columns, as it almost surely does for a random Q. From a random start it keeps at least
     rank/n of the squared norm on average, n the number of columns; Q then converges to the largest
-    persistent directions (power iteration). Zeros decode to zeros and leave Q as it was; NaN and
-    infinity appear in the result, and do not stay in Q.
+    persistent directions (power iteration). Between steps Q is kept orthonormal, so neither large
+    nor small gradients leave the range of float32. Zeros decode to zeros and leave Q as it was; NaN
+    and infinity appear in the result, and do not stay in Q.
     """
 
     rank: int = 1
@@ -62,7 +63,7 @@ class PowerSGD(MultiRound):
         if ef.residual_out is not None:
             ops.subtract_low_rank(m, p, own)
         [(q,)] = yield Mean((own,))  # [cols, rank]
-        state["q"] = update_factor(state["q"], q)
+        state["q"] = update_base(state["q"], q)
         return write_product(ef, ctx, p, q)
 
     def encode(self, x: Tensor, ctx: EncodeContext | None = None) -> Payload:

@@ -16,10 +16,11 @@ from gradwire.types import EFInput, EncodeContext
 class RandomK(Sparsifier):
     """Sends a random `ratio` of the entries, values only; all ranks draw the same positions.
 
-    One position is drawn from each of k equal strata: distinct, and each entry has probability k/n,
-    so the expected squared error is 1 - k/n of the squared norm, as for a uniform choice. Values
-    are not scaled up by n/k: it is a contraction, to go with a residual, and not unbiased. Since
-    all ranks send the same entries, an all-reduce can sum their messages.
+    One position is drawn from each of k strata of adjacent entries, whose lengths differ by at most
+    one. The strata begin at a random offset and wrap around the end, so every entry has probability
+    k/n (to 31 random bits), and the expected squared error is 1 - k/n of the squared norm, as for a
+    uniform choice. Values are not scaled up by n/k: it is a contraction, to go with a residual, and
+    not unbiased. Since all ranks send the same entries, an all-reduce can sum their messages.
     """
 
     ratio: float
@@ -46,4 +47,5 @@ class RandomK(Sparsifier):
     def select(self, ef: EFInput, ctx: EncodeContext) -> Tensor:
         x = ef.total()
         count = self.count(x.numel())
-        return kernels.on(x.device).strata(ctx.shared_key(), x.numel(), count, x.device)
+        # Blocks of one entry are one draw from each stratum.
+        return kernels.on(x.device).random_blocks(ctx.shared_key(), x.numel(), count, 1, x.device)

@@ -20,7 +20,7 @@ STAGE_RATIO = 0.25
 
 @dataclass(frozen=True)
 class SIDCo(ThresholdSparsifier):
-    """Sends the entries above a fitted threshold: about a `ratio` of all, and at most twice that.
+    """Sends the entries above a fitted threshold: near a `ratio`, but far less of heavy tails.
 
     If magnitudes were exponential with mean m, a share d of them would exceed -m ln d. Gradients
     have other tails, so there are up to `stages` stages: each keeps a quarter, and the next is
@@ -28,6 +28,12 @@ class SIDCo(ThresholdSparsifier):
     stage. The largest entry is always sent and none that is kept back is larger than one sent: a
     contraction. Of more than twice the target the largest are sent. (The paper adapts the number of
     stages in training; here it is fixed.) Zeros are never sent, NaN and infinity first.
+
+    Measured over 120 steps with a residual, sent over target: 0.7 to 1.7 at ratios 0.1 and 0.01 for
+    gradients of a net and for normal, Laplace and uniform entries; 0.2 to 1.3 for Student's t with
+    2 or 3 degrees and log-normal ones; 0.01 to 0.9 for Cauchy and mostly zero ones. At 0.001 three
+    stages send 0.05 to 1.7, a fifth in the median, where five send 0.9 to 1.7. Where all entries
+    are far from zero, only the largest is sent.
     """
 
     ratio: float

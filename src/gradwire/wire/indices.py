@@ -1,10 +1,11 @@
-"""Ascending positions in about 2 + log2(n/k) bits each (Elias 1974, Fano 1971).
+"""Ascending positions in about 2 + log2(n/k) bits each (Elias 1974, Fano 1971), or as a bitmap.
 
 A position is split at `low_bits(n, k)`. Its high bits, the number of a block of 2^low entries, are
 encoded in a bitmap: position number i in block b sets bit b + i, so a block is a run of ones closed
 by a zero. Its low bits, the offset in the block, are packed as they are, after the bitmap. The
 length depends on n and k alone; at ratios of 10 %, 1 % and 0.1 % it is 12, 6 and 5 % above the
-entropy.
+entropy. Where that takes more bytes than a bitmap with one bit per entry, at ratios above 25 %, the
+bitmap is sent instead: the format, too, depends on n and k alone.
 """
 
 import torch

@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradwire.kernels.cpu.jit import compiled
+from gradwire.kernels.reference.packing import PLAIN
 
 
 @compiled
@@ -104,22 +105,29 @@ def unpack_codes(packed: Bytes, first: int, width: int, codes: Bytes) -> None:
 
 
 @compiled
-def _mark(index: NDArray[np.int64], low: int, bitmap: NDArray[np.uint8]) -> None:
+def _mark(index: NDArray[np.int64], low: int, plain: bool, bitmap: NDArray[np.uint8]) -> None:
     for i in range(index.size):
-        place = (index[i] >> low) + i
+        place = (index[i] >> low) + (0 if plain else i)
         bitmap[place >> 3] |= np.uint8(1 << (place & 7))
 
 
 @compiled
 def _blocks(
-    bitmap: NDArray[np.uint8], low: int, bits: NDArray[np.uint8], out: NDArray[np.int64]
+    bitmap: NDArray[np.uint8],
+    low: int,
+    plain: bool,
+    bits: NDArray[np.uint8],
+    out: NDArray[np.int64],
 ) -> None:
-    """Writes the start of the block of every set bit; there are exactly `out.size` of them."""
+    """Writes the start of the block of every set bit; there are exactly `out.size` of them.
+
+    In a plain bitmap every bit is a block.
+    """
     found = 0
     for byte in range(bitmap.size):
         value = bitmap[byte]
         while value:
-            out[found] = (byte * 8 + bits[value] - found) << low
+            out[found] = (byte * 8 + bits[value] - (0 if plain else found)) << low
             value &= value - np.uint8(1)
             found += 1
 
@@ -153,18 +161,19 @@ _FIRST = np.array([(v & -v).bit_length() - 1 if v else 0 for v in range(256)], d
 
 
 def pack_index(index: Tensor, low: int, bitmap_bits: int) -> Tensor:
-    bitmap_bytes = -(-bitmap_bits // 8)
-    out = torch.zeros(bitmap_bytes + -(-index.numel() * low // 8), dtype=torch.uint8)
-    _mark(index.numpy(), low, out[:bitmap_bytes].numpy())
-    out[bitmap_bytes:] = pack_bits(index & ((1 << low) - 1), low)
+    bitmap_bytes, width = -(-bitmap_bits // 8), max(0, low)
+    out = torch.zeros(bitmap_bytes + -(-index.numel() * width // 8), dtype=torch.uint8)
+    _mark(index.numpy(), width, low == PLAIN, out[:bitmap_bytes].numpy())
+    if width:
+        out[bitmap_bytes:] = pack_bits(index & ((1 << width) - 1), width)
     return out
 
 
 def unpack_index(packed: Tensor, low: int, bitmap_bits: int, count: int) -> Tensor:
     bitmap_bytes = -(-bitmap_bits // 8)
     out = torch.empty(count, dtype=torch.int64)
-    _blocks(packed[:bitmap_bytes].numpy(), low, _FIRST, out.numpy())
-    if low:
+    _blocks(packed[:bitmap_bytes].numpy(), max(0, low), low == PLAIN, _FIRST, out.numpy())
+    if low > 0:
         out |= unpack_bits(packed[bitmap_bytes:], low, count)
     return out
 
@@ -175,6 +184,8 @@ def index_fits(packed: Tensor, low: int, bitmap_bits: int, count: int, numel: in
     spare = bitmap_bytes * 8 - bitmap_bits
     if _count(bitmap, _ONES) != count or (spare and int(bitmap[-1]) >> (8 - spare)):
         return torch.tensor(False)
+    if low == PLAIN:
+        return torch.tensor(True)
     # Blocks ascend, so positions before the last block are valid whatever their low bits are.
     last = max(0, numel - 1) >> low
     tail = _in_last_block(bitmap, bitmap_bits, count, last)

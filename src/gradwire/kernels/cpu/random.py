@@ -64,21 +64,29 @@ def _blocks(
     count = out.size
     blocks, spare = -(-count // block), numel - count
     rotation = (np.int64(random_word(numel, low, high) >> np.uint32(1)) * numel) >> 31
-    # First entry that is rotated past the end; the entries from there on are written first.
-    wrapped, written = count, 0
-    for again in range(2):
-        for i in range(blocks):
-            first, last = count * i // blocks, count * (i + 1) // blocks
-            edge = i * spare // blocks
-            choices = (i + 1) * spare // blocks - edge + 1
-            before = edge + ((np.int64(random_word(i, low, high)) * choices) >> 32) + rotation
-            if not again and last + before > numel:
-                wrapped = min(wrapped, max(first, numel - before))
-            start = max(first, wrapped) if not again else first
-            stop = last if not again else min(last, wrapped)
-            for j in range(start, stop):
-                out[written] = j + before - (0 if again else numel)
-                written += 1
+    rotated = np.empty(count, dtype=np.int64)
+    # First entry that is rotated past the end; the entries from there on come first.
+    wrapped = count
+    first, edge, first_rest, edge_rest = 0, 0, 0, 0
+    for i in range(blocks):
+        # count * (i + 1) // blocks and spare * (i + 1) // blocks, without a division.
+        last, first_rest = first + count // blocks, first_rest + count % blocks
+        if first_rest >= blocks:
+            last, first_rest = last + 1, first_rest - blocks
+        next_edge, edge_rest = edge + spare // blocks, edge_rest + spare % blocks
+        if edge_rest >= blocks:
+            next_edge, edge_rest = next_edge + 1, edge_rest - blocks
+        choices = next_edge - edge + 1
+        before = edge + ((np.int64(random_word(i, low, high)) * choices) >> 32) + rotation
+        if last + before > numel:
+            wrapped = min(wrapped, max(first, numel - before))
+        for j in range(first, last):
+            rotated[j] = j + before
+        first, edge = last, next_edge
+    for j in range(wrapped, count):
+        out[j - wrapped] = rotated[j] - numel
+    for j in range(wrapped):
+        out[count - wrapped + j] = rotated[j]
 
 
 def key_words(key: int) -> tuple[np.uint32, np.uint32]:

@@ -155,9 +155,13 @@ def normal_threshold(ef: EFInput, deviations: float, count: int, rounds: int) ->
     _, total, square = _summed(_sums, x, 3)
     mean = total / x.numel()
     threshold = abs(mean) + deviations * math.sqrt(max(0.0, square / x.numel() - mean * mean))
+    low, high = 0.0, math.inf
     for _ in range(rounds):
         reach = _count_above(x, threshold)
         if 2 * count <= 3 * reach <= 4 * count:
             break
-        threshold = threshold / 2 if 3 * reach < 2 * count else threshold * 1.5
+        low, high = (low, threshold) if 3 * reach < 2 * count else (threshold, high)
+        threshold = (low + high) / 2 if high < math.inf else threshold * 1.5
+    else:
+        threshold = low if low > 0 and high < math.inf else threshold
     return _as_tensor(min(threshold, _largest_magnitude(x)))

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gradwire.kernels.reference.packing import PLAIN
+
 BLOCK = 1024
 
 
@@ -102,9 +104,12 @@ def unpack_bits(packed: Tensor, width: int, count: int) -> Tensor:
 def _pack_index_kernel(
     index_ptr, out_ptr, count, base, words, LOW: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
+    """Sets a bit of the map for every position, and writes the low bits; LOW < 0: a plain map."""
     start = tl.program_id(0).to(tl.int64) * BLOCK
     i = start + tl.arange(0, BLOCK)
-    bit_index = (tl.load(index_ptr + i, mask=i < count, other=0) >> LOW) + i
+    bit_index = tl.load(index_ptr + i, mask=i < count, other=0)
+    if LOW >= 0:
+        bit_index = (bit_index >> LOW) + i
     bit = (tl.full((BLOCK,), 1, tl.uint32) << (bit_index % 32).to(tl.uint32)).to(
         tl.int32, bitcast=True
     )
@@ -155,7 +160,9 @@ def _unpack_index_kernel(
     bit, one, rank = _segment_ones(packed_ptr, program, before, bits, SEGMENT)
     # An invalid map may have more ones than there are positions.
     here = (one != 0) & (rank < count)
-    index = (bit - rank) << LOW
+    index = bit
+    if LOW >= 0:
+        index = (bit - rank) << LOW
     if LOW > 0:
         index |= unpack_value(low_ptr, rank, here, LOW)
     tl.store(out_ptr + rank, index, mask=here)
@@ -167,9 +174,10 @@ def _fits_kernel(
 ):  # fmt: skip
     """Checks in one program that the bitmap has `count` ones, all of them in range.
 
-    A map with that many ones has as many zeros as there are blocks, and a one's block is the number
-    of zeros before it. So only ones after the last zero lie beyond the last block; and only those
-    right before it, which are in the last block, may have low bits that reach `limit`.
+    All bits of a plain bitmap (`low` < 0) are in range. Another map with that many ones has as many
+    zeros as there are blocks, and a one's block is the number of zeros before it. So only ones
+    after the last zero lie beyond the last block; and only those right before it, which are in the
+    last block, may have low bits that reach `limit`.
     """
     lane = tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.int64)
@@ -181,9 +189,10 @@ def _fits_kernel(
         start += BLOCK
     last = bits - 1
     end = tl.load(packed_ptr + last // 8).to(tl.int32)
-    # The last bit of the map, and the rest of its byte, must be zero.
-    wrong = ((end >> (last % 8).to(tl.int32)) != 0).to(tl.int32)
-    rank = tl.full((), 0, tl.int64) + count - 1
+    plain = low < 0
+    # The last bit of the map, unless it is plain, and the rest of its byte must be zero.
+    wrong = ((end >> ((last % 8).to(tl.int32) + plain.to(tl.int32))) != 0).to(tl.int32)
+    rank = tl.where(plain, -1, tl.full((), 0, tl.int64) + count - 1)
     more = rank >= 0
     while more:
         bit = last - 1 - (count - 1 - rank) - lane
@@ -213,7 +222,7 @@ def _count_ones(packed: Tensor, bits: int) -> tuple[Tensor, int]:
 
 def pack_index(index: Tensor, low: int, bitmap_bits: int) -> Tensor:
     count, map_bytes = index.numel(), -(-bitmap_bits // 8)
-    nbytes = map_bytes + -(-count * low // 8)
+    nbytes = map_bytes + -(-count * max(0, low) // 8)
     words = -(-nbytes // 4)
     out = torch.zeros(words, dtype=torch.int32, device=index.device)
     threads = max(count, words - map_bytes // 4)
@@ -242,9 +251,10 @@ def unpack_index(packed: Tensor, low: int, bitmap_bits: int, count: int) -> Tens
 
 def index_fits(packed: Tensor, low: int, bitmap_bits: int, count: int, numel: int) -> Tensor:
     fits = torch.empty((), dtype=torch.uint8, device=packed.device)
-    lows, limit = packed[-(-bitmap_bits // 8) :], numel - (bitmap_bits - count - 1 << low)
+    lows = packed[-(-bitmap_bits // 8) :]
+    limit = 0 if low == PLAIN else numel - (bitmap_bits - count - 1 << low)
     # Not compiled for every `low`, which changes by step where the message length varies.
-    nbytes = (low + 14) // 8
+    nbytes = (max(0, low) + 14) // 8
     _fits_kernel[(1,)](
         packed, lows, fits, bitmap_bits, count, limit, low, BYTES=nbytes, BLOCK=BLOCK
     )

@@ -79,6 +79,9 @@ def _range_starts_kernel(
     low = tl.full((), 0, tl.int64)
     for number in tl.static_range(ROWS):
         low = tl.where(row == number, lows[number], low)
+    # In a plain map (`low` < 0) every bit is a block; otherwise, every zero ends one.
+    skipped = (low >= 0).to(tl.int64)
+    low = tl.maximum(low, 0)
     range_index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     block = range_index * (range_size >> low)
     low_end = tl.zeros((BLOCK,), tl.int64)
@@ -90,7 +93,7 @@ def _range_starts_kernel(
         ones_before = tl.load(
             sums_ptr + row * segments + middle - 1, mask=open_ & (middle > 0), other=0
         )
-        lower = open_ & (middle * SEGMENT - ones_before < block)
+        lower = open_ & (middle * SEGMENT - ones_before * skipped < block)
         low_end = tl.where(lower, middle + 1, low_end)
         high_end = tl.where(open_ & ~lower, middle, high_end)
         steps -= 1
@@ -114,6 +117,8 @@ def _add_kernel(
     lane = tl.arange(0, WINDOW)
     for row in tl.static_range(ROWS):
         low = tl.full((), 0, tl.int64 if INT64 else tl.int32) + lows[row]
+        skipped = (low >= 0).to(tl.int32)
+        low = tl.maximum(low, 0)
         blocks = (tl.full((), 0, tl.int64) + range_size) >> low
         at = starts_ptr + row * (ranges + 1) + program
         segment, last = tl.load(at).to(tl.int64), tl.load(at + 1)
@@ -127,7 +132,8 @@ def _add_kernel(
             bytes_ = tl.load(maps[row] + start // 8 + lane // 8, mask=inside, other=0).to(tl.int32)
             one = (bytes_ >> (lane % 8)) & inside.to(tl.int32)
             rank = tl.cumsum(one, 0) - one
-            block = (start - before - program * blocks).to(tl.int32) + lane - rank
+            block = (start - before * skipped - program * blocks).to(tl.int32) + lane
+            block -= rank * skipped
             here = (one != 0) & (block >= 0) & (block < blocks.to(low.dtype))
             bit = (before * low % 8).to(low.dtype) + rank * low
             index = (block.to(low.dtype) << low) | load_bits(
@@ -167,7 +173,7 @@ def _add_batch(
     lows = [low_bits(numel, v.numel()) if v.numel() else 0 for v in values]
     segments = -(-max(bits) // SEGMENT)
     # Whole blocks of every row.
-    unit = 1 << max(lows)
+    unit = 1 << max(0, *lows)
     range_size = max(numel * TARGET_BITS // max(bits) // unit, 1) * unit
     ranges = -(-numel // range_size)
     counts = torch.empty(rows, segments, dtype=torch.int32, device=out.device)
@@ -184,7 +190,7 @@ def _add_batch(
     )  # fmt: skip
     _add_kernel[(ranges,)](
         *packed, *values, *bits, *lows, sums, starts, out, segments, ranges, range_size, weight,
-        ROWS=rows, BYTES=(max(lows) + 14) // 8, INT64=range_size > 1 << 24, SEGMENT=SEGMENT,
+        ROWS=rows, BYTES=(max(0, *lows) + 14) // 8, INT64=range_size > 1 << 24, SEGMENT=SEGMENT,
         WINDOW=WINDOW,
         # A fused multiply-add rounds differently from the reference.
         enable_fp_fusion=False,

@@ -1,13 +1,18 @@
 """Bit packing of fixed-width integers, and of ascending positions.
 
 Value i takes bits i*width .. (i+1)*width of the byte stream. Positions are stored as a bitmap of
-their high bits and packed low bits (Elias-Fano; the format: wire/indices.py).
+their high bits and packed low bits (Elias-Fano), or as a plain bitmap where that is shorter (the
+format: wire/indices.py). `low` and `bitmap_bits` describe the format of a message; `low` is PLAIN
+for a plain bitmap.
 """
 
 from functools import lru_cache
 
 import torch
 from torch import Tensor
+
+PLAIN = -1
+"""In place of a number of low bits: a bitmap with one bit for every entry of the tensor."""
 
 
 def pack_bits(values: Tensor, width: int) -> Tensor:
@@ -36,29 +41,46 @@ def unpack_bits(packed: Tensor, width: int, count: int) -> Tensor:
     return (bits.view(groups * 8, width) * weights).sum(-1)[:count]
 
 
+def _elias_fano(numel: int, count: int) -> tuple[int, int]:
+    """Returns low bits per position, floor(log2(mean gap)), and the bits in the bitmap."""
+    low = max(0, (numel // max(1, count)).bit_length() - 1)
+    return low, count + (max(0, numel - 1) >> low) + 1
+
+
 # Cached, since most messages have a constant number of entries: the same few pairs recur.
 @lru_cache(maxsize=4096)
 def low_bits(numel: int, count: int) -> int:
-    """Returns the number of low bits that are packed as they are: floor(log2(mean gap))."""
-    return max(0, (numel // max(1, count)).bit_length() - 1)
+    """Returns the number of low bits that are packed as they are, or PLAIN.
+
+    Elias-Fano gives way to a plain bitmap where that has fewer bytes: more than a quarter of the
+    entries, or a few of a short tensor.
+    """
+    low, bits = _elias_fano(numel, count)
+    shorter = 0 < -(-numel // 8) < -(-bits // 8) + -(-count * low // 8)
+    return PLAIN if shorter else low
 
 
 @lru_cache(maxsize=4096)
 def bitmap_bits(numel: int, count: int) -> int:
-    """Returns the number of bits in the bitmap of the high bits."""
-    return count + (max(0, numel - 1) >> low_bits(numel, count)) + 1
+    """Returns the number of bits in the bitmap: of the high bits, or of all entries."""
+    return numel if low_bits(numel, count) == PLAIN else _elias_fano(numel, count)[1]
 
 
 @lru_cache(maxsize=4096)
 def index_bytes(numel: int, count: int) -> int:
     """Returns the bytes of `count` packed positions below `numel`; fewer take at most one more."""
-    return -(-bitmap_bits(numel, count) // 8) + -(-count * low_bits(numel, count) // 8)
+    return -(-bitmap_bits(numel, count) // 8) + -(-count * max(0, low_bits(numel, count)) // 8)
 
 
 def pack_index(index: Tensor, low: int, bitmap_bits: int) -> Tensor:
-    """Packs positions: bit (index >> low) + i of a bitmap for position number i, then low bits."""
-    place = (index >> low) + torch.arange(index.numel(), device=index.device)
+    """Packs positions: bit (index >> low) + i of a bitmap for position number i, then low bits.
+
+    A plain bitmap has bit `index` set for every position, and nothing else.
+    """
     flags = torch.zeros(bitmap_bits, dtype=torch.int64, device=index.device)
+    if low == PLAIN:
+        return pack_bits(flags.index_fill_(0, index, 1), 1)
+    place = (index >> low) + torch.arange(index.numel(), device=index.device)
     # An assignment would copy the 1 from the host, and synchronize.
     flags.index_fill_(0, place, 1)
     return torch.cat([pack_bits(flags, 1), pack_bits(index & ((1 << low) - 1), low)])
@@ -70,6 +92,8 @@ def unpack_index(packed: Tensor, low: int, bitmap_bits: int, count: int) -> Tens
     flags = unpack_bits(packed[:bitmap_bytes], 1, bitmap_bits)
     # With a given size the host need not wait for a GPU to count them.
     place = torch.nonzero_static(flags, size=count).view(-1)
+    if low == PLAIN:
+        return place
     high = place - torch.arange(count, device=packed.device)
     return (high << low) | unpack_bits(packed[bitmap_bytes:], low, count)
 
@@ -79,5 +103,7 @@ def index_fits(packed: Tensor, low: int, bitmap_bits: int, count: int, numel: in
     bitmap_bytes = -(-bitmap_bits // 8)
     flags = unpack_bits(packed[:bitmap_bytes], 1, bitmap_bytes * 8)
     fits = (flags.sum() == count) & (flags[bitmap_bits:].sum() == 0)
+    if low == PLAIN:
+        return fits
     # With another number of ones the positions are meaningless, but computing them is safe.
     return fits & (unpack_index(packed, low, bitmap_bits, count) < numel).all()

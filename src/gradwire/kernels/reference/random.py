@@ -36,7 +36,12 @@ def uniform(key: Key, count: int, device: torch.device) -> Tensor:
 
 
 def strata(key: Key, numel: int, count: int, device: torch.device) -> Tensor:
-    """Returns one position from each of `count` equal strata of [0, numel): ascending, distinct."""
+    """Returns one position from each of `count` strata of [0, numel): ascending, distinct.
+
+    The strata are fixed and their lengths differ by one where `count` does not divide `numel`, so
+    an entry has one over the length of its stratum as probability: good for samples. With
+    `random_blocks` of one entry every entry has the same probability.
+    """
     edge = torch.arange(count + 1, device=device) * numel // max(1, count)
     start, width = edge[:-1], edge[1:] - edge[:-1]
     return start + ((random_bits(key, count, device) * width) >> 32)

@@ -65,8 +65,9 @@ def sign_means_add(
 
 def sign_pack(x: Tensor) -> tuple[Tensor, Tensor]:
     """Returns packed signs (a set bit: negative), and the mean of |x| as a one-element tensor."""
-    scale = x.abs().mean().view(1) if x.numel() else x.new_zeros(1)
-    return pack_bits(x < 0, 1), scale
+    # In float64, since sums of the largest float32 numbers overflow.
+    scale = x.abs().mean(dtype=torch.float64).to(x.dtype) if x.numel() else x.new_zeros(())
+    return pack_bits(x < 0, 1), scale.view(1)
 
 
 def sign_pack_sum(

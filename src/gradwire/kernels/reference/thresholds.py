@@ -92,8 +92,9 @@ def excess_threshold(ef: EFInput, stage_ratios: Sequence[float]) -> Tensor:
 def normal_threshold(ef: EFInput, deviations: float, count: int, rounds: int) -> Tensor:
     """Returns |mean| + `deviations` standard deviations, adjusted until about `count` reach it.
 
-    Up to `rounds` times it is halved if less than 2/3 of `count` do, or multiplied by 1.5 if more
-    than 4/3 do; it is at most the largest magnitude.
+    Up to `rounds` times it is lowered if less than 2/3 of `count` do, and raised if more than 4/3
+    do: halved or multiplied by 1.5 until there is a bound on either side, then by bisection. If
+    that does not end, the lower bound is returned. It is at most the largest magnitude.
     """
     x = ef.total().nan_to_num(0.0, 0.0, 0.0)
     if not x.numel():
@@ -102,8 +103,15 @@ def normal_threshold(ef: EFInput, deviations: float, count: int, rounds: int) ->
     square = x.norm(dtype=torch.float64).square() / x.numel()
     threshold = mean.abs() + deviations * (square - mean.square()).clamp_min(0).sqrt()
     size = x.abs()
+    low, high = torch.zeros_like(threshold), torch.full_like(threshold, torch.inf)
+    fits = torch.zeros_like(threshold, dtype=torch.bool)
     for _ in range(rounds):
         reach = (size >= threshold).sum()
-        lower = torch.where(3 * reach < 2 * count, threshold / 2, threshold)
-        threshold = torch.where(3 * reach > 4 * count, threshold * 1.5, lower)
+        few, many = 3 * reach < 2 * count, 3 * reach > 4 * count
+        fits = ~few & ~many
+        low, high = torch.where(many, threshold, low), torch.where(few, threshold, high)
+        # Without a lower bound this halves the threshold.
+        other = torch.where(high < torch.inf, (low + high) / 2, threshold * 1.5)
+        threshold = torch.where(fits, threshold, other)
+    threshold = torch.where(~fits & (low > 0) & (high < torch.inf), low, threshold)
     return torch.minimum(threshold, size.max().double()).to(size.dtype).view(1)

@@ -43,13 +43,17 @@ PLAN_HEADER = tl.constexpr(4)
 
 @triton.jit
 def _index_layout(count, numel):
-    """Returns the width of the low bits of positions, and where they begin (wire/indices.py)."""
+    """Returns the width of the low bits of positions, and where they begin (wire/indices.py).
+
+    The width is -1 if a plain bitmap is shorter: `low_bits` of kernels/reference/packing.py.
+    """
     gap = numel // tl.maximum(count, 1)
     low = tl.full((), 0, tl.int64)
     while (gap >> (low + 1)) > 0:
         low += 1
-    bits = count + ((numel - 1) >> low) + 1
-    return low, (bits + 7) // 8 * 8
+    map_bytes = (count + ((numel - 1) >> low) + 1 + 7) // 8
+    plain = (numel + 7) // 8 < map_bytes + (count * low + 7) // 8
+    return tl.where(plain, -1, low), map_bytes * 8
 
 
 @triton.jit

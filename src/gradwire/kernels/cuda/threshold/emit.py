@@ -76,6 +76,9 @@ def _emit_kernel(
     wait_for_previous(PDL)
     program = tl.program_id(0)
     low, base, ties_wanted = tl.load(plan_ptr), tl.load(plan_ptr + 1), tl.load(plan_ptr + 2)
+    # In a plain bitmap (`low` < 0) the rank of a position does not move its bit.
+    rank_weight = (low >= 0).to(tl.int64)
+    low = tl.maximum(low, 0)
     low_mask = (tl.full((), 1, tl.int64) << low) - 1
     before = tl.load(plan_ptr + PLAN_HEADER + program)
     ties_before = tl.full((), 0, tl.int64)
@@ -108,7 +111,7 @@ def _emit_kernel(
                     tl.store(x_ptr + index, entry - value.to(tl.float32), mask=here)
             if FORM == "message":
                 one = tl.full(index.shape, 1, tl.int64)
-                _write_bits(packed_ptr, (index >> low) + rank, one, here)
+                _write_bits(packed_ptr, (index >> low) + rank * rank_weight, one, here)
                 _write_bits(packed_ptr, base + rank * low, index & low_mask, here)
             rank += 1
             bits &= bits - 1

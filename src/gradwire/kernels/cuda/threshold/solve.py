@@ -80,16 +80,21 @@ def _rescaled(state_ptr, threshold, ROUNDS: tl.constexpr):
     lower_first, lower_last = bounds(state_ptr, LOWER)
     upper_first, upper_last = bounds(state_ptr, UPPER)
     ambiguous = threshold < 0
+    low, high = threshold * 0.0, threshold * 0.0 + float("inf")
+    done = threshold < 0
     for _ in range(ROUNDS):
         bits = float32_bits(threshold)
         ambiguous |= _is_inside(lower_first, lower_last, bits) | _is_inside(
             upper_first, upper_last, bits
         )
         too_few, too_many = lower_last < bits, upper_first >= bits
-        threshold = tl.where(
-            too_few, threshold * 0.5, tl.where(too_many, threshold * 1.5, threshold)
-        )
-    return threshold, ambiguous
+        low = tl.where(too_many, threshold, low)
+        high = tl.where(too_few, threshold, high)
+        done = ~too_few & ~too_many
+        # Without a lower bound this halves the threshold.
+        other = tl.where(high < float("inf"), (low + high) * 0.5, threshold * 1.5)
+        threshold = tl.where(done, threshold, other)
+    return tl.where(~done & (low > 0) & (high < float("inf")), low, threshold), ambiguous
 
 
 @triton.jit
