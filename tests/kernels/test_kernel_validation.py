@@ -15,6 +15,7 @@ from gradwire.engine.plan import open_lane
 from gradwire.engine.step import lane_rounds, run_rounds
 from gradwire.errors import ConfigError
 from gradwire.kernels import validation
+from gradwire.kernels.cpu import jit
 from gradwire.kernels.cpu.jit import compiled
 from gradwire.memory.residual import Residual
 from gradwire.spec import parse
@@ -209,16 +210,35 @@ def twice(x: float) -> float:
     return 2 * float(np.sum(np.full(1, x)))
 
 
-def test_compilation_is_logged_but_loading_from_the_cache_is_not(
+def thrice(x: float) -> float:
+    return 3 * x
+
+
+def test_compilation_is_logged_once_but_loading_from_the_cache_is_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Logs a warning: lower levels are not shown unless logging is set up."""
     monkeypatch.setattr("numba.config.CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(jit._listener, "_announced", False)
     with caplog.at_level(logging.WARNING, "gradwire.kernels"):
         assert compiled(twice)(1.5) == 3.0
+        assert compiled(thrice)(1.5) == 4.5
     [record] = caplog.records
-    assert record.message.startswith("gradwire: compiling twice for this CPU, about a second")
+    assert record.message.startswith("gradwire: compiling kernels for this CPU at their first use")
     caplog.clear()
+    monkeypatch.setattr(jit._listener, "_announced", False)
     # As in a new process: nothing is loaded yet, but the code is on disk.
     assert compiled(twice)(2.5) == 5.0
+    assert not caplog.records
+
+
+def test_compilation_is_not_logged_on_other_ranks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("numba.config.CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(jit._listener, "_announced", False)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
+    with caplog.at_level(logging.WARNING, "gradwire.kernels"):
+        assert compiled(twice)(1.5) == 3.0
     assert not caplog.records

@@ -1,4 +1,4 @@
-"""Numba decorators: nogil, cached on disk, with a log line when a function is compiled."""
+"""Numba decorators: nogil, cached on disk, with one log line when functions are compiled."""
 
 import logging
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
+import torch.distributed as dist
 from numba.core import event
 
 from gradwire.errors import ConfigError
@@ -20,24 +21,38 @@ _functions: set[Callable[..., Any]] = set()
 
 
 class _CompileListener(event.Listener):
-    """Logs which kernel is being compiled; loading one from disk is quick and not logged."""
+    """Logs once, on rank 0, that kernels are compiled; loading them from disk is not logged."""
+
+    def __init__(self) -> None:
+        # Numba's listeners keep no state of their own that would have to be set up.
+        self._announced = False
 
     def on_start(self, event: Any) -> None:
         function = event.data["dispatcher"].py_func
         # Numba reports its own functions, too, and those of the user.
-        if function in _functions:
+        if function not in _functions:
+            return
+        log.debug("gradwire: compiling %s for this CPU", function.__name__)
+        if not self._announced and _is_first_rank():
+            self._announced = True
             # A warning, since that is what users see without setting up a log.
             log.warning(
-                "gradwire: compiling %s for this CPU, about a second, cached on disk for next time",
-                function.__name__,
+                "gradwire: compiling kernels for this CPU at their first use, about a second each, "
+                "cached on disk for next time"
             )
 
     def on_end(self, event: Any) -> None:
         pass
 
 
+def _is_first_rank() -> bool:
+    """Returns whether this process has rank 0, or is no rank of a process group."""
+    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+
+
 # Compilation holds Numba's global lock, so only one of several threads compiles and logs.
-cast(Any, event).register("numba:compile", _CompileListener())
+_listener = _CompileListener()
+cast(Any, event).register("numba:compile", _listener)
 
 
 def _compiled(function: Callable[P, R], **options: Any) -> Callable[P, R]:
