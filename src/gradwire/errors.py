@@ -1,4 +1,4 @@
-"""Exceptions by cause: the settings, a message, a peer, a gradient, or the installation."""
+"""Exceptions by cause: the settings, a message, a peer, a gradient, a file, the installation."""
 
 
 class GradwireError(Exception):
@@ -19,6 +19,10 @@ class PeerError(GradwireError, RuntimeError):
 
 class NonFiniteError(GradwireError, ArithmeticError):
     """A gradient is infinite or NaN on some rank, and `nan_policy="raise"` is set."""
+
+
+class CheckpointError(GradwireError, OSError):
+    """A checkpoint file cannot be read, written or moved; the message has the file or the rank."""
 
 
 class MissingExtra(GradwireError, ImportError):

@@ -1,33 +1,49 @@
 """Atomic checkpoint files of a rank, and the newest step for which all ranks have one.
 
 A file's name ends in a hash of its content, and it gets that name once all of it is on disk.
-It is a plain file of `torch.save`, which `torch.load` reads without this package.
+It is a plain file of `torch.save`, which `torch.load` reads without this package. No file that a
+later start could need is deleted: those that must not be combined with new ones are moved aside.
 """
 
-import hashlib
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar, get_args
 
 import torch
 import torch.distributed as dist
 
+from gradwire.checkpoint.atomic_write import (
+    DRAFT_SUFFIX,
+    FILE_SUFFIX,
+    HASH_DIGITS,
+    hash_of,
+    sync_folder,
+    write_atomically,
+)
+from gradwire.checkpoint.common_step import (
+    Inventory,
+    NoCommonStep,
+    check_all_succeeded,
+    common_step,
+    error_text,
+)
 from gradwire.checks import check_whole
-from gradwire.comm.base import Collective
 from gradwire.comm.groups import check_member
 from gradwire.comm.process_group import ProcessGroupComm
-from gradwire.errors import ConfigError
+from gradwire.errors import CheckpointError, ConfigError
+
+T = TypeVar("T")
 
 log = logging.getLogger("gradwire")
 
-_HASH_DIGITS = 16
-_READ_BYTES = 1 << 20
-_STEP_BYTES = 8
-_MAX_STEPS = 1 << 20
+SUPERSEDED = "superseded"
+"""The folder of files that were moved aside, inside the folder of checkpoints."""
 
 
 class Resumed(NamedTuple):
@@ -42,12 +58,21 @@ class _File(NamedTuple):
     path: Path
 
 
+class _Survey(NamedTuple):
+    """The steps of which a rank has an intact file, sorted, its damaged files, and its marker."""
+
+    steps: list[int]
+    damaged: list[Path]
+    never_saved: bool
+
+
 @dataclass(frozen=True)
 class Checkpoints:
     """The checkpoint files of one rank, in a folder that ranks may share.
 
     The newest `keep` files stay. With 2 or more, ranks that save at the same steps always have one
-    in common: when the first of them saves a step, all have saved the one before.
+    in common: when the first of them saves a step, all have saved the one before. Files that
+    `resume` has moved aside do not count, and are never removed.
     """
 
     folder: Path | str
@@ -67,33 +92,38 @@ class Checkpoints:
     def save(self, step: int, state: Mapping[str, object]) -> Path:
         """Writes the state after `step` steps, then removes this rank's oldest files.
 
-        The returned file survives a crash of the machine; older files survive a crash in here.
+        The returned file survives a crash of the machine; older files survive a crash in here. A
+        step may be saved again, which replaces it, but none before the newest: that is another
+        run's, and raises ConfigError, as does a state that could not be loaded. CheckpointError
+        means that the disk is full or has failed.
         """
         check_whole("checkpoints", "step", step, 0)
         if not isinstance(state, Mapping):
             kind = type(state).__name__
             raise ConfigError(f"checkpoints: state must be a mapping, got {kind}")
-        folder = Path(self.folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / f"{self._stem(step)}.tmp"
-        with temporary.open("wb") as file:
-            torch.save(dict(state), file)
-            file.flush()
-            os.fsync(file.fileno())
-        path = folder / f"{self._stem(step)}-{_hash_of(temporary)}.pt"
-        temporary.replace(path)
-        _sync_folder(folder)
-        self._remove_old(_File(step, path))
+        stem = Path(self.folder) / self._stem(step)
+        with _disk_errors(f"step {step} is not saved as {stem}"):
+            stem.parent.mkdir(parents=True, exist_ok=True)
+            self._check_newest(step)
+            self._remove_drafts()
+            try:
+                path = write_atomically(stem, state)
+            except ConfigError as error:
+                raise ConfigError(f"checkpoints: step {step} is not saved: {error}") from error
+        with _disk_errors(f"step {step} is saved as {path}, but an older file cannot be removed"):
+            self._remove_old(_File(step, path))
         return path
 
     def steps(self) -> list[int]:
         """Returns the steps of which this rank has an intact file, sorted; reads all its files."""
-        return sorted({step for step, path in self._files() if _is_intact(path)})
+        return self._survey().steps
 
     def load(self, step: int, device: torch.device | str = "cpu") -> dict[str, object]:
         """Returns the state after `step` steps; raises ConfigError if no intact file has it."""
-        for found, path in self._files():
-            if found == step and _is_intact(path):
+        paths = [path for found, path in self._files() if found == step]
+        # A crash may have left two files of a step that was saved again: the later one counts.
+        for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True):
+            if _is_intact(path):
                 state: dict[str, object] = torch.load(path, map_location=device, weights_only=True)
                 return state
         raise ConfigError(
@@ -101,77 +131,191 @@ class Checkpoints:
         )
 
     def resume(
-        self, group: dist.ProcessGroup | None = None, device: torch.device | str = "cpu"
+        self,
+        group: dist.ProcessGroup | None = None,
+        device: torch.device | str = "cpu",
+        *,
+        no_common_step: NoCommonStep = "raise",
     ) -> Resumed | None:
-        """Returns the newest state that all ranks have, or None; called on all ranks of the group.
+        """Returns the newest state that all ranks have; called on all ranks of the group.
 
-        Removes this rank's files of later steps: these steps will be repeated, and a file of the
-        first run must never be combined with one of the second.
+        Returns None if no rank has any file, or if a crash interrupted the very first save. If
+        otherwise some rank has files, but no step is intact on all of them, all ranks raise
+        ConfigError with the steps of each, and nothing changes; with
+        `no_common_step="start_anew"` they return None instead.
+
+        Files of later steps must never be combined with those of the repeated steps. They are moved
+        to the folder `superseded`, as are damaged ones and, for a new start, all; none is deleted.
         """
+        if no_common_step not in get_args(NoCommonStep):
+            known = [*get_args(NoCommonStep)]
+            raise ConfigError(
+                f"checkpoints: no_common_step must be one of {known}, got {no_common_step!r}"
+            )
         if group is None:
             group = dist.distributed_c10d._get_default_group()
         check_member(group)
-        step = self._newest_common(group)
-        for found, path in self._files():
-            if step is None or found > step:
-                log.warning("checkpoints: not all ranks have %s, so it is removed", path.name)
-                path.unlink()
-        return None if step is None else Resumed(step, self.load(step, device))
-
-    def _newest_common(self, group: dist.ProcessGroup) -> int | None:
         comm = ProcessGroupComm(group)
+        survey = _outcome_of(self._survey)
+        step = common_step(comm, self._inventory(comm, survey, no_common_step))
+        assert isinstance(survey, _Survey), "a failure is raised by common_step"
+
+        def take() -> dict[str, object]:
+            state = {} if step is None else self.load(step, device)
+            self._move_aside(step, survey.damaged)
+            return state
+
+        state = _outcome_of(take)
+        # A rank that went on while another still has its later files could save such a step again.
+        check_all_succeeded(comm, state if isinstance(state, Exception) else None)
+        assert not isinstance(state, Exception)
+        if step is None:
+            self._warn_of_other_sizes()
+            return None
+        return Resumed(step, state)
+
+    def _survey(self) -> _Survey:
+        """Reads all files of this rank."""
+        files = self._files()
+        damaged = [file.path for file in files if not _is_intact(file.path)]
+        steps = sorted({file.step for file in files if file.path not in damaged})
+        return _Survey(steps, damaged, self._begin_marker().exists())
+
+    def _inventory(
+        self, comm: ProcessGroupComm, survey: _Survey | Exception, no_common_step: NoCommonStep
+    ) -> Inventory:
+        """Returns what other ranks must know; errors are a part of it, so that no rank waits."""
+        misuse, failure = "", ""
         if (comm.rank, comm.size) != (self.rank, self.size):
-            raise ConfigError(
-                f"checkpoints: belong to rank {self.rank} of {self.size}, "
+            misuse = (
+                f"belong to rank {self.rank} of {self.size}, "
                 f"but resumed by rank {comm.rank} of {comm.size}"
             )
-        own = [byte for step in self.steps() for byte in step.to_bytes(_STEP_BYTES, "big")]
-        steps = torch.tensor(own, dtype=torch.uint8, device="cuda" if comm.on_device else "cpu")
-        limits = [_MAX_STEPS * _STEP_BYTES] * comm.size
-        gathered = comm.run(Collective("gather", [steps], limits=limits))
-        common = set.intersection(*(_steps(bytes(row.tolist())) for row in gathered))
-        return max(common, default=None)
+        if isinstance(survey, Exception):
+            failure = error_text(survey)
+            survey = _Survey([], [], never_saved=False)
+        steps, damaged, never_saved = survey
+        return Inventory(steps, len(damaged), never_saved, no_common_step, misuse, failure)
+
+    def _move_aside(self, step: int | None, damaged: Sequence[Path]) -> None:
+        """Moves the damaged files, and those of later steps, or all without a step.
+
+        They go into a new folder of this rank, so that no file is moved onto another. The common
+        step is the same before and after, so a crash in here changes nothing for the next start.
+        """
+        if step is None:
+            # First, since a rank without both its files and the marker has lost them.
+            self._mark_begin()
+        found = self._files()
+        moved = [f for f in found if step is None or f.step > step or f.path in damaged]
+        if not moved:
+            return
+        folder = Path(self.folder)
+        target = _new_folder(folder / SUPERSEDED / f"rank{self.rank}of{self.size}")
+        for file in moved:
+            file.path.rename(target / file.path.name)
+        for changed in (target, folder):
+            sync_folder(changed)
+        names = [file.path.name for file in moved]
+        start = "the new start" if step is None else f"the repetition from step {step}"
+        log.warning("checkpoints: %s moved to %s: not a part of %s", names, target, start)
+
+    def _mark_begin(self) -> None:
+        """Notes that a run begins here, until the first save of this rank is on disk.
+
+        So after a crash during the first save, a rank without files is known never to have had any.
+        """
+        marker = self._begin_marker()
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            os.close(os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
+        sync_folder(marker.parent)
+
+    def _begin_marker(self) -> Path:
+        return Path(self.folder) / f"begun-rank{self.rank}of{self.size}"
+
+    def _warn_of_other_sizes(self) -> None:
+        name = re.compile(rf"step\d+-rank\d+of(\d+)-[0-9a-f]{{{HASH_DIGITS}}}")
+        found = (name.fullmatch(p.stem) for p in Path(self.folder).glob(f"step*{FILE_SUFFIX}"))
+        sizes = sorted({int(m[1]) for m in found if m} - {self.size})
+        if sizes:
+            log.warning(
+                "checkpoints: %s has no files of %d ranks, and a new start ignores those of %s "
+                "ranks; load_resized takes the states of another number of ranks",
+                self.folder, self.size, sizes,
+            )  # fmt: skip
+
+    def _check_newest(self, step: int) -> None:
+        newer = sorted({file.step for file in self._files() if file.step > step})
+        if newer:
+            raise ConfigError(
+                f"checkpoints: step {step} of rank {self.rank} comes before steps {newer} in "
+                f"{self.folder}; resume() continues from them, or use another folder for a new run"
+            )
+
+    def _remove_drafts(self) -> None:
+        """Removes what crashes have left of this rank; before a save, which may need the space."""
+        draft = re.compile(
+            rf"step\d+-rank{self.rank}of{self.size}(-[0-9a-f]+)?{re.escape(DRAFT_SUFFIX)}"
+        )
+        for path in Path(self.folder).glob(f"*{DRAFT_SUFFIX}"):
+            if draft.fullmatch(path.name):
+                path.unlink()
 
     def _remove_old(self, saved: _File) -> None:
-        """Removes unfinished files, and all but the newest `keep` steps with one file each."""
-        last = sorted({file.step for file in self._files()})[-self.keep :]
-        for file in self._files():
-            if file.step not in last or (file.step == saved.step and file != saved):
+        """Removes all but the newest `keep` steps with one file each, and the marker of a begin."""
+        files = [file for file in self._files() if file != saved]
+        last = sorted({file.step for file in files} - {saved.step})[1 - self.keep :]
+        for file in files:
+            if file.step not in last:
                 file.path.unlink()
-        for temporary in Path(self.folder).glob(f"step*-rank{self.rank}of{self.size}.tmp"):
-            temporary.unlink()
+        if self._begin_marker().exists():
+            self._begin_marker().unlink()
 
     def _stem(self, step: int) -> str:
         return f"step{step:09d}-rank{self.rank}of{self.size}"
 
     def _files(self) -> list[_File]:
         """Returns all files with the name of a finished one of this rank, intact or not."""
-        name = re.compile(rf"step(\d+)-rank{self.rank}of{self.size}-[0-9a-f]{{{_HASH_DIGITS}}}\.pt")
-        paths = sorted(Path(self.folder).glob("step*.pt"))
+        name = re.compile(
+            rf"step(\d+)-rank{self.rank}of{self.size}"
+            rf"-[0-9a-f]{{{HASH_DIGITS}}}{re.escape(FILE_SUFFIX)}"
+        )
+        paths = sorted(Path(self.folder).glob(f"step*{FILE_SUFFIX}"))
         return [_File(int(m[1]), path) for path in paths if (m := name.fullmatch(path.name))]
 
 
-def _steps(data: bytes) -> set[int]:
-    starts = range(0, len(data), _STEP_BYTES)
-    return {int.from_bytes(data[i : i + _STEP_BYTES], "big") for i in starts}
-
-
 def _is_intact(path: Path) -> bool:
-    return path.stem.endswith(_hash_of(path))
+    return path.stem.endswith(hash_of(path))
 
 
-def _hash_of(path: Path) -> str:
-    content = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_READ_BYTES):
-            content.update(block)
-    return content.hexdigest()[:_HASH_DIGITS]
+def _new_folder(stem: Path) -> Path:
+    """Makes a folder that did not exist, with the stem and a number as its name."""
+    stem.parent.mkdir(exist_ok=True)
+    for number in count(1):
+        folder = stem.with_name(f"{stem.name}-{number}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        sync_folder(stem.parent)
+        return folder
+    raise AssertionError("unreachable: count is infinite")
 
 
-def _sync_folder(folder: Path) -> None:
-    """Flushes a folder's entries to disk."""
-    fd = os.open(folder, os.O_RDONLY)
+@contextmanager
+def _disk_errors(effect: str) -> Iterator[None]:
+    """Turns errors of the system into CheckpointError."""
     try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise CheckpointError(error.errno, f"checkpoints: {effect}: {reason}") from error
+
+
+def _outcome_of(action: Callable[[], T]) -> T | Exception:
+    """Returns an error instead of raising it: the other ranks must know of it first."""
+    try:
+        return action()
+    except Exception as error:
+        return error
