@@ -36,6 +36,16 @@ def test_a_message_of_another_rank_is_verified_by_its_own_crc() -> None:
     assert [answer.numel() for answer in answers] == [60, 50]
 
 
+@pytest.mark.parametrize("nbytes", [4, 8, 40])
+def test_messages_in_one_buffer_are_aligned_as_without_a_checksum(nbytes: int) -> None:
+    """A gather receives all messages into one buffer; receivers read words of 4 or 8 bytes."""
+    call = with_checksum(Collective("gather", [message(nbytes)], [nbytes] * 3))
+    received = torch.cat(call.buffers * 3).view(3, -1)
+    for row in verified(call, [*received], 0):
+        assert row.storage_offset() % min(nbytes, 8) == 0
+        assert torch.equal(row, message(nbytes))
+
+
 def test_a_mean_has_no_checksum() -> None:
     call = Collective("mean", [torch.ones(3)])
     assert with_checksum(call) is call

@@ -3,6 +3,7 @@
 import logging
 import time
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -20,11 +21,10 @@ from local_workers import (
 )
 from torch import Tensor, nn
 
-from gradwire.comm.tcp import Connection
 from gradwire.compressors.none import NoCompression
 from gradwire.engine.plan import open_lane
-from gradwire.errors import ConfigError, NonFiniteError
-from gradwire.local import AsyncQsparseLocalSGD, QsparseLocalSGD, async_qsparse
+from gradwire.errors import ConfigError, NonFiniteError, WireError
+from gradwire.local import AsyncQsparseLocalSGD, QsparseLocalSGD
 from gradwire.local.server import MessageFormat, Server
 from gradwire.local.server_protocol import RemoteServer
 from gradwire.memory.none import NoMemory
@@ -224,7 +224,7 @@ def with_one_lost(steps: int) -> tuple[list[int], list[str], int]:
         time.sleep(0.05)
         if rank == 3 and step == 4:
             assert isinstance(worker._endpoint, RemoteServer)
-            worker._endpoint._connection.close()
+            worker._endpoint._disconnect()
             assert worker._hook is not None
             worker._hook.remove()
             return [], [], step
@@ -255,16 +255,11 @@ def with_one_unconnected(steps: int) -> tuple[list[str], float]:
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("gradwire").addHandler(handler)
-    model, connect, timeout_s = (
-        small_model(),
-        async_qsparse.connect,
-        async_qsparse.CONNECT_TIMEOUT_S,
-    )
+    model = small_model()
     optimizer = plain_sgd(model)
-    worker = AsyncQsparseLocalSGD(model, optimizer, SPEC, sync_every=2)
-    async_qsparse.CONNECT_TIMEOUT_S = 1.0
+    worker = AsyncQsparseLocalSGD(model, optimizer, SPEC, sync_every=2, timeout_s=1.0)
     if rank == 3:
-        async_qsparse.connect = _fail_to_connect
+        worker._join = _fail_to_connect  # type: ignore[method-assign]
     start = time.perf_counter()
     try:
         with worker:
@@ -273,12 +268,11 @@ def with_one_unconnected(steps: int) -> tuple[list[str], float]:
     except InterruptedError:
         assert rank == 3
     finally:
-        async_qsparse.connect, async_qsparse.CONNECT_TIMEOUT_S = connect, timeout_s
         logging.getLogger("gradwire").removeHandler(handler)
     return lines, time.perf_counter() - start
 
 
-def _fail_to_connect(*_: object) -> Connection:
+def _fail_to_connect(*_: object) -> int:
     raise InterruptedError
 
 
@@ -288,13 +282,20 @@ def test_a_worker_that_never_connects_is_lost(four_ranks: Ranks) -> None:
     assert 0.9 < took < 30
 
 
-def test_updates_are_divided_by_the_connected_workers() -> None:
-    """A message of ones by one of four workers moves the model by 1/4, then by 1/3 and 1/2."""
+def one_tensor_server(workers: int) -> tuple[Server, Tensor]:
+    """Returns a server with eight dense entries and all workers, and a message of ones."""
     ctx = EncodeContext((8,))
     dense = open_lane("w", NoCompression(), NoMemory(), "gather", ctx, torch.device("cpu"))
-    lanes = {"w": dense}
-    server = Server({"w": torch.zeros(8)}, MessageFormat(lanes), 4)
-    message = MessageFormat(lanes).pack([(torch.ones(8),)])
+    layout = MessageFormat({"w": dense})
+    server = Server({"w": torch.zeros(8)}, layout, workers)
+    for rank in range(workers):
+        server.join(rank, 0)
+    return server, layout.pack([(torch.ones(8),)])
+
+
+def test_updates_are_divided_by_the_connected_workers() -> None:
+    """A message of ones by one of four workers moves the model by 1/4, then by 1/3 and 1/2."""
+    server, message = one_tensor_server(4)
     server.sync(0, 0, message)
     torch.testing.assert_close(server.model["w"], torch.full((8,), -1 / 4))
     server.drop(3, "a test")
@@ -304,3 +305,61 @@ def test_updates_are_divided_by_the_connected_workers() -> None:
     server.leave(2)
     server.sync(0, 1, message)
     torch.testing.assert_close(server.model["w"], torch.full((8,), -1 / 4 - 1 / 3 - 1 / 2))
+    assert (server.lost, server.rejoined, server.lost_ranks()) == (1, 0, [3])
+    # A worker that comes back counts again, and continues with its next message.
+    assert server.join(3, 7) == 0
+    server.sync(3, 0, message)
+    torch.testing.assert_close(server.model["w"], torch.full((8,), -1 / 4 - 2 / 3 - 1 / 2))
+    assert (server.lost, server.rejoined, server.lost_ranks()) == (1, 1, [])
+
+
+def test_each_message_of_a_worker_counts_once() -> None:
+    server, message = one_tensor_server(2)
+    server.sync(0, 0, message)
+    for step in (0, 2, -1, 1 << 70):
+        with pytest.raises(WireError, match=f"message {step} of worker 0, expected 1"):
+            server.sync(0, step, message)
+    torch.testing.assert_close(server.model["w"], torch.full((8,), -1 / 2))
+    server.sync(0, 1, message)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 3e38])
+def test_the_server_refuses_an_update_that_is_not_finite(value: float) -> None:
+    """Two messages of 3e38 are finite each, and their sum is not."""
+    server, message = one_tensor_server(1)
+    before = [server.sync(0, 0, torch.full((8,), value).view(torch.uint8))] if value == 3e38 else []
+    model = {name: tensor.clone() for name, tensor in server.model.items()}
+    step = len(before)
+    with pytest.raises(NonFiniteError, match=f"message {step} of worker 0 makes 'w' non-finite"):
+        server.sync(0, step, torch.full((8,), value).view(torch.uint8))
+    assert torch.equal(server.model["w"], model["w"])
+    assert server.refused_updates == 1
+    # A finite message of the same step counts.
+    server.sync(0, step, message)
+    torch.testing.assert_close(server.model["w"], model["w"] - 1)
+
+
+def test_a_drift_that_overflows_its_format_leaves_the_residual_alone() -> None:
+    """A drift of 3e38 is finite, and not with a residual of as much."""
+
+    def lane_state(run: SimulatedRun) -> dict[str, Any]:
+        state: Any = run.workers[1].state_dict()
+        own: dict[str, Any] = state["rank1"]["engines"][0]["lanes"]["0.weight"]
+        return own
+
+    with SimulatedRun(AsyncQsparseLocalSGD, SPEC, sync_every=1, size=2) as run:
+        run.models[1][0].weight.data.fill_(-3e38)  # type: ignore[index]
+        run.workers[1]._sync()  # type: ignore[attr-defined]
+        before = lane_state(run)
+        run.models[1][0].weight.data.fill_(-3e38)  # type: ignore[index]
+        with pytest.raises(NonFiniteError, match=r"drift of parameter '0\.weight' overflows"):
+            run.workers[1]._sync()  # type: ignore[attr-defined]
+        after = lane_state(run)
+        assert before["step"] == after["step"] == 1
+        assert torch.equal(before["memory"]["residual"], after["memory"]["residual"])
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("inf"), 1e9, "1", True])
+def test_invalid_timeouts_are_refused(timeout_s: object) -> None:
+    with pytest.raises(ConfigError, match="AsyncQsparseLocalSGD: timeout_s must be"):
+        SimulatedRun(AsyncQsparseLocalSGD, SPEC, sync_every=2, timeout_s=timeout_s)

@@ -6,6 +6,7 @@ from gradwire.local.cser import CSER
 from gradwire.local.diloco import DiLoCo
 from gradwire.local.local_sgd import LocalSGD
 from gradwire.local.qsparse import QsparseLocalSGD
+from gradwire.local.rejoin import RejoinedWorker
 from gradwire.local.sparseloco import SparseLoCo
 from gradwire.local.workers import SimulatedWorker, simulated
 
@@ -16,6 +17,7 @@ __all__ = [
     "DiLoCo",
     "LocalSGD",
     "QsparseLocalSGD",
+    "RejoinedWorker",
     "SimulatedWorker",
     "SparseLoCo",
     "simulated",
