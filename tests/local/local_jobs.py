@@ -11,7 +11,15 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import gradwire
 from gradwire.errors import ConfigError
-from gradwire.local import CSER, BlockCSER, DiLoCo, LocalSGD, QsparseLocalSGD, SparseLoCo
+from gradwire.local import (
+    CSER,
+    AsyncQsparseLocalSGD,
+    BlockCSER,
+    DiLoCo,
+    LocalSGD,
+    QsparseLocalSGD,
+    SparseLoCo,
+)
 
 Setting = tuple[Method, tuple[Any, ...], dict[str, Any]]
 
@@ -28,9 +36,19 @@ METHODS: dict[str, Setting] = {
     "local-delayed": (LocalSGD, (), {"sync_every": 4, "delay": 3}),
     "qsparse-delayed": (QsparseLocalSGD, ("topk:ratio=0.1",), {"sync_every": 4, "delay": 2}),
     "diloco": (DiLoCo, ("codebook:bits=8,spread=12",), {"sync_every": 4}),
+    "diloco-delayed": (DiLoCo, (), {"sync_every": 4, "delay": 4}),
     "streaming": (DiLoCo, ("fp16",), {"sync_every": 4, "fragments": 2, "delay": 1}),
     "sparseloco": (SparseLoCo, ("chunktopk:k=8,chunk=64 | codebook",), {"sync_every": 4}),
     "qsparse-sign": (QsparseLocalSGD, ("topk:ratio=0.1 | sign",), {"sync_every": 4}),
+}
+
+DENSE_MEANS = {"local", "local-delayed", "cser-blocks"}
+"""Methods that have no check of non-finite parameters: a dense mean spreads them."""
+
+ALL_METHODS: dict[str, Setting] = {
+    **METHODS,
+    # Its workers sync at their own times, so that real ones are not reproducible.
+    "async": (AsyncQsparseLocalSGD, ("topk:ratio=0.1",), {"sync_every": 4}),
 }
 
 

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from local_jobs import METHODS
 from local_workers import SimulatedRun
-from nonfinite_jobs import recovered
+from nonfinite_jobs import recovered, resumed_differences, saving_changes_nothing
 from torch import nn
 
 from gradwire.local import LocalSGD
@@ -29,6 +30,17 @@ def test_workers_recover_and_agree(four_ranks: Ranks, name: str) -> None:
         assert raised == RAISED[name]
         assert weights.isfinite().all()
         assert torch.equal(agreed, results[0][1])
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_saving_a_state_changes_nothing(four_ranks: Ranks, name: str) -> None:
+    """At every step, in a run with a sync that fails where the method can detect it."""
+    assert four_ranks.run(saving_changes_nothing, name) == [""] * 4
+
+
+@pytest.mark.parametrize("name", ["diloco-delayed", "qsparse-delayed", "streaming"])
+def test_resumes_bitwise_around_a_failed_sync(four_ranks: Ranks, name: str) -> None:
+    assert four_ranks.run(resumed_differences, name) == [{}] * 4
 
 
 @pytest.mark.parametrize("name", ["steps", "engines", "tensors", "seed"])

@@ -4,10 +4,11 @@ Holds what all methods share: participants, checks at the start, statistics, sta
 plan of drifts, and the mean of all workers' models.
 """
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal, TypeAlias, TypeVar, cast, get_args
+from typing import Literal, TypeAlias, TypeVar, get_args
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -20,17 +21,20 @@ from gradwire.engine.engine import Engine
 from gradwire.engine.ownership import check_free, claim, release
 from gradwire.engine.plan import Plan, make_plan
 from gradwire.errors import ConfigError
+from gradwire.identity import class_name, code_digests
+from gradwire.local.ddp_guard import check_no_ddp, guard_forward
 from gradwire.local.startup import (
     average_tensors,
     broadcast_tensors,
+    check_covered,
     check_settings,
     check_tensors,
     check_unchanged,
     state_tensors,
     trained_parameters,
 )
-from gradwire.local.state import load_tensors, read_state, summary, write_state
-from gradwire.local.workers import Group, workers_of
+from gradwire.local.state import read_state, summary, write_state
+from gradwire.local.workers import Group, ranks_of, workers_of
 from gradwire.spec import format_spec
 from gradwire.types import State
 from gradwire.version import VERSION
@@ -89,8 +93,9 @@ class LocalMethod(ABC):
     """A context in which a torch optimiser's steps are local, and some are followed by a sync.
 
     It is entered on all workers alike. Their models must be equal then, or `broadcast` makes them
-    equal to worker 0's. Until it ends no integration and no other local method may own the same
-    parameters.
+    equal to worker 0's. The optimiser has all trainable parameters of the model. Until the context
+    ends no integration and no other local method may own the same parameters, and no
+    DistributedDataParallel over all workers may average their gradients.
     """
 
     def __init__(
@@ -102,17 +107,23 @@ class LocalMethod(ABC):
         seed: int,
         broadcast: bool,
     ) -> None:
-        check_whole(type(self).__name__, "sync_every", sync_every, 1)
-        check_whole(type(self).__name__, "seed", seed, 0)
+        method = type(self).__name__
+        check_whole(method, "sync_every", sync_every, 1)
+        check_whole(method, "seed", seed, 0)
         self.model, self.optimizer, self.sync_every = model, optimizer, sync_every
-        self.parameters = trained_parameters(model, optimizer)
+        self.parameters = trained_parameters(method, model, optimizer)
         self.device = next(iter(self.parameters.values())).device
         self.seed, self.steps, self.syncs = seed, 0, 0
         self._broadcast = broadcast
+        self._ranks = ranks_of(group)
+        check_no_ddp(method, model, self._ranks)
+        # Last, since creating a group is a collective call.
         self._workers = workers_of(group, self.device)
         self._hook: RemovableHandle | None = None
+        self._guard: RemovableHandle | None = None
         self._connect: Callable[[], CollectiveProgram[None]] | None = None
         self._disconnect: Callable[[bool], None] | None = None
+        self._own_stats: Callable[[], Mapping[str, object]] | None = None
 
     @abstractmethod
     def settings(self) -> dict[str, object]:
@@ -145,11 +156,14 @@ class LocalMethod(ABC):
     def __enter__(self: S) -> S:
         if self._hook is not None:
             raise ConfigError(f"{type(self).__name__} is entered already")
+        self._check_parameters(with_model=True)
         check_free((parameter, name) for name, parameter in self.parameters.items())
         for engine in self._engines():
             self._workers.prepare(engine.plan.exchange.node)
         self._workers.run(self._startup(), auxiliary=True)
         self._hook = self.optimizer.register_step_post_hook(self._after_step)
+        parameters = self.parameters.values()
+        self._guard = guard_forward(type(self).__name__, self.model, parameters, self._ranks)
         claim(self.parameters.values(), self, how_to_release="end its context")
         return self
 
@@ -158,6 +172,7 @@ class LocalMethod(ABC):
         assert self._hook is not None
         self._hook.remove()
         self._hook = None
+        self._remove_guard()
         release(self.parameters.values(), self)
         if self._disconnect is not None:
             self._disconnect(error is not None)
@@ -187,14 +202,16 @@ class LocalMethod(ABC):
         """
         tensors = list(self.parameters.values())
         counts = {"steps": self.steps, "syncs": self.syncs, "planned_ratio": self.planned_ratio()}
-        return {**summary(self._engines(), self._workers, tensors, self.steps), **counts}
+        own = {} if self._own_stats is None else self._own_stats()
+        return {**summary(self._engines(), self._workers, tensors, self.steps), **counts, **own}
 
     def state_dict(self) -> dict[str, object]:
         """Returns this worker's own state, as plain tensors and numbers under its rank's name.
 
         Models differ between workers too: each saves its model, its optimiser and this.
         """
-        header = {**self._identity(), "steps": self.steps, "syncs": self.syncs}
+        identity = json.dumps(self._identity())
+        header = {"identity": identity, "steps": self.steps, "syncs": self.syncs}
         own = write_state(header, self._engines(), self._tensors())
         return {f"rank{self._workers.rank}": own}
 
@@ -202,21 +219,46 @@ class LocalMethod(ABC):
         """Restores this worker's state bitwise; the model and optimiser are loaded separately."""
         if self._hook is not None:
             raise ConfigError("load the state before the context is entered")
-        own = read_state(state, f"rank{self._workers.rank}", self._identity(), self._engines())
-        self.steps, self.syncs = cast(int, own["steps"]), cast(int, own["syncs"])
-        load_tensors(self._tensors(), cast(Mapping[str, State], own["tensors"]))
+        key, engines = f"rank{self._workers.rank}", self._engines()
+        self.steps, self.syncs = read_state(state, key, self._identity(), engines, self._tensors())
 
     def _after_step(self, *_: object) -> None:
-        check_unchanged(self.model, self.optimizer, self.parameters)
+        # The model has to be traversed for it, which is not for every step.
+        self._check_parameters(with_model=(self.steps + 1) % self.sync_every == 0)
+        # Gradients of the first step have shown whether a DDP exchanges them.
+        self._remove_guard()
         self.steps += 1
         self._step()
+
+    def _check_parameters(self, *, with_model: bool) -> None:
+        method = type(self).__name__
+        check_unchanged(method, self.model, self.optimizer, self.parameters)
+        if with_model:
+            check_covered(method, self.model, self.parameters)
+
+    def _remove_guard(self) -> None:
+        if self._guard is not None:
+            self._guard.remove()
+            self._guard = None
 
     def _startup(self) -> CollectiveProgram[None]:
         # Workers that synchronise only with a server have taken different numbers of steps.
         done = self.steps if self._connect is None else self.steps > 0
         layouts = _layouts(state_tensors(self.model))
         untrained = {name: f"{layout}, not trained" for name, layout in layouts.items()}
-        settings = {**untrained, **self._identity(), "version": VERSION, "steps": done}
+        engines = self._engines()
+        code = code_digests(type(self))
+        for engine in engines:
+            code |= engine.plan.code_digests()
+        settings = {
+            **untrained,
+            **self._identity(),
+            "version": VERSION,
+            "steps": done,
+            "broadcast": self._broadcast,
+            "nan_policy": [engine.nan_policy for engine in engines],
+            "code": code,
+        }
         yield from check_settings(self._workers.size, self.device, settings)
         if self._broadcast and not self.steps:
             yield from broadcast_tensors(state_tensors(self.model))
@@ -229,7 +271,8 @@ class LocalMethod(ABC):
             yield from self._connect()
 
     def _identity(self) -> dict[str, object]:
-        basic = {"method": type(self).__name__, "sync_every": self.sync_every, "seed": self.seed}
+        method = class_name(type(self))
+        basic = {"method": method, "sync_every": self.sync_every, "seed": self.seed}
         return {**basic, **self.settings(), **_layouts(self.parameters)}
 
 

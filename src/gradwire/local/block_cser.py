@@ -47,8 +47,8 @@ class BlockCSER(LocalMethod):
         self._updates = None if updates is None else self._make_engine(updates, mix(seed, 2))
 
     def settings(self) -> dict[str, object]:
-        errors = {"errors": self._errors.plan.describe()}
-        return {**errors, "updates": self._updates and self._updates.plan.describe()}
+        errors = {"errors": self._errors.plan.identity()}
+        return {**errors, "updates": self._updates and self._updates.plan.identity()}
 
     def planned_ratio(self) -> float:
         """Returns R of 1/R = (1 - 1/H)/R_C2 + 1/(R_C1 H): errors replace the update."""

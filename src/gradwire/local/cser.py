@@ -68,8 +68,8 @@ class CSER(LocalMethod):
         self._buffers: State = {}
 
     def settings(self) -> dict[str, object]:
-        errors = {"errors": self._errors.plan.describe()}
-        return {**errors, "updates": self._updates and self._updates.plan.describe()}
+        errors = {"errors": self._errors.plan.identity()}
+        return {**errors, "updates": self._updates and self._updates.plan.identity()}
 
     def planned_ratio(self) -> float:
         """Returns R of 1/R = 1/R_C2 + 1/(R_C1 H) for this model, dense tensors included."""

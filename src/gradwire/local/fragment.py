@@ -25,6 +25,9 @@ Partition: TypeAlias = int | Sequence[Sequence[str]]
 
 Named: TypeAlias = dict[str, nn.Parameter]
 
+IDLE, IN_FLIGHT, FAILED = range(3)
+"""Status of a fragment's drift: none, one whose mean is due, or one whose mean was not finite."""
+
 
 def partition_parameters(
     method: str, parameters: Mapping[str, nn.Parameter], partition: Partition
@@ -120,6 +123,8 @@ class Fragment:
         self.momentum: State = zeros if outer.momentum else {}
         self.base: State = float_copies(parameters) if alpha is None else {}
         self.drift: State = {}
+        # A tensor, so that it is saved with the drift: zeros in flight are not the same as none.
+        self.status = torch.tensor(IDLE)
         self._buffers: State = {}
 
     def initialize(self) -> None:
@@ -129,14 +134,16 @@ class Fragment:
             if self.base:
                 self.base[name].copy_(copy)
 
-    def drift_or_zeros(self) -> State:
-        """Returns the drift in flight, or zeros if there is none."""
-        if not self.drift:
-            torch._foreach_zero_(self._drift_buffers())
+    def saved_drift(self) -> State:
+        """Returns the buffers of the drift to save or load; they are zeros if none is in flight."""
+        buffers = self._drift_buffers()
+        if int(self.status) != IN_FLIGHT:
+            torch._foreach_zero_(buffers)
         return self.drift
 
     def capture_drift(self) -> None:
         """Computes the drift of the parameters."""
+        self.status.fill_(IN_FLIGHT)
         drifts = self._drift_buffers()
         if self.alpha is None:
             with self._kernel_tensors(drifts) as tensors:
@@ -162,10 +169,12 @@ class Fragment:
         else:
             torch._foreach_sub_(list(self.anchor.values()), steps, alpha=self.outer.rate)
             self._mix_with_anchor(self.alpha)
+        self.status.fill_(IDLE)
         self.drift.clear()
 
     def discard_mean(self) -> None:
         """Drops a mean that is not finite: the next drift is measured from the anchor again."""
+        self.status.fill_(FAILED)
         self.drift.clear()
         for name, base in self.base.items():
             base.copy_(self.anchor[name].to(self.parameters[name].dtype))

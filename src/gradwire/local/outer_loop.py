@@ -16,6 +16,7 @@ from gradwire.base import Compressor, Memory
 from gradwire.checks import check_fraction_below_one, check_positive_fraction, check_whole
 from gradwire.engine.engine import Engine
 from gradwire.errors import ConfigError, NonFiniteError
+from gradwire.identity import identity_of
 from gradwire.local.base import (
     LocalMethod,
     LocalNanPolicy,
@@ -23,7 +24,15 @@ from gradwire.local.base import (
     drift_plan,
     message_ratio,
 )
-from gradwire.local.fragment import Fragment, OuterSGD, Partition, partition_parameters
+from gradwire.local.fragment import (
+    FAILED,
+    IDLE,
+    IN_FLIGHT,
+    Fragment,
+    OuterSGD,
+    Partition,
+    partition_parameters,
+)
 from gradwire.local.workers import Group, Wait
 from gradwire.types import State
 
@@ -110,11 +119,11 @@ class OuterLoopMethod(LocalMethod):
         self._rate = torch.tensor(self._learning_rate(), dtype=torch.float64)
 
     def settings(self) -> dict[str, object]:
-        outer = {"forget_below": self._compression.forget_below, "outer": str(self.outer)}
+        outer = {"forget_below": self._compression.forget_below, "outer": identity_of(self.outer)}
         parts = [list(fragment.parameters) for fragment in self._fragments]
         s = self.streaming
         schedule = {"fragments": parts, "delay": s.delay, "alpha": s.alpha, "ahead": s.ahead}
-        return {**self._fragments[0].engine.plan.describe(), **outer, **schedule}
+        return {**self._fragments[0].engine.plan.identity(), **outer, **schedule}
 
     def planned_ratio(self) -> float:
         """Returns the compression ratio of a sync, times `sync_every`."""
@@ -145,11 +154,12 @@ class OuterLoopMethod(LocalMethod):
         applies, captures = self._is_due(number, self.streaming.delay), self._is_due(number, 0)
         if applies:
             self._wait_for(number)
-            if number in self._failed:
-                fragment.discard_mean()
-                return self._failed.pop(number)
+            if int(fragment.status) == FAILED:
+                fragment.status.fill_(IDLE)
+                resumed = "a parameter was not finite in the sync that was in flight at the save"
+                return self._failed.pop(number, NonFiniteError(resumed))
         # After a failed sync there is no drift in flight.
-        applies = applies and bool(fragment.drift)
+        applies = applies and int(fragment.status) == IN_FLIGHT
         if applies and captures:
             fragment.apply_and_capture()
         elif applies:
@@ -207,11 +217,12 @@ class OuterLoopMethod(LocalMethod):
 
     def _tensors(self) -> dict[str, State]:
         kinds: dict[str, State] = {"anchor": {}, "momentum": {}, "rate": {"last": self._rate}}
-        for fragment in self._fragments:
+        for number, fragment in enumerate(self._fragments):
             kinds["anchor"] |= fragment.anchor
             kinds["momentum"] |= fragment.momentum
             if self.streaming.delay:
-                kinds.setdefault("drift", {}).update(fragment.drift_or_zeros())
+                kinds.setdefault("drift", {}).update(fragment.saved_drift())
+                kinds.setdefault("status", {})[f"fragment{number}"] = fragment.status
             if fragment.base:
                 kinds.setdefault("base", {}).update(fragment.base)
         return kinds

@@ -3,11 +3,11 @@
 Also broadcasts and averages the models of all workers.
 """
 
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Optimizer
 
 from gradwire.comm.base import Collective, CollectiveProgram
@@ -20,34 +20,73 @@ from gradwire.comm.consistency import (
 from gradwire.errors import ConfigError, PeerError
 from gradwire.wire.layout import join, split
 
+_MOST_NAMES = 3
+"""Number of parameters that an error names."""
 
-def trained_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
-    """Returns the optimiser's trainable parameters by name, in the model's order."""
-    if isinstance(model, DDP):
-        raise ConfigError(
-            "the model is a DistributedDataParallel, which communicates at every step; give its "
-            ".module"
-        )
+
+def trained_parameters(
+    method: str, model: nn.Module, optimizer: Optimizer
+) -> dict[str, nn.Parameter]:
+    """Returns the trainable parameters by name, in the model's order.
+
+    Raises ConfigError unless model and optimiser have the same ones, none of them sharded.
+    """
     if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
         raise ConfigError(
             "expected a model and its optimiser, in this order, got "
             f"{type(model).__name__} and {type(optimizer).__name__}"
         )
-    named = dict(model.named_parameters())
-    known, trained = {id(p) for p in named.values()}, {id(p) for p in _trainable(optimizer)}
-    if trained - known:
-        count = len(trained - known)
-        raise ConfigError(f"the optimiser has {count} parameters that are not in the model")
-    found = {name: p for name, p in named.items() if id(p) in trained}
-    if not found:
-        raise ConfigError("the optimiser has no trainable parameter")
-    return found
+    _check_not_sharded(method, model)
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    covered = {id(p): p for p in _trainable(optimizer)}
+    known = {id(p) for p in trainable.values()}
+    outside = [f"one of shape {tuple(p.shape)}" for key, p in covered.items() if key not in known]
+    if outside:
+        raise ConfigError(
+            f"{method}: {len(outside)} trainable parameters of the optimiser are not in the "
+            f"model: {_first(outside)}; pass the model that has them"
+        )
+    missing = [name for name, p in trainable.items() if id(p) not in covered]
+    if missing:
+        raise ConfigError(
+            f"{method}: {len(missing)} trainable parameters of the model are not in the "
+            f"optimiser: {_first(missing)}; they would differ between workers. Pass an optimiser "
+            "that covers them, or freeze them with requires_grad_(False)"
+        )
+    if not trainable:
+        raise ConfigError(f"{method}: the model has no trainable parameter")
+    return trainable
+
+
+def _check_not_sharded(method: str, model: nn.Module) -> None:
+    """Raises ConfigError for DTensors, and for FSDP, which may show plain tensors for a while."""
+    # Importing torch's modules takes half a second, and without them no model can be sharded.
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    sharded = sys.modules.get("torch.distributed.tensor")
+    rule = "local methods do not support sharded parameters yet"
+    for path, module in model.named_modules():
+        if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
+            raise ConfigError(
+                f"{method}: {path or 'the model'} is a FullyShardedDataParallel; {rule}"
+            )
+        if fsdp is not None and isinstance(module, fsdp.FSDPModule):
+            raise ConfigError(
+                f"{method}: {path or 'the model'} is sharded by fully_shard (FSDP2), whose "
+                f"parameters have type DTensor; {rule}"
+            )
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    found = [n for n, t in tensors if sharded is not None and isinstance(t, sharded.DTensor)]
+    if found:
+        raise ConfigError(
+            f"{method}: {len(found)} tensors of the model have type DTensor (FSDP2 or tensor "
+            f"parallelism): {_first(found)}; {rule}"
+        )
 
 
 def check_unchanged(
-    model: nn.Module, optimizer: Optimizer, start: Mapping[str, nn.Parameter]
+    method: str, model: nn.Module, optimizer: Optimizer, start: Mapping[str, nn.Parameter]
 ) -> None:
-    """Raises ConfigError if a parameter was added, frozen or unfrozen since the start."""
+    """Raises ConfigError if the optimiser's trainable parameters have changed since the start."""
     current = {id(p) for p in _trainable(optimizer)}
     initial = {id(p): name for name, p in start.items()}
     if current == initial.keys():
@@ -56,10 +95,30 @@ def check_unchanged(
     names = {id(p): name for name, p in model.named_parameters()}
     new = sorted(names.get(key, "one outside the model") for key in current - initial.keys())
     what = [f"frozen or removed: {gone}"] * bool(gone) + [f"added or unfrozen: {new}"] * bool(new)
-    raise ConfigError(
-        f"parameters have changed since the start ({'; '.join(what)}); end this context on all "
+    raise _changed(method, "; ".join(what))
+
+
+def check_covered(method: str, model: nn.Module, start: Mapping[str, nn.Parameter]) -> None:
+    """Raises ConfigError if the model has trainable parameters that it had not at the start."""
+    known = {id(p) for p in start.values()}
+    if all(id(p) in known for p in model.parameters() if p.requires_grad):
+        return
+    named = model.named_parameters()
+    new = [name for name, p in named if p.requires_grad and id(p) not in known]
+    raise _changed(method, f"trainable but not in the optimiser: {_first(new)}")
+
+
+def _changed(method: str, what: str) -> ConfigError:
+    return ConfigError(
+        f"{method}: parameters have changed since the start ({what}); end this context on all "
         "workers and begin another"
     )
+
+
+def _first(names: Sequence[str]) -> str:
+    """Returns a text with the first names and the number of the others."""
+    rest = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _trainable(optimizer: Optimizer) -> Iterator[nn.Parameter]:

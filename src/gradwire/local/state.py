@@ -1,16 +1,19 @@
 """Statistics and checkpoint state of local methods, as plain numbers and tensors."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from math import hypot
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from gradwire.checkpoint.state import load, own_part, save
+from gradwire.checkpoint.state import all_or_nothing, load, own_part, save
+from gradwire.checks import check_whole
 from gradwire.comm.meter import ring_bytes
 from gradwire.engine.engine import Engine
 from gradwire.errors import ConfigError
+from gradwire.identity import check_saved_identity
 from gradwire.local.workers import Workers
 from gradwire.types import State
 
@@ -29,7 +32,7 @@ def summary(
         "skipped": sum(cast(int, stats["skipped"]) for stats in each),
         "relative_error": sum(cast(float, stats["relative_error"]) for stats in each) / len(each),
         "residual_norm": hypot(*(cast(float, stats["residual_norm"]) for stats in each)),
-        "aside_bytes": workers.aux_meter.sent_bytes,
+        "auxiliary_bytes": workers.aux_meter.sent_bytes,
     }
 
 
@@ -41,26 +44,54 @@ def write_state(
 
 
 def read_state(
-    state: Mapping[str, object], key: str, identity: Mapping[str, object], engines: Sequence[Engine]
-) -> Mapping[str, object]:
-    """Loads the engines' states; returns a worker's own part if its settings are as expected."""
+    state: Mapping[str, object],
+    key: str,
+    identity: Mapping[str, object],
+    engines: Sequence[Engine],
+    tensors: Mapping[str, State],
+) -> tuple[int, int]:
+    """Loads engines and tensors; returns the numbers of steps and syncs.
+
+    Raises ConfigError, and changes nothing, if the state is of other settings or not finite.
+    """
     own = own_part(state, key)
-    for name, value in identity.items():
-        if own.get(name) != value:
-            raise ConfigError(f"state: {name} is {own.get(name)!r}, expected {value!r}")
-    saved = cast(Sequence[Mapping[str, object]], own["engines"])
-    for engine, engine_state in zip(engines, saved, strict=True):
-        load(engine, engine_state)
-    return own
-
-
-def load_tensors(targets: Mapping[str, State], saved: Mapping[str, State]) -> None:
-    """Copies saved tensors into those of the method."""
-    for kind, some in targets.items():
-        if saved.get(kind, {}).keys() != some.keys():
-            raise ConfigError(f"state: {kind} has {[*saved.get(kind, {})]}, expected {[*some]}")
+    check_saved_identity("", own.get("identity"), identity)
+    for name in ("steps", "syncs"):
+        check_whole("state", name, own.get(name), 0)
+    saved_tensors, saved_engines = own.get("tensors"), own.get("engines")
+    for kind, some in tensors.items():
+        found = saved_tensors.get(kind) if isinstance(saved_tensors, Mapping) else None
+        _check_tensors(kind, some, found)
+    if not isinstance(saved_engines, Sequence) or len(saved_engines) != len(engines):
+        raise ConfigError(f"state: expected the states of {len(engines)} engines")
+    with ExitStack() as undo:
+        for engine in engines:
+            undo.enter_context(all_or_nothing(engine))
+        for engine, engine_state in zip(engines, saved_engines, strict=True):
+            load(engine, engine_state)
+    for kind, some in tensors.items():
         for name, tensor in some.items():
-            tensor.copy_(saved[kind][name])
+            tensor.copy_(cast(Mapping[str, State], saved_tensors)[kind][name])
+    return cast(int, own["steps"]), cast(int, own["syncs"])
+
+
+def _check_tensors(kind: str, targets: State, saved: object) -> None:
+    """Raises ConfigError unless there are saved tensors for all targets, and they are finite."""
+    found = saved if isinstance(saved, Mapping) else {}
+    for name in [*targets, *found]:
+        tensor, target = found.get(name), targets.get(name)
+        if target is None:
+            raise ConfigError(f"state: {kind} has {name!r}, which this method does not have")
+        if not isinstance(tensor, Tensor):
+            raise ConfigError(f"state: {kind} of {name!r} must be a tensor, got {tensor!r:.40}")
+        if (tensor.shape, tensor.dtype) != (target.shape, target.dtype):
+            got, wanted = (f"{tuple(t.shape)} {t.dtype}" for t in (tensor, target))
+            raise ConfigError(f"state: {kind} of {name!r} is {got}, expected {wanted}")
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise ConfigError(
+                f"state: {kind} of {name!r} has entries that are not finite; load an earlier "
+                "checkpoint"
+            )
 
 
 def float_copies(tensors: Mapping[str, Tensor], device: str | None = None) -> State:

@@ -88,15 +88,7 @@ class ProcessGroupWorkers(Workers):
     """The ranks of a process group, which communicate in a group of their own."""
 
     def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
-        if not dist.is_initialized():
-            raise ConfigError(
-                "there is no process group: call torch.distributed.init_process_group, or pass a "
-                "worker of gradwire.local.simulated(workers)"
-            )
-        group = dist.group.WORLD if group is None else group
-        assert group is not None
-        check_member(group)
-        lease = lease_group(group, device)
+        lease = lease_group(_process_group(group), device)
         # After a clean end the next user may have the group.
         self._release = finalize(self, lease.release)
         self._comm, self._aux_comm = ProcessGroupComm(lease.group), ProcessGroupComm(lease.group)
@@ -202,9 +194,29 @@ def simulated(workers: int) -> list[SimulatedWorker]:
     return [SimulatedWorker(simulation, rank) for rank in range(workers)]
 
 
-Group: TypeAlias = dist.ProcessGroup | SimulatedWorker | None
+Group: TypeAlias = dist.ProcessGroup | Workers | None
 """The workers that take part; None means all ranks of torch's default group."""
 
 
+def ranks_of(group: Group) -> list[int]:
+    """Returns the global ranks of a process group; other workers have none."""
+    if isinstance(group, Workers):
+        return []
+    return dist.get_process_group_ranks(_process_group(group))
+
+
+def _process_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """Returns the group, or torch's default one for None; raises ConfigError if it is unusable."""
+    if not dist.is_initialized():
+        raise ConfigError(
+            "there is no process group: call torch.distributed.init_process_group, or pass a "
+            "worker of gradwire.local.simulated(workers)"
+        )
+    group = dist.group.WORLD if group is None else group
+    assert group is not None
+    check_member(group)
+    return group
+
+
 def workers_of(group: Group, device: torch.device) -> Workers:
-    return group if isinstance(group, SimulatedWorker) else ProcessGroupWorkers(group, device)
+    return group if isinstance(group, Workers) else ProcessGroupWorkers(group, device)
