@@ -1,5 +1,8 @@
 """The adviser: its choice among constructed options, rated risks, and a whole job of real ranks."""
 
+from copy import deepcopy
+from typing import Any
+
 import advise_jobs as jobs
 import pytest
 import small_model
@@ -12,6 +15,7 @@ from gradwire.errors import ConfigError
 from gradwire.perfmodel.accuracy_risk import Level, Risk, assess_risk, measure_error
 from gradwire.perfmodel.advise import Advice, Option, predict_options, rank_options
 from gradwire.perfmodel.compute import Compute
+from gradwire.perfmodel.optimizers import find_optimizer, is_adaptive
 from gradwire.perfmodel.overlap import StepTimes
 from gradwire.perfmodel.predict import Prediction
 from processes import Ranks
@@ -111,7 +115,7 @@ def test_compression_is_recommended_on_a_slow_network_only(compute: Compute) -> 
     compresses = []
     for rate_bits in (1e13, 1e6):
         network = Network(LinkModel(0.0, rate_bits))
-        options = predict_options(plans, compute, TENSORS, 4, network, cores=float("inf"))
+        options = predict_options(plans, compute, TENSORS, 4, network, float("inf"), False)
         compresses.append(rank_options("here", options).compresses)
     assert compresses == [False, True]
 
@@ -135,7 +139,50 @@ def test_risk_is_rated_by_kind_and_error(
     spec: str, memory: str | None, error: float, level: str
 ) -> None:
     plan = make_plan(spec, memory, "auto", TENSORS.values(), 4)
-    assert assess_risk(plan, error, size=4).level == level
+    assert assess_risk(plan, error, size=4, adaptive=False).level == level
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "level"),
+    [
+        ("none", 0.0, "none"),
+        ("int4", 0.1, "low"),
+        ("powersgd:rank=4", 0.8, "medium"),
+        ("topk:ratio=0.01", 0.8, "high"),
+        ("efsign", 0.6, "high"),
+        ("qsgd:bits=4", 0.4, "low"),
+    ],
+)
+def test_adaptive_optimizers_raise_the_risk_of_late_entries(
+    spec: str, error: float, level: str
+) -> None:
+    plan = make_plan(spec, None, "auto", TENSORS.values(), 4)
+    assert assess_risk(plan, error, size=4, adaptive=True).level == level
+
+
+@pytest.mark.parametrize(
+    ("name", "adaptive"),
+    [("sgd", False), ("adam", True), ("AdamW", True), ("rmsprop", True), ("adagrad", True)],
+)
+def test_optimizers_are_found_by_name_and_tested(name: str, adaptive: bool) -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer: Any = find_optimizer(name)
+    built = optimizer([parameter], lr=0.0)
+    parameter.grad = torch.ones(3)
+    built.step()
+    state = deepcopy(built.state_dict())
+    assert is_adaptive(built) == adaptive
+    assert str(built.state_dict()) == str(state)
+    assert (
+        is_adaptive(torch.optim.SGD([parameter], lr=0.1, momentum=0.9, weight_decay=0.1)) is False
+    )
+
+
+def test_unknown_optimizers_are_named() -> None:
+    with pytest.raises(
+        ConfigError, match=r"no optimizer named 'adamv' in torch\.optim; did you mean"
+    ):
+        find_optimizer("adamv")
 
 
 def test_errors_are_measured_on_the_gradients(compute: Compute) -> None:
@@ -164,7 +211,8 @@ def test_ranks_of_a_running_job_agree_on_the_advice(four_ranks: Ranks) -> None:
 def test_wrong_arguments_are_refused_before_measuring(four_ranks: Ranks) -> None:
     assert four_ranks.run(jobs.refusals)[0] == {
         "loss": "advise: loss must be a function of the model, got 3",
-        "optimiser": "advise: optimiser must be a function of the model, got 'sgd'",
+        "optimizer": "advise: optimizer must be a torch.optim.Optimizer or a function of the model "
+        "that makes one, got 'sgd'",
         "group": "process_group: expected a ProcessGroup, got 'world'",
         "one spec": "no compressor named 'nope'; did you mean 'none'?",
         "specs": "advise: specs must be spec strings, got 3",
@@ -174,4 +222,4 @@ def test_wrong_arguments_are_refused_before_measuring(four_ranks: Ranks) -> None
 
 def test_only_a_ddp_model_is_accepted() -> None:
     with pytest.raises(ConfigError, match="expected a DistributedDataParallel, got Linear"):
-        gradwire.advise(torch.nn.Linear(2, 2), lambda model: torch.zeros(()))  # type: ignore[arg-type]
+        gradwire.advise(torch.nn.Linear(2, 2), lambda model: torch.zeros(()), torch.optim.SGD)  # type: ignore[arg-type]

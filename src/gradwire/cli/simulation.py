@@ -71,6 +71,10 @@ def advise(
         str | None,
         typer.Option(help="A workload of `gradwire bench workloads`, instead of --model."),
     ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(help="Class of torch.optim that trains --model, such as sgd or adamw."),
+    ] = None,
     workers: Annotated[int, typer.Option(help="Number of workers, one per machine.")] = 8,
     rate: Annotated[str | None, typer.Option(help="Rate of every link, such as 1gbit.")] = None,
     latency: Latency = "0.1ms",
@@ -90,17 +94,22 @@ def advise(
 
     if rate is None:
         raise ConfigError(
-            "advise: give the links' --rate such as 1gbit, or let gradwire.advise(ddp_model, loss) "
-            "probe them in a running job"
+            "advise: give the links' --rate such as 1gbit, or let "
+            "gradwire.advise(ddp_model, loss, optimizer) probe them in a running job"
         )
     if (model is None) == (workload is None):
         raise ConfigError("advise: give either --model module:function or --workload NAME")
+    if (model is None) != (optimizer is None):
+        raise ConfigError(
+            "advise: give --optimizer such as sgd or adamw with --model, and only there: the risk "
+            "of a method depends on it, and a workload has its own"
+        )
     check_device(device)
     links, cases = parse_links(rate, latency, None), split_cases(case or SPECS)
     if json is not None:
         check_writable(json)
-    if model is not None:
-        measured = measure_named(model, shape, device)
+    if model is not None and optimizer is not None:
+        measured = measure_named(model, shape, device, optimizer)
     else:
         measured = measure_workload(parse_workload(workload or "", data, device))
     advice = advise_on(measured, cases, workers, links)

@@ -1,8 +1,8 @@
 """Accuracy risk of a method, estimated from its compression error on real gradients.
 
 The relative error is the norm of what one step does not send, over the norm of gradient plus
-residual. Its effect depends on the kind of method, so both are rated together. The rating is a rule
-of thumb; only a training run gives certainty.
+residual. Its effect depends on the kind of method and of the optimiser, so all are rated together.
+The rating is a rule of thumb; only a training run gives certainty.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,6 +21,8 @@ from gradwire.simulate import Simulation
 Level: TypeAlias = Literal["none", "low", "medium", "high"]
 LEVELS: tuple[Level, ...] = ("none", "low", "medium", "high")
 _NODES = 2
+_SENT_AT_ONCE = 0.9
+"""Share above which an adaptive optimiser hardly notices the rest."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,11 @@ class Risk:
         return f"{self.level} ({self.why})"
 
 
-def assess_risk(plan: Plan, error: float, size: int) -> Risk:
-    """Rates a relative error that was measured with two workers, for `size` of them."""
+def assess_risk(plan: Plan, error: float, size: int, adaptive: bool) -> Risk:
+    """Rates a relative error that was measured with two workers, for `size` of them.
+
+    `adaptive`: the optimiser rescales every entry, as Adam does.
+    """
     traits = plan.compressor.traits()
     if plan.compressor.family == "dense":
         return Risk("none", error, "sends everything")
@@ -43,7 +48,8 @@ def assess_risk(plan: Plan, error: float, size: int) -> Risk:
     if traits.suits_small_tensors:
         return Risk("none" if error < 0.01 else "low", error, "rounds to 16 bits")
     if plan.memory.needs_contraction:
-        return Risk(_delay_level(error), error, f"{1 - error**2:.0%} sent at once, the rest later")
+        level = _adaptive_level(plan, error) if adaptive else _delay_level(error)
+        return Risk(level, error, f"{1 - error**2:.0%} sent at once, the rest later")
     if traits.unbiased:
         noise = error * sqrt(_NODES / size)
         return Risk(_noise_level(noise), error, f"noise of {noise:.2g} times the gradient")
@@ -54,6 +60,18 @@ def _delay_level(error: float) -> Level:
     """Rates a method with a residual, which loses nothing, by the share that it sends at once."""
     sent = 1 - error**2
     return "low" if sent >= 0.3 else "medium" if sent >= 0.05 else "high"
+
+
+def _adaptive_level(plan: Plan, error: float) -> Level:
+    """Rates a method with a residual under an optimiser that divides by running magnitudes.
+
+    What arrives late arrives at once, in the magnitude too, so that the steps of such entries are
+    too short (docs/studies.md, the study gpt-adamw): nearly all must be sent at once. A low-rank
+    method sends a part of every entry at every step, and loses less.
+    """
+    if 1 - error**2 >= _SENT_AT_ONCE:
+        return "low"
+    return "medium" if plan.compressor.family == "low rank" else "high"
 
 
 def _noise_level(noise: float) -> Level:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
 from gradwire.comm.base import Comm
 from gradwire.comm.cost_model import Network
@@ -18,6 +18,7 @@ from gradwire.engine.plan import Plan, make_plan
 from gradwire.errors import ConfigError
 from gradwire.perfmodel.accuracy_risk import LEVELS, Risk, assess_risk, measure_error
 from gradwire.perfmodel.compute import Compute, measure
+from gradwire.perfmodel.optimizers import is_adaptive
 from gradwire.perfmodel.overlap import StepTimes
 from gradwire.perfmodel.predict import Prediction, predict_plan
 from gradwire.perfmodel.probe import cores_per_thread, local_workers, mean_over_ranks, probe
@@ -167,14 +168,18 @@ def predict_options(
     size: int,
     network: Network,
     cores: float,
+    adaptive: bool,
 ) -> list[Option]:
-    """Predicts cost and risk of each plan, in the order given."""
+    """Predicts cost and risk of each plan, in the order given.
+
+    `adaptive`: the optimiser rescales every entry, as Adam does.
+    """
     return [
         Option(
             spec,
             str(plan.exchange),
             predict_plan(plan, compute, tensors, size, network, cores),
-            assess_risk(plan, measure_error(plan, tensors, compute.steps), size),
+            assess_risk(plan, measure_error(plan, tensors, compute.steps), size, adaptive),
         )
         for spec, plan in plans.items()
     ]
@@ -188,26 +193,31 @@ def rank_options(setting: str, options: Sequence[Option]) -> Advice:
 def advise(
     model: DDP,
     loss: Callable[[nn.Module], Tensor],
+    optimizer: Optimizer | Callable[[nn.Module], Optimizer],
     *,
-    optimiser: Callable[[nn.Module], Optimizer] | None = None,
     specs: Sequence[str] | str = SPECS,
     process_group: dist.ProcessGroup | None = None,
 ) -> Advice:
     """Returns a ranked table of methods for this model on the links between its ranks; `print` it.
 
     Call it on all ranks, between two steps: it probes their links, and measures a copy of the model
-    with `loss(copy)` and the methods on its gradients. `optimiser(copy)` makes the optimiser whose
-    step is timed; the default is plain SGD. All ranks return the same.
+    with `loss(copy)` and the methods on its gradients. `optimizer` is the one that trains the
+    model, which is copied too, or a function of the copy that makes one: its step is timed, and the
+    risk of a method depends on its kind. All ranks return the same.
     """
     if not isinstance(model, DDP):
         raise ConfigError(f"advise: expected a DistributedDataParallel, got {type(model).__name__}")
-    _check_callable("loss", loss)
-    if optimiser is not None:
-        _check_callable("optimiser", optimiser)
+    if not callable(loss):
+        raise ConfigError(f"advise: loss must be a function of the model, got {loss!r}")
+    if not isinstance(optimizer, Optimizer) and not callable(optimizer):
+        raise ConfigError(
+            "advise: optimizer must be a torch.optim.Optimizer or a function of the model that "
+            f"makes one, got {optimizer!r}"
+        )
     group = model.process_group if process_group is None else process_group
     check_member(group)
     comm = ProcessGroupComm(group)
-    copy = deepcopy(model.module)
+    copy, built = _copies(model.module, optimizer)
     tensors: dict[str, Tensor] = {n: p for n, p in copy.named_parameters() if p.requires_grad}
     device = next(iter(tensors.values())).device
     # Built first, so that a wrong spec is refused before the measurements, which take a while.
@@ -217,10 +227,12 @@ def advise(
     }
     network = probe(comm, device)
     cores = cores_per_thread(local_workers(comm, device), device)
-    built = SGD(copy.parameters(), lr=0.0) if optimiser is None else optimiser(copy)
+    adaptive = is_adaptive(built)
     compute = measure(copy, lambda net, step: loss(net), lambda: _update(built))
-    options = predict_options(plans, compute, tensors, comm.size, network, cores)
-    averaged = [_mean_option(comm, device, option, plans[option.spec]) for option in options]
+    options = predict_options(plans, compute, tensors, comm.size, network, cores, adaptive)
+    averaged = [
+        _mean_option(comm, device, option, plans[option.spec], adaptive) for option in options
+    ]
     count = sum(tensor.numel() for tensor in tensors.values())
     links = network.link.describe()
     return rank_options(
@@ -230,9 +242,15 @@ def advise(
     )
 
 
-def _check_callable(key: str, value: object) -> None:
-    if not callable(value):
-        raise ConfigError(f"advise: {key} must be a function of the model, got {value!r}")
+def _copies(
+    module: nn.Module, optimizer: Optimizer | Callable[[nn.Module], Optimizer]
+) -> tuple[nn.Module, Optimizer]:
+    """Returns a copy of the model, and an optimiser of that copy."""
+    if isinstance(optimizer, Optimizer):
+        # Copied together, so that the new optimiser holds the new parameters.
+        return deepcopy((module, optimizer))
+    copy = deepcopy(module)
+    return copy, optimizer(copy)
 
 
 def _as_list(specs: Sequence[str] | str) -> Sequence[str]:
@@ -243,13 +261,17 @@ def _as_list(specs: Sequence[str] | str) -> Sequence[str]:
     return several
 
 
-def _update(optimiser: Optimizer) -> None:
-    optimiser.step()
+def _update(optimizer: Optimizer) -> None:
+    optimizer.step()
 
 
-def _mean_option(comm: Comm, device: torch.device, option: Option, plan: Plan) -> Option:
+def _mean_option(
+    comm: Comm, device: torch.device, option: Option, plan: Plan, adaptive: bool
+) -> Option:
     """Returns the option with times and error averaged over all ranks."""
     own = [*option.prediction.times, option.risk.relative_error]
     *times_s, error = mean_over_ranks(comm, device, own)
     prediction = replace(option.prediction, times=StepTimes(*times_s))
-    return replace(option, prediction=prediction, risk=assess_risk(plan, error, comm.size))
+    return replace(
+        option, prediction=prediction, risk=assess_risk(plan, error, comm.size, adaptive)
+    )

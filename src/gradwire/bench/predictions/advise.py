@@ -8,20 +8,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD
+from torch.optim import Optimizer
 
 from gradwire.bench.machine import machine_facts
 from gradwire.bench.predictions.forecast_records import Setting
 from gradwire.bench.predictions.measured_model import MeasuredModel, measure_model, plan_of
-from gradwire.bench.predictions.simulate import Links
+from gradwire.bench.predictions.simulate import MAX_WORKERS, Links
 from gradwire.bench.records.files import append
+from gradwire.checks import check_whole
 from gradwire.comm.cost_model import format_rate
 from gradwire.errors import ConfigError
 from gradwire.perfmodel.advise import BITS16, FP32, Advice, predict_options, rank_options
+from gradwire.perfmodel.optimizers import find_optimizer, is_adaptive
 from gradwire.perfmodel.probe import cores_per_thread
 
 
@@ -32,15 +34,19 @@ class ModelAndLoss(NamedTuple):
     loss: Callable[[nn.Module], Tensor]
 
 
-def measure_named(name: str, input_shape: str | None, device: str) -> MeasuredModel:
-    """Measures the model that `module:function` builds, with a step of plain SGD."""
+def measure_named(
+    name: str, input_shape: str | None, device: str, optimizer_name: str
+) -> MeasuredModel:
+    """Measures the model that `module:function` builds, with a step of the named optimiser."""
+    optimizer_class = find_optimizer(optimizer_name)
     model, loss = named_model(name, input_shape, device)
-    optimiser = SGD(model.parameters(), lr=0.0)
+    # Constructed as every class of torch.optim can be; their common base needs the defaults too.
+    optimizer: Optimizer = cast(Any, optimizer_class)(model.parameters(), lr=0.0)
 
     def step() -> None:
-        optimiser.step()
+        optimizer.step()
 
-    return measure_model(name, model, lambda net, number: loss(net), step)
+    return measure_model(name, model, lambda net, number: loss(net), step, is_adaptive(optimizer))
 
 
 def named_model(name: str, input_shape: str | None, device: str) -> ModelAndLoss:
@@ -116,13 +122,14 @@ def _random_loss(name: str, shape: tuple[int, ...], device: str) -> Callable[[nn
 
 def advise_on(measured: MeasuredModel, cases: Sequence[str], workers: int, links: Links) -> Advice:
     """Ranks methods by their predicted step, with one worker per machine like this one."""
-    if workers < 2:
-        raise ConfigError(f"advise: workers must be at least 2, got {workers}")
+    check_whole("advise", "workers", workers, 2, MAX_WORKERS)
     network = links.network()
     names = dict.fromkeys((FP32, BITS16, *cases))
     plans = {name: plan_of(name, measured.tensors, workers) for name in names}
     cores = cores_per_thread(1, measured.device)
-    options = predict_options(plans, measured.compute, measured.tensors, workers, network, cores)
+    options = predict_options(
+        plans, measured.compute, measured.tensors, workers, network, cores, measured.adaptive
+    )
     setting = (
         f"{measured.title}: {measured.parameters / 1e6:.3g} M parameters on {measured.device}, "
         f"{measured.compute.compute_s * 1e3:.3g} ms a step without exchange; {workers} workers, "

@@ -15,6 +15,7 @@ from gradwire.engine.plan import Plan, make_plan
 from gradwire.errors import ConfigError
 from gradwire.perfmodel.compute import Compute, Loss, Update, measure
 from gradwire.perfmodel.exchange_cost import ExchangeCost, measure_exchange
+from gradwire.perfmodel.optimizers import is_adaptive
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class MeasuredModel:
     title: str
     tensors: Mapping[str, Tensor]
     compute: Compute
+    adaptive: bool = False
+    """Whether its optimiser rescales every entry of the gradient, as Adam does."""
     _exchange_costs: dict[tuple[Plan, int], ExchangeCost] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -70,14 +73,15 @@ def measure_workload(
     def step() -> None:
         update(workload, model, optimiser, 0, 1)
 
-    return measure_model(workload.title, model, loss, step)
+    return measure_model(workload.title, model, loss, step, is_adaptive(optimiser))
 
 
-def measure_model(title: str, model: nn.Module, loss: Loss, step: Update) -> MeasuredModel:
+def measure_model(
+    title: str, model: nn.Module, loss: Loss, step: Update, adaptive: bool
+) -> MeasuredModel:
     compute = measure(model, loss, step)
-    return MeasuredModel(
-        title, {n: p for n, p in model.named_parameters() if p.requires_grad}, compute
-    )
+    tensors = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    return MeasuredModel(title, tensors, compute, adaptive)
 
 
 def controller_of(text: str) -> Controller | None:

@@ -11,9 +11,9 @@ from gradwire.bench.predictions.measured_model import MeasuredModel, measure_wor
 from gradwire.bench.records.files import append, check_writable
 from gradwire.bench.records.schema import BASELINE, ForecastRecord
 from gradwire.bench.workloads.base import Workload
+from gradwire.checks import check_whole
 from gradwire.comm.cost_model import LinkModel, Network, format_rate
 from gradwire.engine.plan import Plan
-from gradwire.errors import ConfigError
 from gradwire.perfmodel.predict import Prediction, predict_measured
 from gradwire.perfmodel.probe import cores_per_thread
 
@@ -25,6 +25,9 @@ CASES = (
     "topk:ratio=0.01",
     "powersgd:rank=1",
 )
+
+MAX_WORKERS = 1_000_000
+"""Predictions list the messages of all workers, which takes about a kilobyte each."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,8 @@ class SimulateBench:
     command: str
 
     def __post_init__(self) -> None:
-        if small := [n for n in self.workers if n < 1]:
-            raise ConfigError(f"simulate: workers must be at least 1, got {small[0]}")
+        for workers in self.workers:
+            check_whole("simulate", "workers", workers, 1, MAX_WORKERS)
 
     def run(self, console: Console) -> None:
         self.check_writable()
