@@ -132,6 +132,71 @@ def replicas_job(spec: str, factor: float | None) -> tuple[dict[str, Tensor], bo
     return first, same, weights(model)
 
 
+MICRO_BATCHES = 4
+
+
+def accumulate(model: Any, steps: int, setters: tuple[str, ...]) -> None:
+    """Adds up gradients of micro-batches; the setters are True at the last one of each step."""
+    for i in range(steps * MICRO_BATCHES):
+        for setter in setters:
+            getattr(model, setter)((i + 1) % MICRO_BATCHES == 0)
+        (loss_of(model, i) / MICRO_BATCHES).backward()
+
+
+def unsent_mean(shards: gradwire.Shards, name: str, mesh: DeviceMesh) -> Tensor:
+    """Returns the mean over replicas of what waits to be sent of a parameter's shard."""
+    lane = shards._engine.lanes[name]
+    unsent = lane.memory.unsent(lane.memory_state)
+    mean = torch.zeros(lane.ctx.numel) if unsent is None else unsent.detach().clone()
+    dist.all_reduce(mean, group=mesh.get_group())
+    return mean / mesh.size()
+
+
+def accumulated_replicas_job(spec: str, setters: tuple[str, ...]) -> tuple[int, int, float]:
+    """Returns exchanges, collectives, and the largest error against FSDP2's own replicas.
+
+    What waits in residuals counts as sent.
+    """
+    mesh = both()
+    native, model = sharded(mesh), sharded(mesh["shard"])
+    shards = gradwire.attach_fsdp(model, spec, replicas=mesh["replicate"], nan_policy="ignore")
+    # FSDP2 drops its partial sums at the end of a pass unless it knows that others follow.
+    accumulate(native, 2, ("set_requires_all_reduce", "set_is_last_backward"))
+    accumulate(model, 2, setters)
+    error = 0.0
+    own, pairs = dict(model.named_parameters()), native.named_parameters()
+    for name, expected in pairs:
+        theirs: Any = expected.grad
+        ours: Any = own[name].grad
+        unsent = unsent_mean(shards, name, mesh["replicate"])
+        found = ours.to_local().reshape(-1) + unsent[: ours.to_local().numel()]
+        difference = found - theirs.to_local().reshape(-1)
+        error = max(error, float(difference.abs().max()) if difference.numel() else 0.0)
+    stats: Any = shards.stats()
+    shards.detach()
+    return stats["steps"], shards._comm.meter.calls, error
+
+
+def partial_sums_job() -> tuple[str, bool, str, bool]:
+    """Detaches, and steps in backward, while partial sums of micro-batches wait."""
+    mesh = both()
+    model: Any = sharded(mesh["shard"])
+    shards = gradwire.attach_fsdp(model, "none", replicas=mesh["replicate"])
+    model.set_requires_all_reduce(False)
+    loss_of(model, 0).backward()
+    text, attached = failure_of(shards.detach), shards._is_attached()
+    model.set_requires_all_reduce(True)
+    loss_of(model, 1).backward()
+    same = close(grads(model), dense_mean(2))
+    shards.detach()
+    stepping: Any = sharded(mesh["shard"])
+    shards = gradwire.attach_fsdp(stepping, "none", replicas=mesh["replicate"])
+    stepping[4].bias.register_post_accumulate_grad_hook(lambda _: None)
+    stepping.set_requires_all_reduce(False)
+    hooked = failure_of(loss_of(stepping, 0).backward)
+    return text, attached, hooked, same
+
+
 def resume_job(spec: str) -> tuple[bool, bool]:
     """Returns whether residuals of shards survive a checkpoint, and a switch."""
     model = sharded()

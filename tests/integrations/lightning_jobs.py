@@ -8,8 +8,9 @@ from ddp_jobs import failure_of
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader
 from trainer_jobs import SPEC, ResumeResult, dataset, flat_state, mlp, record_rates, weights
 
@@ -29,6 +30,24 @@ class Classifier(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+class ShardedClassifier(Classifier):
+    """A model under FSDP2, which compresses its gradients itself if it has a spec."""
+
+    shards: gradwire.Shards | None = None
+
+    def __init__(self, spec: str | None) -> None:
+        Classifier.__init__(self)
+        self.spec = spec
+
+    def configure_model(self) -> None:
+        assert self.device_mesh is not None
+        fully_shard(self.layers, mesh=self.device_mesh["data_parallel"])
+
+    def on_fit_start(self) -> None:
+        if self.spec is not None:
+            self.shards = gradwire.attach_fsdp(self, self.spec)
 
 
 class Probe(Callback):
@@ -161,6 +180,22 @@ def scaler_job(folder: str) -> object:
     [own] = link.state_dict().values()
     assert isinstance(own, dict)
     return own["loss_scale"]
+
+
+def sharded_job(folder: str) -> tuple[str, object]:
+    """Returns the callback's refusal of an FSDP2 model, and the steps of what it hints at."""
+    as_torchrun()
+
+    def fit(model: LightningModule, *callbacks: Callback) -> None:
+        strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+        options = {"strategy": strategy, "enable_checkpointing": False, "max_epochs": 1}
+        trainer_of(Path(folder), "none", *callbacks, **options).fit(model, loader())
+
+    refused = failure_of(lambda: fit(ShardedClassifier(None), GradwireCallback(SPEC)))
+    model = ShardedClassifier(SPEC)
+    fit(model)
+    assert model.shards is not None
+    return refused, model.shards.stats()["steps"]
 
 
 def refusals_job(folder: str) -> dict[str, str]:

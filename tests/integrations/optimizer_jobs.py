@@ -1,7 +1,9 @@
 """Jobs of the optimiser-side tests. Each runs on every rank."""
 
+import copy
 import gc
 import io
+import pickle
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -44,8 +46,8 @@ def against_link_job(spec: str) -> tuple[bool, bool]:
     link = gradwire.attach(ddp, spec)
     loss_of(ddp, 0).backward()
     message_bytes: list[Any] = [handle.stats()["message_bytes"] for handle in (reducer, link)]
-    # One byte per parameter flags missing gradients, and 8 are the digest of its values.
-    extra_bytes = 9 * len(grads(model))
+    # One byte per parameter flags missing gradients.
+    extra_bytes = len(grads(model))
     link.detach()
     same = all(torch.equal(g, grads(ddp.module)[n]) for n, g in grads(model).items())
     return same, message_bytes[0] == message_bytes[1] + extra_bytes
@@ -79,10 +81,11 @@ def wrapped_job(how: str) -> Tensor:
     model = mlp()
     if how == "named":
         optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1)
-        reducer = gradwire.wrap_optimizer(optimizer, "topk:ratio=0.1")
+        optimizer = gradwire.wrap_optimizer(optimizer, "topk:ratio=0.1")
     else:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        reducer = gradwire.wrap_optimizer(optimizer, "topk:ratio=0.1", model=model)
+        optimizer = gradwire.wrap_optimizer(optimizer, "topk:ratio=0.1", model=model)
+    reducer = gradwire.handle_of(optimizer)
     for step in range(3):
         optimizer.zero_grad()
         loss_of(model, step).backward()
@@ -97,6 +100,49 @@ def wrapped_job(how: str) -> Tensor:
     return before
 
 
+def same_optimizer_job() -> dict[str, bool]:
+    """Returns what holds of a wrapped optimiser, its copies, and after `detach`."""
+    model = mlp()
+    plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = gradwire.wrap_optimizer(plain, "topk:ratio=0.1", model=model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    loss_of(model, 0).backward()
+    optimizer.step()
+    scheduler.step()
+    file = io.BytesIO()
+    torch.save(optimizer, file)
+    file.seek(0)
+    copies = {
+        "deepcopy": copy.deepcopy(optimizer),
+        "pickle": pickle.loads(pickle.dumps(optimizer)),
+        "file": torch.load(file, weights_only=False),
+    }
+    if dist.get_rank() == 0:
+        # A copy that still averaged its gradients would wait for the other ranks.
+        for each in copies.values():
+            each.step()
+    handle = gradwire.handle_of(optimizer)
+    state = pickle.loads(pickle.dumps(optimizer.state_dict()))
+    optimizer.load_state_dict(state)
+    found = {
+        "same": optimizer is plain,
+        "attribute": vars(optimizer)["gradwire"] is handle,
+        "scheduled": optimizer.param_groups[0]["lr"] == 0.05,
+        "copies": not any("gradwire" in vars(each) for each in copies.values()),
+        "state": state.keys() == {"state", "param_groups"},
+        "loaded": gradwire.handle_of(optimizer) is handle,
+        "counted": handle.stats()["steps"] == 1,
+    }
+    handle.detach()
+    if dist.get_rank() == 0:
+        optimizer.step()
+    found["detached"] = "gradwire" not in vars(optimizer)
+    again = gradwire.wrap_optimizer(optimizer, "efsign", model=model)
+    found["again"] = gradwire.handle_of(again) is not handle
+    gradwire.handle_of(again).detach()
+    return found
+
+
 def later_job() -> tuple[str, str]:
     """Returns the errors where parameters are trained that were frozen at the start."""
     model = mlp()
@@ -106,10 +152,10 @@ def later_job() -> tuple[str, str]:
     unfrozen = failure_of(reducer.reduce)
     reducer.detach()
     optimizer = torch.optim.SGD(list(model.parameters())[:-1], lr=0.1)
-    wrapped = gradwire.wrap_optimizer(optimizer, "topk:ratio=0.1", model=model)
+    gradwire.wrap_optimizer(optimizer, "topk:ratio=0.1", model=model)
     optimizer.add_param_group({"params": [last]})
     added = failure_of(optimizer.step)
-    wrapped.detach()
+    gradwire.handle_of(optimizer).detach()
     return unfrozen, added
 
 
@@ -187,9 +233,9 @@ def refusals_job() -> dict[str, str]:
     found["strange"] = failure_of(lambda: gradwire.wrap_optimizer(sgd, "efsign", model=mlp()))
     other = mlp()
     lbfgs = torch.optim.LBFGS(other.parameters())
-    wrapped = gradwire.wrap_optimizer(lbfgs, "efsign", model=other)
+    gradwire.wrap_optimizer(lbfgs, "efsign", model=other)
     found["closure"] = failure_of(lambda: lbfgs.step(lambda: 0.0))
-    wrapped.detach()
+    gradwire.handle_of(lbfgs).detach()
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
     found["mesh"] = failure_of(lambda: gradwire.Reducer(mlp(), "efsign", process_group=mesh))
     drifted = mlp()
@@ -200,14 +246,26 @@ def refusals_job() -> dict[str, str]:
     return found
 
 
+class _Outer(torch.optim.Optimizer):
+    """An optimiser around another one that skips torch's constructor, as Accelerate's does."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.param_groups = inner.param_groups
+
+
 def wrong_types_job() -> dict[str, str]:
     others, model = dist.new_group([1, 2, 3]), mlp()
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    wrapped = gradwire.wrap_optimizer(sgd, "efsign", model=model)
+    gradwire.wrap_optimizer(sgd, "efsign", model=model)
+    handle = gradwire.handle_of(sgd)
+    other = torch.optim.SGD(model.parameters(), lr=0.1)
     bad: dict[str, Callable[[], Any]] = {
         "model": lambda: gradwire.wrap_optimizer(mlp(), "efsign"),  # type: ignore[arg-type]
-        "wrapped": lambda: gradwire.wrap_optimizer(wrapped, "efsign"),  # type: ignore[arg-type]
+        "handle": lambda: gradwire.wrap_optimizer(handle, "efsign"),  # type: ignore[type-var]
         "again": lambda: gradwire.wrap_optimizer(sgd, "efsign", model=model),
+        "other": lambda: gradwire.wrap_optimizer(other, "efsign", model=model),
+        "not wrapped": lambda: gradwire.handle_of(other),
+        "no hooks": lambda: gradwire.wrap_optimizer(_Outer(other), "efsign", model=model),
         "none": lambda: gradwire.Reducer(None, "efsign"),  # type: ignore[arg-type]
         "names": lambda: gradwire.Reducer(["weight"], "efsign"),  # type: ignore[list-item]
         "seed": lambda: gradwire.Reducer(mlp(), "efsign", seed=1.5),  # type: ignore[arg-type]
@@ -216,7 +274,7 @@ def wrong_types_job() -> dict[str, str]:
     if dist.get_rank() == 0:
         bad["member"] = lambda: gradwire.reduce_gradients(mlp(), "efsign", process_group=others)
     found = {key: failure_of(call) for key, call in bad.items()}
-    wrapped.detach()
+    handle.detach()
     return found
 
 

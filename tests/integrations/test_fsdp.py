@@ -17,7 +17,6 @@ def test_a_compressed_reduce_scatter_trains(four_ranks: Ranks, spec: str) -> Non
     for weights, losses, ratio, name in results:
         assert torch.equal(weights, results[0][0])
         assert losses[-1] < losses[0]
-        # Compared with an all-reduce, of which a reduce-scatter is half.
         assert ratio > 3
         assert gradwire.parse(name) == gradwire.parse(spec)
 
@@ -42,6 +41,34 @@ def test_replicas_stay_equal(four_ranks: Ranks, spec: str) -> None:
     assert not results[0][1], "compression should be seen"
     for _, _, weights in results:
         assert torch.equal(weights, results[0][2])
+
+
+SETTERS = {
+    "all-reduce": ("set_requires_all_reduce",),
+    "last": ("set_requires_all_reduce", "set_is_last_backward"),
+    "sync": ("set_requires_gradient_sync",),
+}
+UNITS = 3
+
+
+@pytest.mark.parametrize("spec", ["none", "topk:ratio=0.1"])
+@pytest.mark.parametrize("setters", SETTERS)
+def test_replicas_exchange_once_after_several_micro_batches(
+    four_ranks: Ranks, spec: str, setters: str
+) -> None:
+    results = four_ranks.run(jobs.accumulated_replicas_job, spec, SETTERS[setters])
+    for exchanges, calls, error in results:
+        assert exchanges == 2
+        assert calls == 2 * UNITS
+        assert error < 1e-7
+
+
+def test_partial_sums_of_micro_batches_are_not_lost(four_ranks: Ranks) -> None:
+    for text, attached, hooked, same in four_ranks.run(jobs.partial_sums_job):
+        assert text.startswith("ConfigError: detach: 3 units hold sums of micro-batches that")
+        assert attached
+        assert same
+        assert hooked.startswith("ConfigError: 4.bias: its hook after gradient accumulation would")
 
 
 def test_resume_is_bitwise(four_ranks: Ranks) -> None:

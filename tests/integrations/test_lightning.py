@@ -45,6 +45,16 @@ def test_residuals_follow_the_loss_scale(two_ranks: Ranks, tmp_path: Path) -> No
     assert two_ranks.run(jobs.scaler_job, str(tmp_path)) == [1024, 1024]
 
 
+def test_a_model_under_fsdp_is_referred_to_attach_fsdp(two_ranks: Ranks, tmp_path: Path) -> None:
+    for refused, steps in two_ranks.run(jobs.sharded_job, str(tmp_path)):
+        assert refused == (
+            "ConfigError: GradwireCallback: the model went through fully_shard (FSDP2), which has "
+            "no DistributedDataParallel; leave this out, and call gradwire.attach_fsdp(model, ...) "
+            "when training starts"
+        )
+        assert steps == 4
+
+
 def test_refusals_name_thing_rule_and_value(two_ranks: Ranks, tmp_path: Path) -> None:
     found = two_ranks.run(jobs.refusals_job, str(tmp_path))[0]
     assert "no compressor named 'top_k'; did you mean 'topk'?" in found["spec"]

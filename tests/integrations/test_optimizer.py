@@ -49,6 +49,11 @@ def test_any_optimiser(four_ranks: Ranks, how: str) -> None:
     assert_equal([*four_ranks.run(jobs.wrapped_job, how), expected[0]])
 
 
+def test_a_wrapped_optimiser_is_the_same_object_with_a_handle_on_it(four_ranks: Ranks) -> None:
+    for found in four_ranks.run(jobs.same_optimizer_job):
+        assert all(found.values()), found
+
+
 def test_a_missing_gradient_counts_as_zero(four_ranks: Ranks) -> None:
     results = four_ranks.run(jobs.missing_job)
     assert all(none for none, _ in results)
@@ -96,10 +101,16 @@ def test_refusals_name_thing_rule_and_value(four_ranks: Ranks) -> None:
 
 def test_arguments_of_wrong_types_are_refused_at_the_call(four_ranks: Ranks) -> None:
     found = four_ranks.run(jobs.wrong_types_job)[0]
-    assert "its gradient goes through a Reducer already" in found.pop("again")
+    assert "its gradient goes through a Reducer already" in found.pop("other")
     assert found == {
         "model": "ConfigError: wrap_optimizer: expected a torch.optim.Optimizer, got Sequential",
-        "wrapped": "ConfigError: wrap_optimizer: expected a torch.optim.Optimizer, got Reducer",
+        "handle": "ConfigError: wrap_optimizer: expected a torch.optim.Optimizer, got Reducer",
+        "again": "ConfigError: wrap_optimizer: this optimiser is wrapped already; switch or detach "
+        "its handle, optimizer.gradwire",
+        "not wrapped": "ConfigError: handle_of: this SGD is not wrapped, or was detached since; "
+        "call wrap_optimizer first",
+        "no hooks": "ConfigError: wrap_optimizer: _Outer has no step hooks; wrap the optimiser "
+        "inside it",
         "none": "ConfigError: expected a module or parameters with their names, got None",
         "names": "ConfigError: parameters have no names; pass the model or "
         "model.named_parameters(), got str",

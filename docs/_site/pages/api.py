@@ -75,8 +75,8 @@ def _signature(full: str, item: Any) -> Iterator[str]:
 
 
 def _short(annotated: str) -> str:
-    """Removes module names from types, and the marker of keyword arguments typed by a dict."""
-    annotated = annotated.replace("'Unpack[Options]'", "Options")
+    """Removes module names from types, and the markers of type variables and of typed options."""
+    annotated = annotated.replace("'Unpack[Options]'", "Options").replace("~", "")
     return re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Z])", "", annotated)
 
 

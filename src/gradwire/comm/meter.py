@@ -53,3 +53,8 @@ class Meter:
 def ring_bytes(nbytes: int, size: int) -> int:
     """Returns how many bytes each rank sends in a ring all-reduce."""
     return 2 * (size - 1) * nbytes // size
+
+
+def reduce_scatter_bytes(nbytes: int, size: int) -> int:
+    """Returns how many bytes each rank sends in a reduce-scatter: half a ring all-reduce."""
+    return (size - 1) * nbytes // size

@@ -12,6 +12,7 @@ from gradwire.base import Compressor
 from gradwire.comm.base import run_program
 from gradwire.engine.plan import make_plan
 from gradwire.errors import ConfigError
+from gradwire.integrations.backward_pass import BackwardPass, at_end_of_backward
 from gradwire.integrations.dense_allreduce import reduce_scatter_mean, start_mean
 from gradwire.integrations.fsdp_private import (
     ReduceScatter,
@@ -20,7 +21,7 @@ from gradwire.integrations.fsdp_private import (
     scale_of,
     units_of,
 )
-from gradwire.integrations.handle import Handle, Planner, at_end_of_backward
+from gradwire.integrations.handle import Handle, Planner
 from gradwire.integrations.parameters import check_dense, group_of
 from gradwire.integrations.reduce_scatter import reduce_scatter_plan
 from gradwire.integrations.settings import Options, Settings, settings_of
@@ -48,6 +49,9 @@ class Shards(Handle):
         Handle.__init__(self, group, tensors, names, planner, settings)
         self._units = units
         self._seen: set[str] = set()
+        self._pass = BackwardPass()
+        # Sums of micro-batches that replicas have yet to exchange, by the unit's first parameter.
+        self._partial_sums: dict[str, Tensor] = {}
         self._before: list[tuple[Unit, ReduceScatter]] = []
         self._attached = True
         for unit in units:
@@ -57,6 +61,11 @@ class Shards(Handle):
                 self._before.append((unit, unit.set_reduce_scatter(_ReduceScatterHook(self, unit))))
 
     def _close(self) -> None:
+        if self._partial_sums:
+            raise ConfigError(
+                f"detach: {len(self._partial_sums)} units hold sums of micro-batches that replicas "
+                "have not exchanged; run the last one with set_requires_all_reduce(True) first"
+            )
         self._attached = False
         for unit, comm in self._before:
             unit.set_reduce_scatter(comm)
@@ -66,9 +75,25 @@ class Shards(Handle):
     def _is_attached(self) -> bool:
         return self._attached
 
+    def _is_in_backward(self) -> bool:
+        return self._pass.is_running()
+
+    def _complete_step(self) -> None:
+        if self._pass.has_begun:
+            self._finish()
+
     def _mean(self, unit: Unit, flat: Tensor) -> None:
-        """Replaces a unit's flat shard by its mean over replicas, or the sum if FSDP2 divides."""
+        """Replaces a unit's flat shard by its mean over replicas, or the sum if FSDP2 divides.
+
+        While `set_requires_all_reduce` is False, it is added to a partial sum instead, as FSDP2
+        does with replicas of its own, and FSDP2 is left with zeros.
+        """
         pieces = _split(unit, flat)
+        if not unit.requires_all_reduce():
+            self._add_partial_sum(unit, flat)
+            return
+        if (partial_sum := self._partial_sums.pop(unit.names[0], None)) is not None:
+            flat.add_(partial_sum)
         if self._is_plain_mean():
             self._count_dense(unit, flat)
             start_mean(self._comm, [flat])()
@@ -76,6 +101,20 @@ class Shards(Handle):
             self._exchange(unit, [p.view(s) for p, s in zip(pieces, unit.shapes, strict=True)])
         if unit.divide_factor() is not None:
             flat.mul_(self._comm.size)
+
+    def _add_partial_sum(self, unit: Unit, flat: Tensor) -> None:
+        """Moves a unit's flat shard into its partial sum."""
+        if hooked := unit.hooked_parameters():
+            raise ConfigError(
+                f"{hooked[0]}: its hook after gradient accumulation would see zeros before the "
+                "last micro-batch; use set_requires_gradient_sync, not set_requires_all_reduce"
+            )
+        name = unit.names[0]
+        if name in self._partial_sums:
+            self._partial_sums[name].add_(flat)
+        else:
+            self._partial_sums[name] = flat.clone()
+        flat.zero_()
 
     def _scatter(self, unit: Unit, out: Tensor, flat: Tensor, op: dist.ReduceOp) -> None:
         """Writes this rank's shard of the mean of `flat` to `out`, scaled as `op` requires."""
@@ -109,10 +148,12 @@ class Shards(Handle):
             # A unit reduced twice in one backward pass: the first time was a step of its own.
             self._finish()
         self._seen.add(unit.names[0])
+        self._pass.note_bucket()
         if len(self._seen) == 1:
             at_end_of_backward(lambda: at_end_of_backward(self._finish))
 
     def _finish(self) -> None:
+        self._pass.end()
         if self._seen:
             self._seen.clear()
             self._engine.end_step()
@@ -174,7 +215,9 @@ def attach_fsdp(
     Without `replicas` it compresses the reduce-scatter over the shard mesh: a residual then has
     the size of the whole gradient. With `replicas`, a group or mesh whose ranks hold copies of the
     same shard, it compresses the mean over these: give `fully_shard` the shard mesh only, since
-    with both FSDP2 reduces over replicas by itself. There is one lane per parameter, as with DDP.
+    with both FSDP2 reduces over replicas by itself. While `set_requires_all_reduce` is False,
+    replicas add up the shards of micro-batches and exchange the sum after the last one. There is
+    one lane per parameter, as with DDP.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"attach_fsdp: expected a module, got {type(model).__name__}")

@@ -81,6 +81,15 @@ class Unit(NamedTuple):
         factor: float | None = getattr(self._group(), "gradient_divide_factor", None)
         return factor
 
+    def requires_all_reduce(self) -> bool:
+        """Returns what `set_requires_all_reduce` was called with; torch ignores it for hooks."""
+        return bool(self._group().all_reduce_grads)
+
+    def hooked_parameters(self) -> list[str]:
+        """Returns the parameters with a hook that FSDP2 calls when it has added to a gradient."""
+        pairs = zip(self.names, self.parameters, strict=True)
+        return [name for name, p in pairs if getattr(p, "_post_accumulate_grad_hooks", None)]
+
     def current_hook(self, setter: str) -> str | None:
         """Returns the name of the hook that is already set, if any."""
         if setter == "set_all_reduce_hook":
@@ -104,6 +113,13 @@ def _groups(module: Sharded) -> list[Any]:
     several = getattr(state, "_fsdp_param_groups", None)
     one = state._fsdp_param_group if several is None else None
     return several if several is not None else [one] if one is not None else []
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Returns whether some part of the model went through `fully_shard`."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
 def units_of(model: nn.Module) -> list[Unit]:

@@ -1,6 +1,6 @@
 """Training loops without DDP: averages gradients after backward, or inside an optimizer's step."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,6 +16,8 @@ from gradwire.integrations.settings import Options, Settings, settings_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 
 # A reducer refers to parameters but not to the model, so it is collected with the model.
 _reducers: WeakKeyDictionary[nn.Module, tuple[tuple[object, ...], Reducer]] = WeakKeyDictionary()
@@ -53,32 +55,58 @@ def reduce_gradients(
 
 
 def wrap_optimizer(
-    optimizer: torch.optim.Optimizer,
+    optimizer: AnyOptimizer,
     compressor: Compressor | str | Settings,
     *,
     model: nn.Module | None = None,
     **options: Any,
-) -> Reducer:
-    """Averages the gradients of an optimiser's parameters before each of its steps.
+) -> AnyOptimizer:
+    """Makes an optimiser average its gradients over all ranks before each step, and returns it.
 
-    Options are those of `Reducer`, which is returned. Parameters need names: from the model, or
-    from the optimiser if it was built with `model.named_parameters()`. A GradScaler checks
-    gradients before the step, where ranks still differ: with one, call `reduce` on a reducer
-    before `scaler.step` instead.
+    It is the same object, with a `Reducer` as its attribute `gradwire` until that is detached;
+    `handle_of` returns it, too. Copies of the optimiser, pickled or not, are plain ones. Options
+    are those of `Reducer`. Parameters need names: from the model, or from the optimiser if it was
+    built with `model.named_parameters()`. A GradScaler checks gradients before the step, where
+    ranks still differ: with one, call `reduce` on a reducer before `scaler.step` instead.
     """
-    reducer = Reducer(_named(optimizer, model), compressor, **options)
-    reducer.reduce_before(optimizer)
+    _check_optimizer(optimizer)
+    Reducer(_named(optimizer, model), compressor, **options).reduce_before(optimizer)
+    return optimizer
+
+
+def handle_of(optimizer: torch.optim.Optimizer) -> Reducer:
+    """Returns the handle of an optimiser that went through `wrap_optimizer`."""
+    reducer = getattr(optimizer, "gradwire", None)
+    if not isinstance(reducer, Reducer):
+        raise ConfigError(
+            f"handle_of: this {type(optimizer).__name__} is not wrapped, or was detached since; "
+            "call wrap_optimizer first"
+        )
     return reducer
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(
+            f"wrap_optimizer: expected a torch.optim.Optimizer, got {type(optimizer).__name__}"
+        )
+    if "gradwire" in vars(optimizer):
+        raise ConfigError(
+            "wrap_optimizer: this optimiser is wrapped already; switch or detach its handle, "
+            "optimizer.gradwire"
+        )
+    if "_optimizer_step_pre_hooks" not in vars(optimizer):
+        # Such as Accelerate's, which does not call torch's constructor.
+        raise ConfigError(
+            f"wrap_optimizer: {type(optimizer).__name__} has no step hooks; wrap the optimiser "
+            "inside it"
+        )
 
 
 def _named(
     optimizer: torch.optim.Optimizer, model: nn.Module | None
 ) -> list[tuple[str, nn.Parameter]]:
     """Returns the optimiser's parameters with their names."""
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ConfigError(
-            f"wrap_optimizer: expected a torch.optim.Optimizer, got {type(optimizer).__name__}"
-        )
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if model is None:
         names = [name for group in optimizer.param_groups for name in group.get("param_names", [])]

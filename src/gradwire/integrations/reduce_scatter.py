@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire.base import Aggregator, Compressor, Memory, MultiRound, OneRound
+from gradwire.comm.meter import reduce_scatter_bytes
 from gradwire.engine.plan import Plan, make_plan
 from gradwire.errors import ConfigError
 from gradwire.exchange.sharded import bounds, own_shard
@@ -77,4 +78,4 @@ def reduce_scatter_plan(
             f"memory {name_of(plan.memory)!r} does not go with a reduce-scatter: it needs all of "
             "the mean, of which a rank receives its shard only (use residual, lowbit or none)"
         )
-    return replace(plan, wrap=make_aggregator)
+    return replace(plan, wrap=make_aggregator, dense_bytes=reduce_scatter_bytes)

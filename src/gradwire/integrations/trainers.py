@@ -20,6 +20,7 @@ from gradwire.checkpoint.files import Checkpoints
 from gradwire.comm.base import Collective
 from gradwire.errors import ConfigError
 from gradwire.integrations.ddp import Link, attach
+from gradwire.integrations.fsdp_private import is_sharded
 from gradwire.integrations.handle import Handle
 from gradwire.integrations.settings import Options, Settings, settings_of
 from gradwire.spec import compressor_of
@@ -50,6 +51,12 @@ class AttachRequest(NamedTuple):
         """Attaches to the trainer's model; raises ConfigError if that is not a DDP model."""
         # torch.compile may have wrapped the wrapper.
         inner = getattr(model, "_orig_mod", model)
+        if not isinstance(inner, DDP) and is_sharded(inner):
+            raise ConfigError(
+                f"{self.requester}: the model went through fully_shard (FSDP2), which has no "
+                "DistributedDataParallel; leave this out, and call gradwire.attach_fsdp(model, "
+                "...) when training starts"
+            )
         if not isinstance(inner, DDP):
             raise ConfigError(
                 f"{self.requester}: the trainer must wrap its model in DistributedDataParallel, "
@@ -126,5 +133,5 @@ def _files(handle: Handle, folder: Path) -> Checkpoints:
 def _ranks_without(handle: Handle, exists: bool) -> list[int]:
     """Returns, on all ranks, the ranks on which `exists` is false."""
     own = torch.tensor([exists], device=handle._device).view(torch.uint8)
-    gathered = handle._comm.run(Collective("gather", [own], [1] * handle._comm.size))
+    gathered = handle._check_comm.run(Collective("gather", [own], [1] * handle._comm.size))
     return [rank for rank, has in enumerate(torch.cat(gathered).tolist()) if not has]

@@ -68,6 +68,13 @@ class Reducer(Handle):
         release(self._variables, self)
         self.when_detached()
 
+    def _is_in_backward(self) -> bool:
+        # Gradients are exchanged by `reduce` alone, which the backend calls after backward.
+        return False
+
+    def _complete_step(self) -> None:
+        pass
+
     def _is_attached(self) -> bool:
         return self._attached
 
@@ -121,7 +128,7 @@ class Reducer(Handle):
     def _gather_wanted(self, gradients: Sequence[Any]) -> list[bool]:
         """Returns for every variable whether any rank has its gradient."""
         own = torch.tensor([g is not None for g in gradients], device=self._device)
-        gathered = self._comm.run(
+        gathered = self._check_comm.run(
             Collective("gather", [own.view(torch.uint8)], [own.numel()] * self._comm.size)
         )
         some: list[bool] = torch.stack(gathered).any(0).tolist()
@@ -167,7 +174,9 @@ class Reducer(Handle):
 
     def _check_equal_variables(self) -> None:
         values = self._framework.values(self._variables)
-        check_equal_tensors(self._comm, dict(zip(self._parameters.values(), values, strict=True)))
+        check_equal_tensors(
+            self._check_comm, dict(zip(self._parameters.values(), values, strict=True))
+        )
 
 
 def _contiguous_copies(gradients: Sequence[Tensor]) -> list[Tensor]:
