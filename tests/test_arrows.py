@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "gradwire"
 LEVELS = (
     ("errors", "types", "version"),
     ("checks", "comm", "kernels"),
-    ("wire", "testbed"),
+    ("wire", "testbed", "identity"),
     ("base",),
     ("compressors", "memory"),
     ("exchange",),
@@ -184,7 +184,7 @@ BENCH = (
     ("predictions",),
     ("simulated",),
     ("studies",),
-    ("microbench", "fuzz"),
+    ("microbench", "fuzz", "faults"),
 )
 """Parts of the bench; imports point to a line above, never to another part on the same line."""
 

@@ -18,6 +18,7 @@ from gradwire.memory.residual import Residual
 from gradwire.spec import (
     ExchangeConfig,
     compressor_classes,
+    example_of,
     exchange_classes,
     exchange_of,
     find_exchange,
@@ -110,8 +111,8 @@ def test_names_of_pipelines() -> None:
             "qsgd: unknown parameter ['a', 'b'], expected ['bits', 'bucket', 'norm', 'scaled']",
         ),
         ("none:x=1", "none: unknown parameter ['x'], expected []"),
-        ("topk", "topk: missing parameter ['ratio']"),
-        ("topk:values=fp32", "topk: missing parameter ['ratio']"),
+        ("topk", "topk: missing parameter ['ratio'], as in 'topk:ratio=0.01'"),
+        ("topk:values=fp32", "topk: missing parameter ['ratio'], as in 'topk:ratio=0.01'"),
         ("topk:ratio=lots", "topk: ratio must be of type float, got 'lots'"),
         ("qsgd:bits=4.5", "qsgd: bits must be of type int, got '4.5'"),
         (
@@ -125,8 +126,27 @@ def test_names_of_pipelines() -> None:
         ("topk:ratio=0.1,ratio=0.2", "topk: ratio is set twice in 'topk:ratio=0.1,ratio=0.2'"),
         ("topk:", "topk: nothing after the colon in 'topk:'"),
         ("qsgd: ", "qsgd: nothing after the colon in 'qsgd: '"),
-        ("topk:0.1", "topk: expected key=value, got '0.1' in 'topk:0.1'"),
-        ("topk:ratio=", "topk: expected key=value, got 'ratio=' in 'topk:ratio='"),
+        (
+            "topk:0.1",
+            "topk: expected key=value, got '0.1' in 'topk:0.1'; an example is 'topk:ratio=0.01'",
+        ),
+        (
+            "topk:ratio=",
+            "topk: expected key=value, got 'ratio=' in 'topk:ratio='; an example is "
+            "'topk:ratio=0.01'",
+        ),
+        (
+            "topk:ratio=0.1 values=fp32",
+            "topk: ratio must be of type float, got '0.1 values=fp32'; settings are separated by "
+            "commas",
+        ),
+        ("QSGD", "no compressor named 'QSGD'; did you mean 'qsgd'?"),
+        (
+            "__main__.Mine:ratio=0.1",
+            "no compressor named '__main__.Mine'; a compressor of your own is given as an object, "
+            "not by name",
+        ),
+        ("(", f"no compressor named '('; there are {THERE_ARE}"),
         ("topk:ratio=0.1 |", f"no compressor named ''; there are {THERE_ARE}"),
         ("| qsgd", f"no compressor named ''; there are {THERE_ARE}"),
         (
@@ -150,6 +170,39 @@ def test_names_of_pipelines() -> None:
 def test_wrong_specs_raise_readable_errors(spec: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         parse(spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "right"),
+    [
+        ("topk ratio=0.01", "topk:ratio=0.01"),
+        ("topk ratio = 0.02, values = fp32", "topk:ratio=0.02,values=fp32"),
+        ("topk(ratio=0.03)", "topk:ratio=0.03"),
+        ("TopK(ratio=0.03)", "topk:ratio=0.03"),
+        ("topk,ratio=0.04", "topk:ratio=0.04"),
+        ("top_k ratio=0.05", "topk:ratio=0.05"),
+        # What the number means is not known, so the usual setting is the example.
+        ("topk(0.03)", "topk:ratio=0.01"),
+        ("topk@0.03", "topk:ratio=0.01"),
+        ("topk=0.03", "topk:ratio=0.01"),
+        ("topk 0.03", "topk:ratio=0.01"),
+    ],
+)
+def test_settings_without_a_colon_show_the_right_form(spec: str, right: str) -> None:
+    parse(right)
+    with pytest.raises(ConfigError, match="no compressor named") as caught:
+        parse(spec)
+    assert str(caught.value).endswith(f"; settings follow a colon, as in {right!r}")
+
+
+def test_examples_in_errors_can_be_parsed() -> None:
+    for catalogue, read in (
+        (compressor_classes(), parse),
+        (memory_classes(), parse_memory),
+        (exchange_classes(), parse_exchange),
+    ):
+        for name, cls in catalogue.items():
+            read(example_of(name, cls))  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(
@@ -182,6 +235,7 @@ def test_only_instances_have_a_spec(item: object) -> None:
     ("spec", "message"),
     [
         ("residuals", "no memory named 'residuals'; did you mean 'residual'?"),
+        ("error_feedback", "no memory named 'error_feedback'; did you mean 'residual'?"),
         ("residual:decay=2", "residual: decay must be in (0, 1], got 2.0"),
         ("residual:decay=0", "residual: decay must be in (0, 1], got 0.0"),
         ("residual:beta=1", "residual: unknown parameter ['beta'], expected ['decay']"),
@@ -255,7 +309,14 @@ def test_an_exchange_is_parsed_into_its_parts() -> None:
             "['mean', 'majority', 'median', 'trimmed', 'diameter'], got 'medain'",
         ),
         ("gather:", "gather: nothing after the colon in 'gather:'"),
-        ("hierarchical", "hierarchical: missing parameter ['node']"),
+        ("hierarchical", "hierarchical: missing parameter ['node'], as in 'hierarchical:node=8'"),
+        ("allreduce", "no exchange named 'allreduce'; did you mean 'mean'?"),
+        ("all_reduce", "no exchange named 'all_reduce'; did you mean 'mean'?"),
+        ("AllGather", "no exchange named 'AllGather'; did you mean 'gather'?"),
+        (
+            "hierarchical:node=2,between=allreduce",
+            "no exchange named 'allreduce'; did you mean 'mean'?",
+        ),
         ("hierarchical:node=0", "hierarchical: node must be at least 1, got 0"),
         (
             "hierarchical:node=2,inside=mean",

@@ -4,15 +4,17 @@ The registry is the folder: the name of a method is the name of the file that ho
 hyphens for underscores (specs may have either). Files that begin with an underscore are helpers.
 """
 
+import json
 import pkgutil
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from inspect import isabstract
 from types import ModuleType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import gradwire.compressors
 import gradwire.exchange
@@ -29,8 +31,26 @@ from gradwire.base import (
 from gradwire.base.aggregation import tolerated
 from gradwire.compressors._sparsifier import Pipeline, Sparsifier
 from gradwire.errors import ConfigError
+from gradwire.identity import class_name, identity_of, is_own
 
 T = TypeVar("T")
+
+OTHER_NAMES: Mapping[str, str] = {
+    "all-gather": "gather",
+    "all-reduce": "mean",
+    "all-to-all": "sharded",
+    "allgather": "gather",
+    "allreduce": "mean",
+    "alltoall": "sharded",
+    "average": "mean",
+    "ef": "residual",
+    "error-feedback": "residual",
+    "reduce-scatter": "sharded",
+    "ring": "mean",
+    "sum": "mean",
+    "two-level": "hierarchical",
+}
+"""Names under which exchanges and memories are known elsewhere, for hints in errors."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +74,19 @@ class ExchangeConfig:
             return f"{self.name}:node={self.node},between={self.between or 'auto'}"
         settings = ",".join(f"{key}={value}" for key, value in self.settings)
         return f"{self.name}:{settings}" if settings else self.name
+
+    def identity(self) -> dict[str, object]:
+        """Returns the class and all its settings, defaults included, as JSON values."""
+        cls = find_exchange(self.name)
+        if self.node is not None:
+            between = self.across_nodes
+            # Left open until a plan is made for a number of ranks.
+            inner = between.name if between.name == "auto" else between.identity()
+            return {"class": class_name(cls), "node": self.node, "between": inner}
+        settings = [f for f in fields(cls) if f.name != "codec"]  # type: ignore[arg-type]
+        given = dict(self.settings)
+        values = {f.name: given.get(f.name, f.default) for f in settings}
+        return {"class": class_name(cls), **values}
 
     @property
     def across_nodes(self) -> "ExchangeConfig":
@@ -191,6 +224,8 @@ class _TwoLevelSettings:
     node: int
     between: str = "auto"
 
+    examples: ClassVar = ({"node": 8},)
+
 
 def exchange_of(exchange: ExchangeConfig | str) -> ExchangeConfig:
     """Returns the config itself, or the one that a spec string describes."""
@@ -204,24 +239,40 @@ def build_from(folder: ModuleType, kind: type[T], noun: str, spec: str) -> T:
 
 
 def name_of(item: object) -> str:
-    """Returns the name of an item: the file name of its class."""
-    if isinstance(item, Pipeline):
+    """Returns the name of an item: the file name of its class, or its class if that is not ours."""
+    if type(item) is Pipeline:
         return f"{name_of(item.sparsifier)}|{name_of(item.quantiser)}"
-    return _shown(type(item).__module__.rpartition(".")[2])
+    cls = type(item)
+    return _shown(cls.__module__.rpartition(".")[2]) if is_own(cls) else class_name(cls)
 
 
 def format_spec(item: object) -> str:
-    """Returns the spec string of an item, without parameters that have their default value."""
-    if isinstance(item, Pipeline):
+    """Returns the spec string of an item, without parameters that have their default value.
+
+    An item of a class outside the package is described by its class and all its parameters, since
+    nothing else defines their defaults; that string cannot be parsed.
+    """
+    if type(item) is Pipeline:
         return f"{format_spec(item.sparsifier)} | {format_spec(item.quantiser)}"
     if isinstance(item, type) or not is_dataclass(item):
         raise ConfigError(f"format_spec: expected a compressor or a memory, got {_described(item)}")
+    if not is_own(type(item)):
+        values = [(key, value) for key, value in identity_of(item).items() if key != "class"]
+        return _spec(name_of(item), [f"{key}={json.dumps(value)}" for key, value in values])
     settings = []
     for f in fields(item):
         value = getattr(item, f.name)
         if f.default is MISSING or value != f.default:
-            settings.append(f"{f.name}={str(value).lower() if isinstance(value, bool) else value}")
-    return name_of(item) + (":" + ",".join(settings) if settings else "")
+            settings.append(_setting(f.name, value))
+    return _spec(name_of(item), settings)
+
+
+def _setting(key: str, value: object) -> str:
+    return f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+
+
+def _spec(name: str, settings: Sequence[str]) -> str:
+    return f"{name}:{','.join(settings)}" if settings else name
 
 
 def _check_text(noun: str, spec: object) -> None:
@@ -247,10 +298,11 @@ def _build(noun: str, catalogue: Mapping[str, type[T]], spec: str) -> T:
     _check_text(noun, spec)
     name = spec.partition(":")[0].strip()
     cls = _find(noun, catalogue, name)
-    return from_settings(_shown(name), cls, read_settings(spec)[1])
+    texts = read_settings(spec, example_of(_shown(name), cls))[1]
+    return from_settings(_shown(name), cls, texts)
 
 
-def read_settings(spec: str) -> tuple[str, dict[str, str]]:
+def read_settings(spec: str, example: str = "") -> tuple[str, dict[str, str]]:
     """Splits "name:key=value,key=value" into the name and the settings, as text."""
     name, colon, rest = spec.strip().partition(":")
     if colon and not rest.strip():
@@ -259,7 +311,8 @@ def read_settings(spec: str) -> tuple[str, dict[str, str]]:
     for setting in filter(None, (s.strip() for s in rest.split(","))):
         key, equals, value = setting.partition("=")
         if not equals or not value.strip():
-            raise ConfigError(f"{name}: expected key=value, got {setting!r} in {spec!r}")
+            hint = f"; an example is {example!r}" if "=" in example else ""
+            raise ConfigError(f"{name}: expected key=value, got {setting!r} in {spec!r}{hint}")
         if key.strip() in texts:
             raise ConfigError(f"{name}: {key.strip()} is set twice in {spec!r}")
         texts[key.strip()] = value.strip()
@@ -274,9 +327,41 @@ def _shown(name: str) -> str:
 def _find(noun: str, catalogue: Mapping[str, type[T]], name: str) -> type[T]:
     if _shown(name) in catalogue:
         return catalogue[_shown(name)]
-    close = get_close_matches(name, catalogue, n=1, cutoff=0.5)
-    hint = f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(catalogue)}"
-    raise ConfigError(f"no {noun} named {name!r}{hint}")
+    raise ConfigError(f"no {noun} named {name!r}; {_hint(noun, catalogue, name)}")
+
+
+def _hint(noun: str, catalogue: Mapping[str, type[T]], name: str) -> str:
+    """Returns what a wrong name may have meant, or else all names."""
+    if re.fullmatch(r"[^\W\d]\w*(\.[\w<>]+)+", name):
+        return f"a {noun} of your own is given as an object, not by name"
+    first, *rest = [*filter(None, re.split(r"[\s,;=@()]+", name))] or [""]
+    first = _shown(first).lower()
+    close = [OTHER_NAMES[first]] if OTHER_NAMES.get(first) in catalogue else []
+    close = close or get_close_matches(first, catalogue, n=1, cutoff=0.5)
+    if not close:
+        return f"there are {', '.join(catalogue)}"
+    if not rest:
+        return f"did you mean {close[0]!r}?"
+    cls = catalogue[close[0]]
+    known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+    if len(rest) % 2 or not known.issuperset(rest[::2]):
+        return f"settings follow a colon, as in {example_of(close[0], cls)!r}"
+    settings = [f"{key}={value}" for key, value in zip(rest[::2], rest[1::2], strict=True)]
+    return f"settings follow a colon, as in {_spec(close[0], settings)!r}"
+
+
+def example_of(name: str, cls: type[object]) -> str:
+    """Returns an example of a spec: the first of the class that has settings, or their types."""
+    examples: Sequence[Mapping[str, object]] = getattr(cls, "examples", ())
+    for example in filter(None, examples):
+        return _spec(name, [_setting(key, value) for key, value in example.items()])
+    required = [f.name for f in fields(cls) if _is_required(f)]  # type: ignore[arg-type]
+    types = _types_of(cls)  # type: ignore[arg-type]
+    return _spec(name, [f"{key}=<{types[key].__name__}>" for key in required if not examples])
+
+
+def _is_required(field: Field[Any]) -> bool:
+    return field.init and field.default is MISSING and field.default_factory is MISSING
 
 
 def from_settings(name: str, cls: type[T], texts: Mapping[str, str], **given: object) -> T:
@@ -292,9 +377,10 @@ def typed_settings(
     unknown = sorted(texts.keys() - known.keys())
     if unknown:
         raise ConfigError(f"{name}: unknown parameter {unknown}, expected {sorted(known)}")
-    missing = [k for k, f in known.items() if f.default is MISSING and k not in texts]
+    missing = [k for k, f in known.items() if _is_required(f) and k not in texts]
     if missing:
-        raise ConfigError(f"{name}: missing parameter {missing}")
+        shown = example_of(name, cls)
+        raise ConfigError(f"{name}: missing parameter {missing}, as in {shown!r}")
     types = _types_of(cls)  # type: ignore[arg-type]
     return {key: _read(name, key, types[key], text) for key, text in texts.items()}
 
@@ -317,4 +403,7 @@ def _read(name: str, key: str, kind: Any, text: str) -> object:
     try:
         return kind(text)
     except ValueError:
-        raise ConfigError(f"{name}: {key} must be of type {kind.__name__}, got {text!r}") from None
+        hint = "; settings are separated by commas" if "=" in text else ""
+        raise ConfigError(
+            f"{name}: {key} must be of type {kind.__name__}, got {text!r}{hint}"
+        ) from None

@@ -52,9 +52,8 @@ def by_reduce_gradients(spec: str, controller: str) -> Integrated:
 
 def by_optimizer(spec: str, controller: str) -> Integrated:
     model = network()
-    optimizer = sgd(model)
-    reducer = gradwire.wrap_optimizer(optimizer, spec, model=model, controller=controller)
-    return Integrated(model, optimizer, reducer)
+    optimizer = gradwire.wrap_optimizer(sgd(model), spec, model=model, controller=controller)
+    return Integrated(model, optimizer, gradwire.handle_of(optimizer))
 
 
 def by_shards(spec: str, controller: str) -> Integrated:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.base import Compressor
+from gradwire.base import Compressor, TwoLevelExchange
 from gradwire.comm.cost_model import LinkModel
 from gradwire.compressors.bf16 import Bf16
 from gradwire.compressors.fp16 import Fp16
@@ -23,8 +23,10 @@ from gradwire.exchange.gather import GatherExchange
 from gradwire.exchange.mean import MeanExchange
 from gradwire.memory.none import NoMemory
 from gradwire.memory.residual import Residual
+from gradwire.spec import compressor_classes, exchange_classes, memory_classes
 
 MATRIX = torch.zeros(64, 64)
+ONE_LEVEL = [n for n, cls in exchange_classes().items() if not issubclass(cls, TwoLevelExchange)]
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -180,7 +182,7 @@ def test_the_requested_exchange_is_used() -> None:
             "auto",
             "qsgd:bits=2 does not go with memory 'residual', which needs a contraction: its "
             "variance bound with bits=2, bucket=128 is 11.3, not below 1 (use more bits, a "
-            "smaller bucket, or scaled=true)",
+            "smaller bucket, or scaled=true); use memory 'none'",
         ),
         (
             "topk:ratio=0.1 | qsgd:bits=2",
@@ -193,13 +195,15 @@ def test_the_requested_exchange_is_used() -> None:
             "topk:ratio=0.1",
             None,
             "mean",
-            "topk:ratio=0.1 does not go with exchange 'mean': its messages cannot be summed",
+            "topk:ratio=0.1 does not go with exchange 'mean': its messages cannot be summed; use "
+            "exchange 'gather', 'leader' or 'sharded'",
         ),
         (
             "powersgd",
             None,
             "gather",
-            "powersgd does not go with exchange 'gather': it defines its own rounds",
+            "powersgd does not go with exchange 'gather': it defines its own rounds; use exchange "
+            "'mean'",
         ),
         (
             "powersgd:rank=2",
@@ -212,7 +216,14 @@ def test_the_requested_exchange_is_used() -> None:
             "residual",
             "mean",
             "bf16 does not go with exchange 'mean': sums in 16 bits lose what memory 'residual' "
-            "cannot see; use gather",
+            "cannot see; use exchange 'gather' or 'sharded'",
+        ),
+        (
+            "efsign",
+            None,
+            "hierarchical:node=2,between=mean",
+            "efsign does not go with exchange 'mean': its messages cannot be summed; use between "
+            "'gather' or 'sharded'",
         ),
         ("efsign", None, "gossip", "no exchange named 'gossip'"),
         ("efsign", "momento", "auto", "no memory named 'momento'"),
@@ -223,6 +234,27 @@ def test_illegal_combinations_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         plan_of(spec, memory, exchange)
+
+
+@pytest.mark.parametrize("name", compressor_classes())
+def test_a_refusal_lists_exactly_what_is_legal(name: str) -> None:
+    cls = compressor_classes()[name]
+    for example in cls.examples:
+        method = cls(**example)
+        legal: dict[str, set[str]] = {"memory": set(), "exchange": set()}
+        refused: dict[str, set[str]] = {"memory": set(), "exchange": set()}
+        tried = [("memory", (memory, "auto")) for memory in memory_classes()]
+        tried += [("exchange", (None, exchange)) for exchange in ONE_LEVEL]
+        for noun, (memory, exchange) in tried:
+            try:
+                plan_of(method, memory, exchange)
+                legal[noun].add(str(memory or exchange))
+            except ConfigError as error:
+                *_, advice = str(error).rpartition(f"; use {noun} ")
+                refused[noun].add(advice)
+        for noun, advices in refused.items():
+            for advice in advices:
+                assert set(re.findall(r"'([^']+)'", advice)) == legal[noun] != set()
 
 
 def test_check_refuses_another_illegal_setting() -> None:
@@ -268,6 +300,20 @@ def test_a_plan_describes_itself() -> None:
         "memory": "residual:decay=0.9",
         "exchange": "gather",
     }
+
+
+def test_the_identity_of_a_plan_has_all_settings() -> None:
+    plan = plan_of("topk:ratio=0.01", exchange="hierarchical:node=2,between=gather")
+    assert plan.identity() == {
+        "compressor": {"class": "TopK", "ratio": 0.01, "values": "bf16"},
+        "memory": {"class": "Residual", "decay": 1.0},
+        "exchange": {
+            "class": "HierarchicalExchange",
+            "node": 2,
+            "between": {"class": "GatherExchange", "aggregate": "mean"},
+        },
+    }
+    assert plan.code_digests() == {}
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)

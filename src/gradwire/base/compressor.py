@@ -39,6 +39,8 @@ class Traits(NamedTuple):
     """The decoded message is closer to the input than zero is, so error feedback converges."""
     why_not: str = ""
     """The reason why it is no contraction, for the error message."""
+    exact: bool = False
+    """The decoded message is the input itself, so that there is no compression error to keep."""
     accumulates: bool = False
     """It sends an entry once its residual is large enough, which bounds the residual: as with a
     contraction, error feedback converges, but needs a memory that `separates_residual`."""
@@ -58,7 +60,10 @@ class Traits(NamedTuple):
 
 
 class Compressor(ABC):
-    """A method of the catalogue: a frozen dataclass whose fields are its parameters."""
+    """A method of the catalogue, or a user's own: a frozen dataclass of its parameters.
+
+    Class and fields are its identity, which ranks and saved states compare (`gradwire.identity`).
+    """
 
     examples: ClassVar[Sequence[Mapping[str, object]]]
     """Settings that tests, benchmarks and tables try, the usual one first."""

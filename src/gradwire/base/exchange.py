@@ -14,7 +14,9 @@ class Aggregator(Protocol):
     """Turns the gradients of all ranks into their mean: a `MultiRound` compressor or an exchange.
 
     The state that `rounds` gets is pending: it replaces tensors and never writes into the old ones,
-    so that a step that fails or overflows can be discarded.
+    so that a step that fails or overflows can be discarded. Before its first request it writes
+    `residual_out`, and before any request it replaces the state that is known by then, since the
+    non-finite guard checks both and its flag travels with the request.
     """
 
     @property

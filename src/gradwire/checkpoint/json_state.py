@@ -6,6 +6,7 @@ the start, such as the statistics of a controller, would be lost silently.
 """
 
 import json
+import math
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 
@@ -23,14 +24,23 @@ def to_json(state: object) -> str:
     return json.dumps(_encoded(state))
 
 
-def from_json(text: object, device: torch.device) -> object:
-    """Returns the state that `to_json` serialised, on this device; ConfigError if it is broken."""
+def from_json(name: str, text: object, device: torch.device) -> object:
+    """Returns the state that `to_json` serialised, on this device.
+
+    Raises ConfigError if it is broken, or has a number that is not finite.
+    """
     if not isinstance(text, str):
-        raise ConfigError(f"state: a JSON part must be a string, got {type(text).__name__}")
+        raise ConfigError(f"state: {name}: expected a string of JSON, got {type(text).__name__}")
     try:
-        return _decoded(json.loads(text), device)
-    except ValueError as error:
-        raise ConfigError(f"state: a JSON part is broken: {error}") from None
+        return _decoded(json.loads(text), device, "")
+    except _NotFinite as error:
+        raise ConfigError(f"state: {name}: {error}") from None
+    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise ConfigError(f"state: {name}: this JSON is broken: {error}") from None
+
+
+class _NotFinite(Exception):
+    """A number or an entry of a tensor is infinite or NaN."""
 
 
 def _encoded(value: object) -> object:
@@ -45,11 +55,19 @@ def _encoded(value: object) -> object:
     return [_encoded(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _decoded(value: object, device: torch.device) -> object:
+def _decoded(value: object, device: torch.device, path: str) -> object:
     if isinstance(value, dict) and value.keys() == TENSOR_KEYS:
         raw = np.frombuffer(bytearray(b64decode(value["base64"])), dtype=np.uint8)
         dtype: torch.dtype = getattr(torch, value["dtype"])
-        return torch.from_numpy(raw).view(dtype).reshape(value["shape"]).to(device)
+        tensor = torch.from_numpy(raw).view(dtype).reshape(value["shape"])
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise _NotFinite(f"{path} has entries that are not finite")
+        return tensor.to(device)
     if isinstance(value, dict):
-        return {key: _decoded(item, device) for key, item in value.items()}
-    return [_decoded(item, device) for item in value] if isinstance(value, list) else value
+        dot = "." if path else ""
+        return {key: _decoded(item, device, f"{path}{dot}{key}") for key, item in value.items()}
+    if isinstance(value, list):
+        return [_decoded(item, device, f"{path}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise _NotFinite(f"{path} is {value}, not finite")
+    return value

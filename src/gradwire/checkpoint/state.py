@@ -1,5 +1,6 @@
 """Saves an engine's state as tensors and numbers; loads it, also for another world size."""
 
+import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,11 +15,12 @@ from gradwire.engine.engine import Engine
 from gradwire.engine.step import Lane
 from gradwire.errors import ConfigError
 from gradwire.exchange.sharded import bounds
+from gradwire.identity import check_saved_identity
 from gradwire.types import State
 
 log = logging.getLogger("gradwire")
 
-FORMAT = 3
+FORMAT = 4
 """Version of the state dict."""
 
 Residuals: TypeAlias = Literal["fold", "redistribute", "drop"]
@@ -53,9 +55,14 @@ def save(engine: Engine) -> dict[str, object]:
 
 
 def load(engine: Engine, state: Mapping[str, object]) -> None:
-    """Restores a saved state; raises ConfigError if it was saved with other settings."""
+    """Restores a saved state; raises ConfigError if it was saved with other settings.
+
+    Refuses non-finite values under any policy: error feedback would return them in every step.
+    """
     engine.commit_step()
     saved, scale = _checked(engine, state, _identity(engine)), _loss_scale_of(state)
+    for name, found in saved.items():
+        _check_finite(name, engine.rank, {**found.memory, **found.aggregator})
     with all_or_nothing(engine):
         _load_controller(engine, state)
         for name, lane in engine.lanes.items():
@@ -76,6 +83,9 @@ def load_resized(
     identity = {**_identity(engine), "size": len(states)}
     ranks = [_checked(engine, s, {**identity, "rank": i}) for i, s in enumerate(states)]
     scale = _loss_scale_of(states[0])
+    for rank, lanes in enumerate(ranks):
+        for name, found in lanes.items():
+            _check_finite(name, rank, _used_tensors(engine.lanes[name], found, residuals))
     with all_or_nothing(engine):
         _load_controller(engine, states[engine.rank % len(states)])
         for name, lane in engine.lanes.items():
@@ -117,9 +127,31 @@ def _resized_aggregator(lane: Lane, states: list[State], residuals: Residuals) -
     return resized
 
 
+def _used_tensors(lane: Lane, saved: "_SavedLane", residuals: Residuals) -> State:
+    """Returns the tensors of an old rank's lane of which the new state is made."""
+    if residuals != "drop":
+        return {**saved.memory, **saved.aggregator}
+    shards = lane.aggregator.sharded_keys
+    return {key: tensor for key, tensor in saved.aggregator.items() if key not in shards}
+
+
+def _check_finite(name: str, rank: int, tensors: State) -> None:
+    for key, tensor in tensors.items():
+        bad = 0
+        if tensor.is_floating_point():
+            bad = tensor.numel() - int(tensor.isfinite().sum())
+        if bad:
+            count = "1 entry that is" if bad == 1 else f"{bad} entries that are"
+            raise ConfigError(
+                f"state of {name}: {key} of rank {rank} has {count} not finite; load an earlier "
+                "checkpoint, or without residuals: load_resized(states, residuals='drop')"
+            )
+
+
 def _identity(engine: Engine) -> dict[str, object]:
-    ranks = {"seed": engine.seed, "rank": engine.rank, "size": engine.world_size}
-    return {**engine.plan.describe(), **ranks}
+    # One text: a distributed checkpoint loads only entries that the fresh state has too.
+    plan = {"plan": json.dumps(engine.plan.identity())}
+    return {**plan, "seed": engine.seed, "rank": engine.rank, "size": engine.world_size}
 
 
 def own_part(state: object, key: str) -> Mapping[str, object]:
@@ -160,15 +192,16 @@ def _checked(
         raise ConfigError(f"state: expected one rank's, got {type(state).__name__}")
     for key, value in {"format": FORMAT, **identity}.items():
         found = state.get(key)
-        if isinstance(found, Tensor) or found != value:
+        if key == "plan":
+            check_saved_identity("", found, engine.plan.identity())
+        elif isinstance(found, Tensor) or found != value:
             hint = "; load_resized takes another number of ranks" if key == "size" else ""
             raise ConfigError(f"state: {key} is {found!r}, expected {value!r}{hint}")
     saved = state.get("lanes")
     if not isinstance(saved, Mapping):
         raise ConfigError(f"state: lanes are missing, got {type(saved).__name__}")
     if saved.keys() != engine.lanes.keys():
-        odd = sorted(saved.keys() ^ engine.lanes.keys())
-        raise ConfigError(f"state: parameters differ from the model's: {odd}")
+        raise ConfigError(f"state: {_first_other_name(saved, engine.lanes)}")
     lanes = {name: _checked_lane(name, value) for name, value in saved.items()}
     for name, lane in engine.lanes.items():
         if (
@@ -181,6 +214,16 @@ def _checked(
             )
             raise ConfigError(f"state of {name}: has {has}, expected {wanted}")
     return lanes
+
+
+def _first_other_name(saved: Mapping[str, object], lanes: Mapping[str, Lane]) -> str:
+    """Names the first parameter that only the state or only the model has."""
+    missing, unknown = [n for n in lanes if n not in saved], [n for n in saved if n not in lanes]
+    rest = len(missing) + len(unknown) - 1
+    more = f", and {rest} other names differ" if rest else ""
+    if missing:
+        return f"it has no parameter {missing[0]!r}, which the model has{more}"
+    return f"it has a parameter {unknown[0]!r}, which the model does not have{more}"
 
 
 def _checked_lane(name: str, value: object) -> _SavedLane:
@@ -203,7 +246,10 @@ def _is_state(value: object) -> TypeGuard[State]:
 
 def _loss_scale_of(state: Mapping[str, object]) -> float:
     check_number("state", "loss_scale", state.get("loss_scale"))
-    return cast(float, state["loss_scale"])
+    scale = cast(float, state["loss_scale"])
+    if scale <= 0:
+        raise ConfigError(f"state: loss_scale must be positive, got {scale!r}")
+    return scale
 
 
 def _load_controller(engine: Engine, state: Mapping[str, object]) -> None:
@@ -214,7 +260,7 @@ def _load_controller(engine: Engine, state: Mapping[str, object]) -> None:
         raise ConfigError(f"state: was saved with {found}; load it with the same setting")
     if engine.observer is not None:
         device = next(iter(engine.tensors.values())).device
-        engine.observer.load_state_dict(from_json(state["controller"], device))
+        engine.observer.load_state_dict(from_json("controller", state["controller"], device))
 
 
 @contextmanager
@@ -247,11 +293,13 @@ def _load_lane(lane: Lane, saved: _SavedLane) -> None:
         (lane.aggregator_state, saved.aggregator, current),
     )
     for target, source, exact in both:
-        shapes = {k: tuple(t.shape)[: None if k in exact else -1] for k, t in source.items()}
-        expected = {k: tuple(t.shape)[: None if k in exact else -1] for k, t in target.items()}
-        if shapes != expected:
-            raise ConfigError(f"state of {lane.name}: has {shapes}, expected {expected}")
         for key, tensor in source.items():
+            kept = None if key in exact else -1
+            shape, expected = tuple(tensor.shape), tuple(target[key].shape)
+            if len(shape) != len(expected) or shape[:kept] != expected[:kept]:
+                raise ConfigError(
+                    f"state of {lane.name}: {key} has the shape {shape}, expected {expected}"
+                )
             if tensor.dtype != target[key].dtype:
                 wrong = f"{key} is {tensor.dtype}, expected {target[key].dtype}"
                 raise ConfigError(f"state of {lane.name}: {wrong}")

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -12,6 +12,11 @@ from gradwire.errors import ConfigError, PeerError, WireError
 
 MAX_SETTINGS_BYTES = 64 << 20
 """Upper bound of the settings' length, which take some hundred bytes per parameter."""
+
+NOT_SET = "not set"
+"""Stands for the value of an entry that a view lacks."""
+
+_MISSING = object()
 
 
 def check_equal_settings(comm: Comm, device: torch.device, settings: Mapping[str, object]) -> None:
@@ -35,20 +40,52 @@ def compare_settings(gathered: Sequence[Tensor]) -> None:
         return
     views = [_parse_settings(rank, text) for rank, text in enumerate(texts)]
     lines = []
-    for key in sorted({key for view in views for key in view}):
+    for path, values in differences(views):
         by_value: dict[str, list[int]] = {}
-        for rank, view in enumerate(views):
-            by_value.setdefault(json.dumps(view.get(key)), []).append(rank)
-        if len(by_value) > 1:
-            values = "; ".join(f"{value} on rank {ranks}" for value, ranks in by_value.items())
-            lines.append(f"  {key}: {values}")
-    raise ConfigError("\n".join(["ranks are set up differently:", *lines]))
+        for rank, value in enumerate(values):
+            by_value.setdefault(value, []).append(rank)
+        shown = "; ".join(f"{value} on rank {ranks}" for value, ranks in by_value.items())
+        lines.append(f"  {path}: {shown}")
+    if lines:
+        raise ConfigError("\n".join(["ranks are set up differently:", *lines]))
+
+
+def differences(views: Sequence[object], path: str = "") -> Iterator[tuple[str, list[str]]]:
+    """Yields the entries in which JSON values differ: the path of each, and all values as text.
+
+    Of objects of different classes it yields the class alone.
+    """
+    texts = [NOT_SET if v is _MISSING else json.dumps(v, sort_keys=True) for v in views]
+    if len(set(texts)) == 1:
+        return
+    entries = [_entries(view, path) for view in views]
+    known = [own for own in entries if own is not None]
+    if len(known) < len(views):
+        yield path, texts
+        return
+    name = f"{path}.class" if path else "class"
+    names = dict.fromkeys(key for own in known for key in own)
+    if len({json.dumps(own.get(name)) for own in known}) > 1:
+        names = {name: None}
+    for key in names:
+        yield from differences([own.get(key, _MISSING) for own in known], key)
+
+
+def _entries(view: object, path: str) -> dict[str, object] | None:
+    """Returns the entries of a dict or list by path, or None if the value is neither."""
+    if isinstance(view, Mapping):
+        return {f"{path}.{key}" if path else str(key): value for key, value in view.items()}
+    if isinstance(view, list):
+        return {f"{path}[{index}]": value for index, value in enumerate(view)}
+    return None
 
 
 def _parse_settings(rank: int, text: bytes) -> dict[str, object]:
     """Parses the settings that a rank sent, which may be arbitrary bytes."""
     try:
         view = json.loads(text)
+        # Fails if it is nested too deeply to compare.
+        json.dumps(view)
     except (ValueError, RecursionError) as error:
         raise WireError(f"rank {rank} sent settings that cannot be read: {error}") from error
     if not isinstance(view, dict):

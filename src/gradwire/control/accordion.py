@@ -7,7 +7,7 @@ Agarwal et al. 2021, arXiv:2010.16248.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -227,6 +227,8 @@ class Accordion(Controller):
     epoch_steps: int = 0
     accumulate_low: int = 1
     accumulate_high: int = 1
+
+    examples: ClassVar = ({"low": 0.1, "high": 0.01},)
 
     def __post_init__(self) -> None:
         check_number("accordion", "low", self.low)

@@ -15,6 +15,7 @@ from gradwire.engine.piggyback import Piggyback
 from gradwire.engine.plan import Plan
 from gradwire.engine.step import Lane
 from gradwire.errors import ConfigError
+from gradwire.identity import check_saved_identity, identity_of
 from gradwire.spec import format_spec, name_of
 
 UNKNOWN = StepTiming(-1.0, 0.0, 0.0, 0.0, 0.0)
@@ -212,7 +213,7 @@ class ControllerRuntime(StepObserver):
 
     def state_dict(self) -> dict[str, object]:
         return {
-            "spec": format_spec(self.controller),
+            "identity": identity_of(self.controller),
             "timing": list(self._last_timing),
             "log": [list(decision) for decision in self.state.log.decisions],
             "state": self.state.state_dict(),
@@ -221,10 +222,10 @@ class ControllerRuntime(StepObserver):
     def load_state_dict(self, state: object) -> None:
         """Continues with the settings of the saved run; raises ConfigError if they do not fit."""
         spec = format_spec(self.controller)
+        if isinstance(state, Mapping):
+            check_saved_identity("controller", state.get("identity"), identity_of(self.controller))
         match state:
-            case {"spec": found} if found != spec:
-                raise ConfigError(f"state: controller is {found!r}, expected {spec!r}")
-            case {"spec": _, "timing": list(timing), "log": list(log), "state": dict(own)}:
+            case {"timing": list(timing), "log": list(log), "state": dict(own)}:
                 self._load(timing, log, own)
             case _:
                 raise ConfigError(f"state: controller: this is not a state of {spec}")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import ClassVar, Literal, cast
 
 from torch import Tensor
 
@@ -44,6 +44,8 @@ class Schedule(Controller):
     shape: Literal["geometric", "linear"] = "geometric"
     unit: Literal["step", "epoch"] = "step"
     via: str = ""
+
+    examples: ClassVar = ({"last": 0.01},)
 
     def __post_init__(self) -> None:
         check_number("schedule", "first", self.first)

@@ -1,6 +1,6 @@
 """The plan: the compressor, memory and exchange of each parameter, and what combines legally."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
@@ -9,21 +9,25 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from gradwire.base import Aggregator, Compressor, Memory, MultiRound, OneRound
+from gradwire.base import Aggregator, Compressor, Memory, MultiRound, OneRound, TwoLevelExchange
 from gradwire.comm.cost_model import LinkModel
+from gradwire.comm.meter import ring_bytes
 from gradwire.compressors.bf16 import Bf16
 from gradwire.compressors.fp16 import Fp16
 from gradwire.compressors.none import NoCompression
 from gradwire.engine.step import Lane
 from gradwire.errors import ConfigError
 from gradwire.exchange.auto import choose
+from gradwire.identity import code_digests, identity_of
 from gradwire.memory.none import NoMemory
 from gradwire.spec import (
     ExchangeConfig,
     compressor_of,
+    exchange_classes,
     exchange_of,
     find_exchange,
     format_spec,
+    memory_classes,
     memory_of,
     name_of,
 )
@@ -53,6 +57,9 @@ class Plan:
     min_numel: int = 1024
     wrap: Wrap = ExchangeConfig.wrap
     """An integration that needs only a part of the mean replaces it by its own."""
+    dense_bytes: Callable[[int, int], int] = ring_bytes
+    """Bytes that a rank would send for gradients of so many bytes among so many ranks without
+    compression; `stats()["ratio"]` is relative to it."""
 
     def lane(
         self, name: str, tensor: Tensor, rank: int, size: int, seed: int, reversible: bool = True
@@ -98,11 +105,24 @@ class Plan:
         return self.compressor.traits().is_vote or self.exchange.aggregate == "majority"
 
     def describe(self) -> dict[str, str]:
+        """Returns the method, memory and exchange as specs, for statistics and logs."""
         return {
             "spec": format_spec(self.compressor),
             "memory": format_spec(self.memory),
             "exchange": str(self.exchange),
         }
+
+    def identity(self) -> dict[str, object]:
+        """Returns classes and all parameters, defaults included, which ranks and states compare."""
+        return {
+            "compressor": identity_of(self.compressor),
+            "memory": identity_of(self.memory),
+            "exchange": self.exchange.identity(),
+        }
+
+    def code_digests(self) -> dict[str, str]:
+        """Returns digests of the code of classes outside the package, which ranks compare."""
+        return {**code_digests(self.compressor), **code_digests(self.memory)}
 
 
 def make_plan(
@@ -154,35 +174,67 @@ def wants_residual(compressor: Compressor) -> bool:
 
 
 def check_memory(compressor: Compressor, memory: Memory) -> None:
-    """Raises ConfigError if the compressor cannot go with the memory."""
-    traits = compressor.traits()
-    if traits.accumulates and memory.separates_residual:
-        return
-    if traits.accumulates:
+    """Raises ConfigError, with what would be legal, if the compressor does not suit the memory."""
+    reason = _memory_refusal(compressor, memory)
+    if reason is not None:
+        others = [
+            name
+            for name, cls in memory_classes().items()
+            if _memory_refusal(compressor, cls(**cls.examples[0])) is None
+        ]
         raise ConfigError(
-            f"{format_spec(compressor)} does not go with memory {name_of(memory)!r}: it compares a "
-            "gradient with the residual, which that memory does not keep separate from it "
-            "(use residual or lowbit)"
+            f"{format_spec(compressor)} does not go with memory {name_of(memory)!r}{reason}"
+            f"{_advice('memory', others)}"
+        )
+
+
+def _memory_refusal(compressor: Compressor, memory: Memory) -> str | None:
+    traits = compressor.traits()
+    if traits.accumulates:
+        if memory.separates_residual:
+            return None
+        return (
+            ": it compares a gradient with the residual, which that memory does not keep separate "
+            "from it"
         )
     if memory.needs_contraction and not traits.contraction:
-        raise ConfigError(
-            f"{format_spec(compressor)} does not go with memory {name_of(memory)!r}, which needs a "
-            f"contraction: {traits.why_not or 'it is none'}"
-        )
+        return f", which needs a contraction: {traits.why_not or 'it is none'}"
+    return None
 
 
 def check_exchange(compressor: Compressor, memory: Memory, exchange: ExchangeConfig | str) -> None:
-    """Raises ConfigError if the compressor's messages cannot go through the exchange."""
-    config = exchange_of(exchange).across_nodes
+    """Raises ConfigError, with what would be legal, if messages cannot go through the exchange."""
+    whole = exchange_of(exchange)
+    config = whole.across_nodes
+    reason = _exchange_refusal(compressor, memory, config)
+    if reason is not None:
+        one_level = [
+            n for n, c in exchange_classes().items() if not issubclass(c, TwoLevelExchange)
+        ]
+        others = [
+            name
+            for name in one_level
+            if _exchange_refusal(compressor, memory, ExchangeConfig(name)) is None
+        ]
+        raise ConfigError(
+            f"{format_spec(compressor)} does not go with exchange '{config}': {reason}"
+            f"{_advice('exchange' if whole.node is None else 'between', others)}"
+        )
+
+
+def _exchange_refusal(compressor: Compressor, memory: Memory, config: ExchangeConfig) -> str | None:
     reason = find_exchange(config.name).refuses(compressor)
     if reason is None and isinstance(compressor, MultiRound) and config.settings:
         reason = "it defines its own rounds, which do not have this setting"
     if reason is None and config.name == "mean" and _loses_sums(compressor, memory):
-        reason = f"sums in 16 bits lose what memory {name_of(memory)!r} cannot see; use gather"
-    if reason is not None:
-        raise ConfigError(
-            f"{format_spec(compressor)} does not go with exchange '{config}': {reason}"
-        )
+        reason = f"sums in 16 bits lose what memory {name_of(memory)!r} cannot see"
+    return reason
+
+
+def _advice(noun: str, names: Sequence[str]) -> str:
+    """Returns the end of an error text that lists what would be legal."""
+    *others, last = [repr(name) for name in names] or [""]
+    return f"; use {noun} {', '.join(others)}{' or ' if others else ''}{last}" if last else ""
 
 
 def _loses_sums(compressor: Compressor, memory: Memory) -> bool:
