@@ -12,6 +12,7 @@ from gradwire.control.autopilot import Autopilot
 from gradwire.control.gravac import GraVAC
 from gradwire.control.schedule import Schedule
 from gradwire.errors import (
+    CheckpointError,
     ConfigError,
     GradwireError,
     MissingExtra,
@@ -22,7 +23,7 @@ from gradwire.errors import (
 from gradwire.integrations.ddp import Link, attach
 from gradwire.integrations.fsdp import Shards, attach_fsdp
 from gradwire.integrations.grace import from_grace
-from gradwire.integrations.optimizer import reduce_gradients, wrap_optimizer
+from gradwire.integrations.optimizer import handle_of, reduce_gradients, wrap_optimizer
 from gradwire.integrations.reducer import Reducer
 from gradwire.integrations.settings import Settings
 from gradwire.perfmodel.advise import Advice, advise
@@ -36,6 +37,7 @@ __all__ = [
     "Accordion",
     "Advice",
     "Autopilot",
+    "CheckpointError",
     "Checkpoints",
     "Compressor",
     "ConfigError",
@@ -56,6 +58,7 @@ __all__ = [
     "attach_fsdp",
     "format_spec",
     "from_grace",
+    "handle_of",
     "local",
     "methods",
     "parse",

@@ -330,6 +330,18 @@ def refusals_job() -> dict[str, str]:
     found["mixed"] = failure_of(lambda: gradwire.attach(mixed, "efsign"))
     double = DDP(mlp(torch.float64))
     found["dtype"] = failure_of(lambda: gradwire.attach(double, "efsign"))
+    compiled: Any = torch.compile(DDP(mlp()), backend="eager")
+    found["compiled"] = failure_of(lambda: gradwire.attach(compiled, "efsign"))
+    found["reducer"] = failure_of(lambda: gradwire.Reducer(compiled, "efsign"))
+    wrapped: Any = nn.ModuleDict({"inner": DDP(mlp())})
+    found["wrapped"] = failure_of(lambda: gradwire.attach(wrapped, "efsign"))
+    frozen = DDP(mlp(), find_unused_parameters=True)
+    frozen.module[0].bias.requires_grad_(False)
+    found["frozen"] = failure_of(lambda: gradwire.attach(frozen, "efsign"))
+    # An argument of DDP in torch 2.12.
+    skipping = DDP(mlp())
+    skipping.skip_all_reduce_unused_params = True
+    found["skipping"] = failure_of(lambda: gradwire.attach(skipping, "efsign"))
     return found
 
 

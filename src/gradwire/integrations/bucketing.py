@@ -76,6 +76,10 @@ class Buckets:
             self._last, self._current = self._current, []
         return ready
 
+    def abandon(self) -> None:
+        """Forgets the buckets of a backward pass that was interrupted."""
+        self._held, self._held_bytes, self._current = [], 0, []
+
     def _merged(self) -> Ready:
         held = self._held
         if len(held) == 1:

@@ -1,5 +1,6 @@
 """DistributedDataParallel: one line that compresses the gradients of a DDP script."""
 
+import logging
 from time import perf_counter
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, finalize
@@ -16,26 +17,55 @@ from gradwire.base import Compressor
 from gradwire.comm.base import CollectiveProgram, run_program
 from gradwire.comm.consistency import check_equal_tensors
 from gradwire.comm.groups import check_member, lease_group
+from gradwire.engine.ownership import release
 from gradwire.engine.plan import make_plan
-from gradwire.errors import ConfigError
+from gradwire.errors import ConfigError, NonFiniteError, PeerError
+from gradwire.integrations.backward_pass import BackwardPass, at_end_of_backward, graph_task
 from gradwire.integrations.bucketing import PendingBucket, Ready
 from gradwire.integrations.comm_runner import StreamRunner, ThreadRunner
 from gradwire.integrations.dense_allreduce import start_means
-from gradwire.integrations.handle import Handle, at_end_of_backward
-from gradwire.integrations.parameters import check_dense
+from gradwire.integrations.handle import Handle
+from gradwire.integrations.parameters import COMPILED, check_dense
 from gradwire.integrations.settings import Options, Settings, settings_of
+from gradwire.integrations.unused_parameters import UnusedParameters
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+log = logging.getLogger("gradwire")
+
 
 class HookSlot:
-    """DDP's only communication hook, which cannot be removed; but the link behind it can change."""
+    """DDP's only communication hook, which cannot be removed; but the link behind it can change.
 
-    def __init__(self, model: DDP) -> None:
-        self.device = next(model.parameters()).device
-        self.dense_group = model.process_group
+    A copied or unpickled DDP model has a reducer of its own without any hook. Its slot is empty.
+    """
+
+    def __init__(self, device: torch.device, dense_group: dist.ProcessGroup | None = None) -> None:
+        self.device = device
+        self.dense_group = dense_group
         self.link: Link | None = None
+
+    def __reduce__(self) -> tuple[type["HookSlot"], tuple[torch.device]]:
+        return HookSlot, (self.device,)
+
+
+class LossScaleHook:
+    """Reads the loss scale before each forward pass; does nothing in a copy of the model."""
+
+    def __init__(
+        self, link: "Link | None" = None, scaler: torch.amp.GradScaler | None = None
+    ) -> None:
+        self._link, self._scaler = link, scaler
+
+    def __call__(self, *_: object) -> None:
+        # A checkpointed model runs forward inside backward, at the same scale as before.
+        if self._link is not None and self._scaler is not None and not self._link._is_in_backward():
+            # Before the forward pass the GPU has little left to do, so a sync costs little.
+            self._link.loss_scale_changed(self._scaler.get_scale())
+
+    def __reduce__(self) -> tuple[type["LossScaleHook"], tuple[()]]:
+        return LossScaleHook, ()
 
 
 # Weak keys, so that this table does not keep models alive.
@@ -54,7 +84,7 @@ def _hook(state: HookSlot, bucket: dist.GradBucket) -> Future[Tensor]:  # type: 
             "set torch._dynamo.config.optimize_ddp = True"
         )
     if state.link is None:
-        return allreduce_hook(state.dense_group, bucket)
+        return allreduce_hook(state.dense_group, bucket)  # type: ignore[arg-type]
     return state.link._reduce(bucket)
 
 
@@ -70,20 +100,36 @@ class Link(Handle):
         group: dist.ProcessGroup,
         names: dict[nn.Parameter, str],
         settings: Settings,
+        unused: UnusedParameters | None,
     ) -> None:
         self._slot = slot
+        self._unused = unused
         tensors: dict[str, Tensor] = {name: p for p, name in names.items()}
         # A group of our own: collectives from our thread must not mix with others'.
         self._lease = lease_group(group, slot.device)
         try:
-            Handle.__init__(self, self._lease.group, tensors, names, make_plan, settings)
-        except ConfigError:
+            Handle.__init__(
+                self,
+                self._lease.group,
+                tensors,
+                names,
+                make_plan,
+                settings,
+                discards_lanes=unused is not None,
+            )
+            runner = StreamRunner if self._comm.on_device else ThreadRunner
+            self._runner = runner(slot.device)
+        except PeerError:
+            # A collective failed in this group, which closes its connections: nobody leases it.
+            raise
+        except Exception:
+            release(names, self)
             self._lease.release()
             raise
-        self._in_backward = False
+        self._pass = BackwardPass()
+        self._has_last_bucket = False
+        self._late_error: NonFiniteError | None = None
         self._computed_s = 0.0
-        runner = StreamRunner if self._comm.on_device else ThreadRunner
-        self._runner = runner(slot.device)
         self._hooks: list[RemovableHandle] = []
 
     def _close(self) -> None:
@@ -97,18 +143,22 @@ class Link(Handle):
     def _is_attached(self) -> bool:
         return self._slot.link is self
 
-    def _follow_loss_scale(self, model: DDP, scaler: torch.amp.GradScaler) -> None:
-        def read(*_: object) -> None:
-            # Before the forward pass the GPU has little left to do, so a sync costs little.
-            self.loss_scale_changed(scaler.get_scale())
+    def _is_in_backward(self) -> bool:
+        return self._pass.is_running()
 
-        self._hooks.append(model.register_forward_pre_hook(read))
+    def _follow_loss_scale(self, model: DDP, scaler: torch.amp.GradScaler) -> None:
+        self._hooks.append(model.register_forward_pre_hook(LossScaleHook(self, scaler)))
 
     def _reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
         """Starts the exchange of a bucket; the future completes when its buffer holds the mean."""
-        is_last = bucket.is_last()
-        if self._in_backward and bucket.index() == 0:
-            self._end_interrupted_step()
+        with self._lock:
+            if bucket.index() == 0:
+                self._complete_step()
+            self._pass.note_bucket()
+            return self._start(bucket)
+
+    def _start(self, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
+        is_last = self._has_last_bucket = bucket.is_last()
         names = [self._parameters[p] for p in bucket.parameters()]
         pending = PendingBucket(names, bucket.gradients(), bucket.buffer(), self._runner.future())
         plain = self._is_plain_mean()
@@ -121,7 +171,8 @@ class Link(Handle):
             # not happen while the runner uses the lanes.
             programs = [self._engine.bucket_program(*message) for message in ready.messages]
             self._runner.submit(lambda: self._run(programs), ready.buckets)
-        self._end_step_after_backward(is_last)
+        if is_last:
+            self._end_step_after_backward()
         return pending.future
 
     def _run(self, programs: list[CollectiveProgram[None]]) -> None:
@@ -136,20 +187,19 @@ class Link(Handle):
             # Now, since with a static graph DDP waits for them before our callback runs.
             self._runner.flush()
 
-    def _end_step_after_backward(self, is_last: bool) -> None:
+    def _end_step_after_backward(self) -> None:
         """Makes `backward` end the step, and raise the errors of its exchanges.
 
-        The order at the end of a pass: `_backward_computed`, `_end_backward`, in which the runner
-        waits for its tasks and runs `_end_exchanges` (`Engine.end_step`), then `_end_step`
-        (`Engine.commit_step`).
+        Called with the last bucket: earlier ones may be handed over in graph tasks of their own,
+        which end before the backward pass does. The order at the end of a pass:
+        `_backward_computed`, `_end_backward`, in which the runner waits for its tasks and runs
+        `_end_exchanges` (`Engine.end_step`), then `_commit` (`Engine.commit_step`).
         """
-        if torch._C._current_graph_task_id() == -1:
+        if graph_task() is None:
             # DDP's join calls the hook outside a backward pass.
-            if is_last:
-                self._computed_s = perf_counter()
-                self._end_backward()
-        elif not self._in_backward:
-            self._in_backward = True
+            self._computed_s = perf_counter()
+            self._end_backward(joined=True)
+        else:
             # Queued from a callback, so that it runs after DDP's own.
             at_end_of_backward(self._backward_computed)
 
@@ -157,22 +207,59 @@ class Link(Handle):
         self._computed_s = perf_counter()
         at_end_of_backward(self._end_backward)
 
-    def _end_backward(self) -> None:
-        self._in_backward = False
-        self._runner.end_step(self._end_exchanges)
-        self._comm.meter.waited_s += perf_counter() - self._computed_s
-        self._end_step()
+    def _end_backward(self, joined: bool = False) -> None:
+        with self._lock:
+            self._pass.end()
+            self._runner.end_step(self._end_exchanges)
+            self._comm.meter.waited_s += perf_counter() - self._computed_s
+            if self._unused is not None:
+                self._unused.note_pass(is_map_reduced=not joined)
+            late, self._late_error = self._late_error, None
+            error = self._commit(wait=False)
+        if late is not None:
+            raise late from error
+        if error is not None:
+            raise error
 
-    def _end_interrupted_step(self) -> None:
-        """Ends the previous pass, whose callbacks never ran because another one raised."""
-        self._in_backward = False
-        self._runner.end_step(self._end_exchanges)
-        self._engine.commit_step(wait=False)
+    def _commit(self, *, wait: bool) -> NonFiniteError | None:
+        """Commits the last step, but not for parameters that no rank used: DDP drops their means.
+
+        Without `wait` it may leave that to the next call, as `Engine.commit_step` does.
+        """
+        if self._unused is not None:
+            if self._unused.pending and not wait and self._engine.nan_policy != "raise":
+                return None
+            for name in self._unused.take():
+                self._engine.lanes[name].discard()
+        return self._engine.commit_step(wait=wait)
+
+    def _complete_step(self) -> None:
+        """Ends the last step; its error, if it is a late one, is raised by the next backward.
+
+        If another callback raised first, ours did not run. If a pass was interrupted before its
+        last bucket, DDP has not returned its means, so its state is discarded.
+        """
+        if self._pass.has_begun:
+            self._pass.end()
+            try:
+                self._runner.end_step(self._engine.end_step)
+            except PeerError:
+                # The next backward raises it again; until then the state can be saved.
+                log.warning("a backward pass was interrupted, and its exchange failed")
+                return
+            self._passes += 1
+            if self._has_last_bucket and self._unused is not None:
+                self._unused.note_pass(is_map_reduced=True)
+            elif not self._has_last_bucket:
+                self._buckets.abandon()
+                for lane in self._engine.lanes.values():
+                    lane.discard()
+        self._late_error = self._commit(wait=True) or self._late_error
 
     def _end_exchanges(self) -> None:
         self._engine.end_step()
         if self._is_check_due():
-            check_equal_tensors(self._comm, self._engine.tensors)
+            check_equal_tensors(self._check_comm, self._engine.tensors)
 
 
 def attach(
@@ -200,8 +287,10 @@ def attach(
         raise ConfigError(f"attach: scaler must be a GradScaler, with get_scale(), got {scaler!r}")
     # Before the slot is taken, which cannot be undone.
     make_plan(settings.compressor, settings.memory, settings.exchange, names, group.size())
+    drops_unused = model.find_unused_parameters or model.static_graph
+    unused = UnusedParameters(model, names) if drops_unused else None
     slot = _take_slot(model)
-    slot.link = Link(slot, group, names, settings)
+    slot.link = Link(slot, group, names, settings, unused)
     if scaler is not None:
         slot.link._follow_loss_scale(model, scaler)
     return slot.link
@@ -209,11 +298,35 @@ def attach(
 
 def _names(model: DDP) -> dict[nn.Parameter, str]:
     """Returns the parameters whose gradients DDP exchanges, in order."""
+    if not dist.is_initialized():
+        raise ConfigError(
+            "attach: there is no process group; call torch.distributed.init_process_group, then "
+            "wrap the model in DistributedDataParallel, then attach to that"
+        )
     if not isinstance(model, DDP):
-        raise ConfigError(f"attach: expected a DistributedDataParallel, got {type(model).__name__}")
+        hint = _hint_at_ddp(model)
+        raise ConfigError(
+            f"attach: expected a DistributedDataParallel, got {type(model).__name__}; {hint}"
+        )
+    if getattr(model, "skip_all_reduce_unused_params", False):
+        raise ConfigError(
+            "attach: DDP with skip_all_reduce_unused_params=True leaves out buckets, the last one "
+            "included; freeze the unused parameters before DDP is made instead"
+        )
     check_dense(model.module)
     named = model.module.named_parameters()
     return {p: n for n, p in named if p.requires_grad and n not in model.parameters_to_ignore}
+
+
+def _hint_at_ddp(model: object) -> str:
+    """Returns what to pass to `attach` in place of a model that is no DDP object."""
+    modules = model.named_modules() if isinstance(model, nn.Module) else ()
+    paths = [path for path, module in modules if isinstance(module, DDP)]
+    if paths == [COMPILED.rstrip(".")]:
+        return "attach to the DDP object that was compiled, and train with the compiled one"
+    if paths:
+        return f"attach to the DDP object inside it, its .{paths[0]}"
+    return "wrap the model in it first; without DDP use gradwire.Reducer, with FSDP2 attach_fsdp"
 
 
 def _take_slot(model: DDP) -> HookSlot:
@@ -223,7 +336,7 @@ def _take_slot(model: DDP) -> HookSlot:
             occupant = "DDP's mixed_precision"
         if occupant:
             raise ConfigError(f"attach: the model's only hook slot is taken by {occupant}")
-        slot = HookSlot(model)
+        slot = HookSlot(next(model.parameters()).device, model.process_group)
         model.register_comm_hook(slot, _hook)
         _slots[model] = slot
         finalize(model, _orphans.append, slot).atexit = False

@@ -4,13 +4,15 @@ import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import ClassVar, TypeAlias
+from functools import wraps
+from threading import RLock
+from typing import ClassVar, Concatenate, ParamSpec, TypeAlias, TypeVar
 from zlib import crc32
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gradwire import kernels
 from gradwire.base import Compressor, Memory
 from gradwire.checkpoint.state import (
     Residuals,
@@ -29,9 +31,9 @@ from gradwire.engine.engine import Engine
 from gradwire.engine.ownership import check_free, claim, release
 from gradwire.engine.plan import Plan
 from gradwire.errors import ConfigError
+from gradwire.identity import code_digests, identity_of
 from gradwire.integrations.bucketing import LEAST_BYTES, Buckets, read_groups
 from gradwire.integrations.settings import Settings
-from gradwire.spec import format_spec
 from gradwire.version import VERSION
 
 log = logging.getLogger("gradwire")
@@ -40,6 +42,33 @@ Planner: TypeAlias = Callable[
     [Compressor | str, Memory | str | None, str, Iterable[Tensor], int], Plan
 ]
 """Makes a plan: chooses what was left open of a method, and refuses what cannot work."""
+
+
+Self = TypeVar("Self", bound="Handle")
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
+
+
+def between_steps(
+    method: Callable[Concatenate[Self, Arguments], Result],
+) -> Callable[Concatenate[Self, Arguments], Result]:
+    """Makes a method of a handle raise ConfigError while gradients are exchanged.
+
+    It would change what the exchange uses, and its collectives would mix with those of buckets.
+    """
+
+    @wraps(method)
+    def checked(self: Self, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        with self._lock:
+            if self._is_in_backward():
+                raise ConfigError(
+                    f"{method.__name__}: a backward pass is under way; call it between backward "
+                    "and the next forward pass"
+                )
+            self._complete_step()
+            return method(self, *args, **kwargs)
+
+    return checked
 
 
 class Handle(ABC):
@@ -57,11 +86,16 @@ class Handle(ABC):
         parameters: Mapping[nn.Parameter, str],
         planner: Planner,
         settings: Settings,
+        discards_lanes: bool = False,
     ) -> None:
+        # Held by whoever uses the engine: a step that begins, or a method called in any thread.
+        self._lock = RLock()
         check_free(parameters.items(), type(self) if self.has_slot else None)
         self._parameters = dict(parameters)
         self._device = next(iter(tensors.values())).device
         self._comm = ProcessGroupComm(group, checksum=settings.checksum)
+        # For checks between ranks, whose bytes are not those of the method.
+        self._check_comm = ProcessGroupComm(group, checksum=settings.checksum)
         self._planner = planner
         plan = planner(
             settings.compressor,
@@ -78,6 +112,7 @@ class Handle(ABC):
             settings.seed,
             settings.nan_policy,
             settings.cuda_graphs,
+            discards_lanes=discards_lanes,
         )
         least_bytes = settings.least_bytes
         if least_bytes is None:
@@ -85,7 +120,7 @@ class Handle(ABC):
         controller = settings.make_controller()
         # Without checksums, which are part of what ranks have yet to agree on.
         check_equal_settings(
-            ProcessGroupComm(group, self._comm.meter),
+            ProcessGroupComm(group, self._check_comm.meter),
             self._device,
             {
                 **_identity(plan, tensors, settings.seed),
@@ -93,7 +128,8 @@ class Handle(ABC):
                 "check_every": settings.check_every,
                 "checksum": settings.checksum,
                 "least_bytes": least_bytes,
-                "controller": "none" if controller is None else format_spec(controller),
+                "controller": None if controller is None else identity_of(controller),
+                "code": {**plan.code_digests(), **code_digests(controller)},
             },
         )
         if controller is not None:
@@ -105,7 +141,7 @@ class Handle(ABC):
         self._buckets = Buckets(least_bytes)
         self._check_every, self._passes = settings.check_every, 0
         claim(self._parameters, self)
-        log.info("attached: %s, kernels: %s", plan.describe(), self.stats()["backend"])
+        log.info("attached: %s, kernels: %s", plan.describe(), kernels.backend_for(self._device))
 
     @abstractmethod
     def _close(self) -> None:
@@ -114,15 +150,31 @@ class Handle(ABC):
     @abstractmethod
     def _is_attached(self) -> bool: ...
 
+    @abstractmethod
+    def _is_in_backward(self) -> bool:
+        """Returns whether a backward pass is under way in which gradients are exchanged."""
+
+    @abstractmethod
+    def _complete_step(self) -> None:
+        """Ends the last step if that is still to be done; no backward pass is under way."""
+
     def _check_attached(self) -> None:
         if not self._is_attached():
             name = type(self).__name__.lower()
             raise ConfigError(f"this {name} is detached; attach the model again")
 
     def stats(self) -> dict[str, object]:
-        """Returns bytes, times and errors of this rank since attach."""
-        return self._engine.stats(self._comm.meter)
+        """Returns bytes, times and errors of this rank since attach; may be called at any time.
 
+        `auxiliary_bytes` are those of checks between ranks, which no other number includes.
+        """
+        auxiliary_bytes = self._check_comm.meter.sent_bytes
+        with self._lock:
+            if not self._is_in_backward():
+                self._complete_step()
+            return {**self._engine.stats(self._comm.meter), "auxiliary_bytes": auxiliary_bytes}
+
+    @between_steps
     def switch(
         self,
         compressor: Compressor | str,
@@ -137,10 +189,12 @@ class Handle(ABC):
         self._check_attached()
         tensors = self._engine.tensors
         plan = self._planner(compressor, memory, exchange, tensors.values(), self._comm.size)
-        check_equal_settings(self._comm, self._device, plan.describe())
+        settings = {**plan.identity(), "code": plan.code_digests()}
+        check_equal_settings(self._check_comm, self._device, settings)
         self._comm.prepare(plan.exchange.node)
         self._engine.switch(plan)
 
+    @between_steps
     def learning_rate_changed(self, before: float, after: float) -> None:
         """Rescales residuals, so that their effect on the parameters stays the same.
 
@@ -149,6 +203,7 @@ class Handle(ABC):
         """
         self._engine.learning_rate_changed(before, after)
 
+    @between_steps
     def epoch_ended(self, learning_rate: float | None = None) -> None:
         """Informs the controller, with the learning rate of the next epoch; called on all ranks.
 
@@ -157,10 +212,12 @@ class Handle(ABC):
         self._check_attached()
         self._engine.epoch_ended(learning_rate)
 
+    @between_steps
     def loss_scale_changed(self, scale: float) -> None:
         """Converts residuals to the loss scale of the next backward pass."""
         self._engine.loss_scale_changed(scale)
 
+    @between_steps
     def state_dict(self) -> dict[str, object]:
         """Returns this rank's residuals and warm starts, as tensors and numbers.
 
@@ -169,6 +226,7 @@ class Handle(ABC):
         """
         return {self._key(): {**save(self._engine), "buckets": self._buckets.last()}}
 
+    @between_steps
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Continues exactly where this rank was saved; called on all ranks, each with its own.
 
@@ -184,6 +242,7 @@ class Handle(ABC):
 
         self._buckets.replay(self._load_on_all_ranks(load_own))
 
+    @between_steps
     def load_resized(self, states: Sequence[Mapping[str, object]], *, residuals: Residuals) -> None:
         """Continues a run of another number of ranks, from the states of all its ranks in order."""
         self._check_attached()
@@ -206,7 +265,7 @@ class Handle(ABC):
             loaded = {"steps": self._engine.steps(), "buckets": crc32(json.dumps(found).encode())}
             outcome = {"refused": str(refused)} if refused else loaded
             try:
-                check_equal_settings(self._comm, self._device, outcome)
+                check_equal_settings(self._check_comm, self._device, outcome)
             except ConfigError as error:
                 raise refused or error from None
             if refused:
@@ -216,6 +275,7 @@ class Handle(ABC):
     def _key(self) -> str:
         return f"rank{self._comm.rank}"
 
+    @between_steps
     def detach(self) -> None:
         """Returns to dense gradients; residuals are dropped, with a line in the log."""
         self._check_attached()
@@ -252,9 +312,4 @@ def _identity(plan: Plan, tensors: Mapping[str, Tensor], seed: int) -> dict[str,
         f"parameter {i}": f"{n} {tuple(t.shape)} {t.dtype}"
         for i, (n, t) in enumerate(tensors.items())
     }
-    return {**plan.describe(), "seed": seed, "version": VERSION, **shapes}
-
-
-at_end_of_backward: Callable[[Callable[[], None]], None]
-at_end_of_backward = torch.autograd.Variable._execution_engine.queue_callback
-"""Calls a function when the current backward pass ends."""
+    return {**plan.identity(), "seed": seed, "version": VERSION, **shapes}

@@ -16,7 +16,7 @@ COMPILED = "_orig_mod."
 
 def names_of(model: nn.Module | Iterable[tuple[str, nn.Parameter]]) -> dict[nn.Parameter, str]:
     """Returns the names of trained parameters, in order; without the prefix of torch.compile."""
-    if isinstance(model, DDP):
+    if isinstance(getattr(model, COMPILED.rstrip("."), model), DDP):
         raise ConfigError("DDP averages gradients itself; use gradwire.attach")
     if isinstance(model, nn.Module):
         check_dense(model)

@@ -1,6 +1,6 @@
 """Reducer: averages the gradients of training loops without DDP, when asked."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.hooks import RemovableHandle
 
 from gradwire.base import Compressor
 from gradwire.comm.base import Collective, run_program
@@ -58,27 +57,38 @@ class Reducer(Handle):
         self._model = ref(model) if isinstance(model, nn.Module) else None
         self._find_unused = find_unused_parameters
         self._attached = True
-        self._hooks: list[RemovableHandle] = []
+        self._when_detached: list[Callable[[], object]] = []
 
     def _close(self) -> None:
         self._attached = False
-        for hook in self._hooks:
-            hook.remove()
+        while self._when_detached:
+            self._when_detached.pop()()
 
     def _is_attached(self) -> bool:
         return self._attached
 
+    def _is_in_backward(self) -> bool:
+        # Gradients are exchanged by `reduce` alone, which holds the lock.
+        return False
+
+    def _complete_step(self) -> None:
+        pass
+
     def reduce(self) -> None:
         """Replaces all gradients by their mean over ranks, in messages of about 25 MB."""
+        with self._lock:
+            self._reduce()
+
+    def _reduce(self) -> None:
         self._check_attached()
         if self._model is not None and (model := self._model()) is not None:
             self._check_known(model.parameters())
         if self._passes == 0:
-            check_equal_tensors(self._comm, self._engine.tensors)
+            check_equal_tensors(self._check_comm, self._engine.tensors)
         run_one_ahead(self._start(message) for message in messages(self._present()))
         self._engine.end_step()
         if self._is_check_due():
-            check_equal_tensors(self._comm, self._engine.tensors)
+            check_equal_tensors(self._check_comm, self._engine.tensors)
         self._end_step()
 
     def _check_known(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -122,19 +132,28 @@ class Reducer(Handle):
         return some
 
     def reduce_before(self, optimizer: torch.optim.Optimizer) -> None:
-        """Calls `reduce` before each step of the optimiser, until `detach`."""
+        """Calls `reduce` before each step of the optimiser, until `detach`.
+
+        Meanwhile this reducer is the optimiser's attribute `gradwire`, which torch neither pickles
+        nor copies with it.
+        """
 
         def before(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             # The optimiser itself comes first among the arguments in some versions of torch.
             if any(callable(value) for value in (*args, *kwargs.values())):
                 raise ConfigError(
                     "wrap_optimizer: step has a closure, which would compute gradients after they "
-                    "were averaged; call reducer.reduce() at the closure's end instead"
+                    "were averaged; make a gradwire.Reducer instead, and call its reduce() at the "
+                    "closure's end"
                 )
             self._check_known(p for group in optimizer.param_groups for p in group["params"])
             self.reduce()
 
-        self._hooks.append(optimizer.register_step_pre_hook(before))
+        vars(optimizer)["gradwire"] = self
+        self._when_detached += [
+            optimizer.register_step_pre_hook(before).remove,
+            partial(vars(optimizer).pop, "gradwire"),
+        ]
 
 
 def messages(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
