@@ -2,13 +2,13 @@
 
 from gradwire.bench.case import Change
 from gradwire.bench.records.schema import (
-    ChaosRecord,
+    CampaignRecord,
+    FaultRecord,
     FollowRecord,
     ForecastRecord,
     FuzzRecord,
     GuardRecord,
     KerasRecord,
-    KillRecord,
     LevelsRecord,
     OtherRecord,
     Phase,
@@ -116,36 +116,41 @@ def fuzz(spec: str, *crash_texts: str) -> FuzzRecord:
     )
 
 
-def kill(phase: str, detected_s: float, ended: bool = True) -> KillRecord:
-    return KillRecord(
-        kill=0,
+def fault(phase: str, detected_s: float, as_expected: bool = True) -> FaultRecord:
+    return FaultRecord(
+        number=0,
+        job="ddp",
+        fault="kill",
+        phase=phase,
         rank=1,
         step=5,
-        phase=phase,
         resumed_from=4,
         detected_s=detected_s,
         errors={"PeerError": 3},
-        ended=ended,
+        hung=0,
+        as_expected=as_expected,
+        lost_checkpoints=0,
         threads_left=0,
     )
 
 
-def chaos(wrong_losses: int = 0) -> ChaosRecord:
-    return ChaosRecord(
-        kills=2,
-        seed=0,
+def campaign(wrong_losses: int = 0) -> CampaignRecord:
+    return CampaignRecord(
+        job="ddp",
         spec="topk:ratio=0.1",
+        faults=2,
+        seed=0,
         workers=4,
         rate="100mbit",
         timeout_s=6.0,
-        detected=2,
-        max_detected_s=2.5,
-        ended=2,
+        hung=0,
+        unexpected=0,
+        lost_checkpoints=0,
         wrong_losses=wrong_losses,
-        corrupted_checkpoints=0,
-        unfinished_files_ignored=1,
         same_weights=True,
+        max_detected_s=2.5,
         took_s=12.0,
+        command="gradwire bench faults",
         machine=MACHINE,
     )
 
@@ -181,7 +186,7 @@ def others() -> list[OtherRecord]:
         guard("efsign", 1.05),
         fuzz("acpsgd"),
         fuzz("adaq:ratio=0.3"),
-        kill("wire", 1.5),
-        kill("save", 2.5),
-        chaos(),
+        fault("wire", 1.5),
+        fault("save", 2.5),
+        campaign(),
     ]

@@ -8,10 +8,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from fault_injection import Fault
-from job_runner import Attempt, Event, HostRunner, React
-from killable_job import Job
-
+from gradwire.bench.faults.injection import Fault, Phase
+from gradwire.bench.faults.jobs import Job
+from gradwire.bench.faults.runner import Attempt, Event, HostRunner, React
 from gradwire.testbed.hosts import Testbed
 
 RATE = "100mbit"
@@ -23,18 +22,19 @@ LARGE = Job(spec="topk:ratio=0.25", width=512)
 def kills() -> None:
     """Kills one of four ranks in each phase of a step, and lets one fail by itself."""
     with Testbed(4, RATE) as testbed:
-        runner = HostRunner(testbed, LARGE)
-        for rank, phase in enumerate(("encode", "wire", "decode")):
-            attempt = runner.run(LARGE, Fault(rank, step=2, phase=phase, delay_s=0.02))
-            show(phase, attempt, detected_s=attempt.detected_s(), missed=attempt.of("missed"))
-        show("hook", runner.run(LARGE, Fault(3, step=2, phase="hook")))
+        runner = prepared(testbed, LARGE)
+        phases: list[Phase] = ["encode", "wire", "decode"]
+        for rank, phase in enumerate(phases):
+            attempt = runner.run(LARGE, Fault("kill", rank, step=2, phase=phase, delay_s=0.02))
+            show(phase, attempt, detected_s=detected_s(attempt), missed=attempt.of("missed"))
+        show("hook", runner.run(LARGE, Fault("raise", 3, step=2)))
 
 
 def waits() -> None:
     """Slows, stops or disconnects hosts for less than the timeout."""
     patient = replace(JOB, timeout_s=30.0)
     with Testbed(4, RATE) as testbed:
-        runner = HostRunner(testbed, patient)
+        runner = prepared(testbed, patient)
         show("undisturbed", runner.run(patient))
         slow = replace(patient, lazy={"3": 0.2})
         show("slow and stopped", runner.run(slow, react=once(1, 3, stop_for(3.0))))
@@ -45,7 +45,7 @@ def gives_up() -> None:
     """Stops or disconnects a host for longer than the timeout."""
     hasty = replace(JOB, timeout_s=2.0)
     with Testbed(4, RATE) as testbed:
-        runner = HostRunner(testbed, hasty)
+        runner = prepared(testbed, hasty)
         for name, rank, act in (
             ("stopped", 1, stop_for(3.5)),
             ("cut", 2, cut_for(testbed, 2, 3.5)),
@@ -55,10 +55,25 @@ def gives_up() -> None:
             show(name, attempt, stalled_at_s=last[0])
 
 
+def prepared(testbed: Testbed, job: Job) -> HostRunner:
+    runner = HostRunner(testbed)
+    runner.prepare(job)
+    return runner
+
+
+def detected_s(attempt: Attempt) -> list[float]:
+    """Returns the seconds from the kill to the error of each surviving rank."""
+    [killed] = attempt.of("fault")
+    return [e["at_s"] - killed["at_s"] for e in attempt.of("error")]
+
+
 def show(name: str, attempt: Attempt, **more: object) -> None:
     row = {"name": name, "codes": attempt.codes, "errors": attempt.of("error")}
     last_s = attempt.events[-1]["at_s"] - attempt.events[0]["at_s"]
-    print(json.dumps({**row, "weights": attempt.weights(), "took_s": last_s, **more}), flush=True)
+    print(
+        json.dumps({**row, "weights": [*attempt.weights().values()], "took_s": last_s, **more}),
+        flush=True,
+    )
 
 
 def once(rank: int, step: int, act: Callable[[int], None]) -> React:

@@ -13,6 +13,11 @@ from pages import measure, plot
 from pages.compatibility import compatibility
 from pages.markdown import code, fence, listed, table
 
+ADAM = (
+    "entries that arrive late and at once are divided by their magnitude, and training stalls "
+    "([study](../studies.md#gradients-under-adamw)). Use `int4` or `powersgd:rank=4` there, or a "
+    "[local method](../local-sgd.md), which compresses the optimiser's updates instead."
+)
 WHEN = {
     "dense": "As a baseline, and where training does not wait for the network.",
     "quantisation": "Where a step is to be 2 to 32 times smaller with little to tune: every entry "
@@ -20,8 +25,10 @@ WHEN = {
     "averaging over workers.",
     "sparsification": "On slow links: a hundred times fewer bytes or better, since most entries "
     "stay in the residual. Mind the number of workers: gathered messages add up, so the gain "
-    "shrinks as workers are added (not with `sharded` and `mean`).",
-    "hybrid": "On slow links, where even the values of selected entries are too much.",
+    "shrinks as workers are added (not with `sharded` and `mean`). Not for the gradients of Adam "
+    f"or AdamW: {ADAM}",
+    "hybrid": "On slow links, where even the values of selected entries are too much. Not for the "
+    f"gradients of Adam or AdamW: {ADAM}",
     "low rank": "For models made of large matrices: the message grows with the sides of a matrix, "
     "not with its area. Most of them use an all-reduce, so they scale to many workers.",
 }

@@ -28,7 +28,7 @@ TITLES = {
     "validation": "Predicted and measured steps",
     "local": "Talking rarely",
     "adaptive": "Compression that sets itself",
-    "reliability/chaos": "Killed workers",
+    "reliability/faults": "Injected faults",
     "reliability/fuzz": "Hostile bytes",
 }
 """Titles of files, by the name of the file or its folder, in the order of the page."""

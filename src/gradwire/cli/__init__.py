@@ -35,6 +35,7 @@ bench.command()(benchmarks.train)
 bench.command()(benchmarks.kernels)
 bench.command()(benchmarks.workloads)
 bench.command()(benchmarks.fuzz)
+bench.command()(benchmarks.faults)
 bench.command()(benchmarks.guards)
 bench.command()(benchmarks.validate)
 

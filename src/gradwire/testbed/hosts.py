@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -111,6 +112,21 @@ class Testbed:
     def restore(self, host: int) -> None:
         """Reconnects `host`, with its link shaped as before."""
         self._set_port(host, "up")
+
+    def enter(self, rank: int, port: int) -> None:
+        """Moves this process to the host of a rank, with the environment that torchrun would set.
+
+        For a child process that has one thread. The store is on the first host, at `port`.
+        """
+        host = self.hosts[rank]
+        host.namespace.enter()
+        os.environ |= {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(self.workers),
+            "MASTER_ADDR": self.hosts[0].address,
+            "MASTER_PORT": str(port),
+            "GLOO_SOCKET_IFNAME": host.interface,
+        }
 
     def _set_port(self, host: int, state: str) -> None:
         port = _port(self.hosts[host])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gradwire.bench.machine import machine_facts
-from gradwire.bench.records.files import append, check_writable, read
+from gradwire.bench.records.files import append, check_writable, files_in, read
 from gradwire.bench.records.schema import VERSION, Record, TrainRecord
 from gradwire.errors import ConfigError
 from synthetic_runs import step, train, training_runs
@@ -166,3 +166,33 @@ def test_the_machine_facts_are_strings() -> None:
     facts = machine_facts()
     assert {"cpu", "cores", "python", "torch", "gradwire"} <= set(facts)
     assert all(isinstance(value, str) and value for value in facts.values())
+
+
+def test_a_loop_of_links_is_named(tmp_path: Path) -> None:
+    loop = tmp_path / "loop.jsonl"
+    loop.symlink_to(loop)
+    with pytest.raises(
+        ConfigError, match=r"cannot read records from .*loop.jsonl: Too many levels"
+    ):
+        read(files_in([loop]))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("[" * 100_000, "nested too deeply"),
+        ('{"kind": ' + "1" * 5_000 + "}", "Exceeds the limit"),
+    ],
+)
+def test_a_line_that_python_refuses_is_named(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "odd.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(ConfigError, match=rf"odd.jsonl line 1: not a record: {message}"):
+        read([path])
+
+
+@pytest.mark.parametrize("field", ["workers", "step_ms"])
+def test_a_number_beyond_the_range_of_floats_is_named(tmp_path: Path, field: str) -> None:
+    path = write_row(tmp_path / "odd.jsonl", **{field: 10**400})
+    with pytest.raises(ConfigError, match=rf"line 1: step record field '{field}' must be"):
+        read([path])

@@ -13,7 +13,7 @@ facts.marks = [...links.querySelectorAll(".mark")].map((node) => node.textConten
 facts.before = shown();
 [...document.querySelectorAll(".key")].find((node) => node.textContent === "none").click();
 facts.after = shown();
-facts.colours = ["Two levels", "Cost of guards", "Fuzzed", "Jobs", "Kills"].flatMap((words) => [...part(words).querySelectorAll("svg")]).length;
+facts.colours = ["Two levels", "Cost of guards", "Fuzzed", "Jobs", "Faults"].flatMap((words) => [...part(words).querySelectorAll("svg")]).length;
 head.click();
 facts.up = ratios();
 head.click();

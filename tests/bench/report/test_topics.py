@@ -9,7 +9,7 @@ from gradwire.bench.records.schema import OtherRecord
 from gradwire.bench.report.plotdata import Curves
 from gradwire.bench.report.section import Section
 from gradwire.bench.report.write import render, sections_of
-from synthetic_others import chaos, follow, forecast, fuzz, guard, keras, kill, levels, others
+from synthetic_others import campaign, fault, follow, forecast, fuzz, guard, keras, levels, others
 from synthetic_runs import training_runs
 
 
@@ -33,8 +33,8 @@ def test_every_kind_has_a_section_and_is_counted() -> None:
         "Keras steps: hidden layers of 2,048, batch 32, 2 workers, links not shaped",
         "Cost of guards: mlp, 4 workers, links shaped to 1 Gbit/s",
         "Fuzzed messages",
-        "Jobs with killed workers",
-        "Kills",
+        "Jobs with injected faults",
+        "Faults",
     ):
         assert words in headings
     assert "24 records: 7 of kind train, 2 of kind follow, 4 of kind forecast, 2 of" in page
@@ -119,12 +119,14 @@ def test_fuzzed_messages_are_one_row_per_run_and_per_crash() -> None:
     assert '<pre class="error">adaq, call 0: IndexError()</pre>' in render(crashed)
 
 
-def test_kills_are_counted_by_their_phase() -> None:
-    jobs, kills = sections_of([kill("wire", 1.5), kill("wire", -1, ended=False), chaos(3)])
-    assert texts(kills) == [["wire", "2", "1", "1.50 s", "0", "1"]]
-    assert kills.summary == "2 kills: in 1 case the others did not all end with an error."
+def test_faults_are_counted_by_their_kind() -> None:
+    jobs, faults = sections_of(
+        [fault("wire", 1.5), fault("wire", -1, as_expected=False), campaign(3)]
+    )
+    assert texts(faults) == [["ddp", "kill in wire", "2", "1", "0", "1.50 s", "0"]]
+    assert faults.summary == "2 faults: in 1 case a rank did not end as it should."
     assert texts(jobs)[0][-1] == "damaged"
-    assert jobs.summary.startswith("0 of 1 reached the weights")
+    assert jobs.summary.startswith("0 of 1 jobs had no hang")
 
 
 def test_keras_steps_name_their_reference() -> None:
@@ -148,7 +150,7 @@ def test_many_names_are_counted() -> None:
 
 def test_nothing_of_any_kind_becomes_markup() -> None:
     evil = "<img src=x onerror=alert(1)>"
-    bad = [replace(record, spec=evil) for record in others() if record.kind != "kill"]
-    page = render([*bad, replace(kill("wire", 1.0), phase=evil), fuzz(evil, evil)])
+    bad = [replace(record, spec=evil) for record in others() if record.kind != "fault"]
+    page = render([*bad, replace(fault("wire", 1.0), phase=evil), fuzz(evil, evil)])
     assert "<img" not in page
     assert "&lt;img src=x" in page

@@ -40,6 +40,9 @@ R = TypeVar("R")
 
 log = logging.getLogger("gradwire")
 
+_LARGEST = 10**18
+"""The largest magnitude of whole numbers in records."""
+
 
 def append(path: Path, record: object) -> None:
     """Appends one line to `path` and waits until it is on disk; earlier lines are not changed."""
@@ -91,12 +94,14 @@ def _unwritable(path: Path, error: OSError) -> ConfigError:
 
 def files_in(paths: Iterable[Path]) -> list[Path]:
     """Returns the files among `paths`, and all *.jsonl below the folders among them, each once."""
-    found: dict[Path, Path] = {}
+    found: dict[str, Path] = {}
     for path in paths:
         files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
         if not files:
             raise ConfigError(f"no files of records (*.jsonl) in the folder {path}")
-        found |= {file.resolve(): file for file in files if file.resolve() not in found}
+        for file in files:
+            # Not Path.resolve, which raises on a loop of links; the error then has no file name.
+            found.setdefault(os.path.realpath(file), file)
     return list(found.values())
 
 
@@ -159,6 +164,10 @@ def _row(line: str, where: str) -> dict[str, object] | _CutOff:
         if line.startswith('{"kind": "'):
             return _CutOff(error.msg)
         raise ConfigError(f"{where}: not JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise ConfigError(f"{where}: not a record: nested too deeply") from None
+    except ValueError as error:  # a number with more digits than Python reads
+        raise ConfigError(f"{where}: not a record: {error}") from None
     if not isinstance(row, dict):
         raise ConfigError(f"{where}: not a record, expected a JSON object, got {line[:40]!r}")
     return row
@@ -278,7 +287,17 @@ def _plain(name: str, value: object, hint: type) -> object:
         return math.nan
     # bool is a subclass of int, but a step count of `true` is a mistake.
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        return _float(name, value)
     if isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
+        # Reports compute with floats, which longer numbers would overflow.
+        if hint is int and abs(cast(int, value)) > _LARGEST:
+            raise RowError(f"field {name!r} must be at most {_LARGEST:.0e}, got a larger number")
         return value
     raise RowError(f"field {name!r} must be {hint.__name__}, got {value!r}")
+
+
+def _float(name: str, value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise RowError(f"field {name!r} must be a float, got one beyond its range") from None

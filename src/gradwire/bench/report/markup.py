@@ -15,10 +15,10 @@ from gradwire.bench.records.files import finite
 from gradwire.bench.records.schema import (
     BASELINE,
     AnyRecord,
+    FaultRecord,
     FollowRecord,
     FuzzRecord,
     KernelRecord,
-    KillRecord,
     StepRecord,
     TrainRecord,
 )
@@ -138,8 +138,8 @@ MOST_NAMES = 12
 
 
 def provenance(records: Sequence[AnyRecord]) -> str:
-    # A kill is part of a job, whose record has the machine and the command.
-    measured = [record for record in records if not isinstance(record, KillRecord)]
+    # A fault is part of a job, whose record has the machine and the command.
+    measured = [record for record in records if not isinstance(record, FaultRecord)]
     machines = group(measured, lambda record: tuple(record.machine.items()))
     commands = group((r for r in measured if r.command), lambda record: record.command)
     several = len(machines) > 1

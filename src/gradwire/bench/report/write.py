@@ -14,7 +14,7 @@ from gradwire.bench.report.plots import plots
 from gradwire.bench.report.scaling import scalings
 from gradwire.bench.report.section import Section, methods_of
 from gradwire.bench.report.summary import kernel_summary, step_summary, train_summary
-from gradwire.bench.report.topics.robustness import chaos_sections, fuzz_sections, guard_sections
+from gradwire.bench.report.topics.robustness import fault_sections, fuzz_sections, guard_sections
 from gradwire.bench.report.topics.timing import (
     follow_sections,
     forecast_sections,
@@ -31,7 +31,7 @@ TOPICS = (
     keras_sections,
     guard_sections,
     fuzz_sections,
-    chaos_sections,
+    fault_sections,
 )
 """The sections after the runs and the kernels, in this order."""
 

@@ -1,4 +1,4 @@
-"""Sections on robustness: the cost of guards, fuzzed messages, and jobs with killed workers."""
+"""Sections on robustness: the cost of guards, fuzzed messages, and jobs with injected faults."""
 
 from collections.abc import Sequence
 
@@ -6,10 +6,10 @@ from gradwire.bench import human
 from gradwire.bench.records.compare import Links, group
 from gradwire.bench.records.schema import (
     AnyRecord,
-    ChaosRecord,
+    CampaignRecord,
+    FaultRecord,
     FuzzRecord,
     GuardRecord,
-    KillRecord,
 )
 from gradwire.bench.report.grid import Cell
 from gradwire.bench.report.section import (
@@ -112,60 +112,69 @@ def _method_name(spec: str) -> str:
     return spec.partition(":")[0].partition(" ")[0]
 
 
-def chaos_sections(records: Sequence[AnyRecord]) -> list[Section]:
-    """Returns one section on jobs, and one on all kills by the phase in which they occurred."""
-    jobs = [record for record in records if isinstance(record, ChaosRecord)]
-    kills = [record for record in records if isinstance(record, KillRecord)]
-    return ([_jobs_section(jobs)] if jobs else []) + ([_kills_section(kills)] if kills else [])
+def fault_sections(records: Sequence[AnyRecord]) -> list[Section]:
+    """Returns one section on jobs, and one on all faults by their kind."""
+    jobs = [record for record in records if isinstance(record, CampaignRecord)]
+    faults = [record for record in records if isinstance(record, FaultRecord)]
+    return ([_jobs_section(jobs)] if jobs else []) + ([_kinds_section(faults)] if faults else [])
 
 
-def _jobs_section(jobs: Sequence[ChaosRecord]) -> Section:
+def _jobs_section(jobs: Sequence[CampaignRecord]) -> Section:
     undamaged = [_undamaged(job) for job in jobs]
     columns = {
+        "job": [text_cell(job.job) for job in jobs],
         "method": [text_cell(job.spec) for job in jobs],
         "workers": [count(job.workers) for job in jobs],
         "links": [text_cell(human.rate(job.rate)) for job in jobs],
-        "kills": [count(job.kills) for job in jobs],
-        "detected": [count(job.detected) for job in jobs],
-        "after at most": [seconds(job.max_detected_s) for job in jobs],
-        "ended": [count(job.ended) for job in jobs],
+        "faults": [count(job.faults) for job in jobs],
+        "hangs": [count(job.hung) for job in jobs],
+        "lost checkpoints": [count(job.lost_checkpoints) for job in jobs],
+        "unexpected ends": [count(job.unexpected) for job in jobs],
+        "detected after at most": [seconds(_if_any(job.max_detected_s)) for job in jobs],
         "wrong losses": [count(job.wrong_losses) for job in jobs],
-        "corrupted checkpoints": [count(job.corrupted_checkpoints) for job in jobs],
-        "same weights": [yes_cell(job.same_weights) for job in jobs],
+        "same weights": [_same_cell(job) for job in jobs],
         "status": [text_cell("ok" if fine else "damaged") for fine in undamaged],
     }
     return Section(
-        "Jobs with killed workers",
-        f"{sum(undamaged)} of {len(jobs)} reached the weights of a job without kills, with every "
-        "kill detected and no wrong loss or checkpoint.",
+        "Jobs with injected faults",
+        f"{sum(undamaged)} of {len(jobs)} jobs had no hang, no lost checkpoint, no unexpected end "
+        "and the losses and weights of a job without faults.",
         grid_of(columns, undamaged),
     )
 
 
-def _undamaged(job: ChaosRecord) -> bool:
-    correct = job.wrong_losses == job.corrupted_checkpoints == 0 and job.same_weights
-    return correct and job.detected == job.ended == job.kills
+def _same_cell(job: CampaignRecord) -> Cell:
+    return text_cell("not compared") if job.same_weights is None else yes_cell(job.same_weights)
 
 
-def _kills_section(kills: Sequence[KillRecord]) -> Section:
-    phases = group(kills, lambda kill: kill.phase)
-    rows = phases.values()
-    ended = [all(kill.ended for kill in row) for row in rows]
+def _undamaged(job: CampaignRecord) -> bool:
+    correct = job.wrong_losses == job.lost_checkpoints == 0 and job.same_weights is not False
+    return correct and job.hung == job.unexpected == 0
+
+
+def _kinds_section(faults: Sequence[FaultRecord]) -> Section:
+    kinds = group(faults, lambda fault: (fault.job, fault.fault, fault.phase))
+    rows = list(kinds.values())
+    fine = [all(fault.as_expected and not fault.hung for fault in row) for row in rows]
     columns = {
-        "killed in": [text_cell(phase) for phase in phases],
-        "kills": [count(len(row)) for row in rows],
-        "detected": [count(sum(kill.detected_s >= 0 for kill in row)) for row in rows],
-        "after at most": [seconds(_slowest_s(row)) for row in rows],
-        "threads left": [count(sum(kill.threads_left for kill in row)) for row in rows],
-        "others ended": [count(sum(kill.ended for kill in row)) for row in rows],
+        "job": [text_cell(job) for job, _, _ in kinds],
+        "fault": [text_cell(f"{kind} in {phase}" if phase else kind) for _, kind, phase in kinds],
+        "faults": [count(len(row)) for row in rows],
+        "as expected": [count(sum(fault.as_expected for fault in row)) for row in rows],
+        "hangs": [count(sum(fault.hung for fault in row)) for row in rows],
+        "detected after at most": [seconds(_slowest_s(row)) for row in rows],
+        "threads left": [count(sum(fault.threads_left for fault in row)) for row in rows],
     }
-    unended = sum(not kill.ended for kill in kills)
-    outcome = "the others ended with an error each time"
-    if unended:
-        cases = "case" if unended == 1 else "cases"
-        outcome = f"in {unended:,} {cases} the others did not all end with an error"
-    return Section("Kills", f"{len(kills):,} kills: {outcome}.", grid_of(columns, ended))
+    odd = sum(not fault.as_expected for fault in faults)
+    outcome = "all ranks ended as they should each time"
+    if odd:
+        outcome = f"in {odd:,} {'case' if odd == 1 else 'cases'} a rank did not end as it should"
+    return Section("Faults", f"{len(faults):,} faults: {outcome}.", grid_of(columns, fine))
 
 
-def _slowest_s(kills: Sequence[KillRecord]) -> float | None:
-    return max((kill.detected_s for kill in kills if kill.detected_s >= 0), default=None)
+def _slowest_s(faults: Sequence[FaultRecord]) -> float | None:
+    return max((fault.detected_s for fault in faults if fault.detected_s >= 0), default=None)
+
+
+def _if_any(detected_s: float) -> float | None:
+    return detected_s if detected_s >= 0 else None

@@ -1,4 +1,4 @@
-"""Runs a job repeatedly on four emulated hosts, each time in new processes.
+"""Runs a job repeatedly on emulated hosts, each time in new processes.
 
 torch is imported once, and processes are forked from there, so an attempt starts quickly.
 """
@@ -10,16 +10,17 @@ import select
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 import torch._dynamo  # DDP and optimisers import it at first use
-from fault_injection import Fault
-from killable_job import Job, mlp, train
 
 import gradwire
+from gradwire.bench.faults.injection import Fault
+from gradwire.bench.faults.jobs import Job, mlp, run
 from gradwire.testbed.hosts import Testbed
 
 PATIENCE_S = 20.0
@@ -43,29 +44,33 @@ class Attempt:
     def losses(self) -> dict[tuple[int, int], str]:
         return {(e["rank"], e["step"]): e["loss"] for e in self.of("step")}
 
-    def weights(self) -> list[str]:
-        return [e["weights"] for e in self.of("end")]
+    def weights(self) -> dict[int, str]:
+        return {e["rank"]: e["weights"] for e in self.of("end")}
 
-    def detected_s(self) -> list[float]:
-        """Returns the seconds from the kill to the error of each surviving rank."""
-        [killed] = self.of("killed")
-        return [e["at_s"] - killed["at_s"] for e in self.of("error")]
+    def hung(self) -> int:
+        return self.codes.count("hung")
 
 
 class HostRunner:
-    """Runs jobs on the hosts of an open testbed."""
+    """Runs jobs on the hosts of an open testbed; `quiet` hides what they write to stderr."""
 
-    def __init__(self, testbed: Testbed, job: Job) -> None:
-        self._testbed = testbed
+    def __init__(self, testbed: Testbed, quiet: bool = False) -> None:
+        self.testbed, self._quiet = testbed, quiet
         self._port = 20_000
-        _load_kernels(job)
+
+    def prepare(self, job: Job) -> None:
+        """Compiles or loads the job's kernels before processes are forked."""
+        model = mlp(job.width)
+        gradients = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+        network = gradwire.simulate(model, job.spec, workers=2, exchange=job.exchange)
+        network.step([gradients, gradients])
         # Frozen objects are not collected when a child ends, which would take seconds.
         gc.freeze()
 
     def run(self, job: Job, fault: Fault | None = None, react: React | None = None) -> Attempt:
         self._port += 1
         read_end, write_end = os.pipe()
-        pids = [self._start(rank, write_end, job, fault) for rank in range(self._testbed.workers)]
+        pids = [self._start(rank, write_end, job, fault) for rank in range(self.testbed.workers)]
         os.close(write_end)
         attempt = Attempt()
         deadline_s = time.monotonic() + 3 * job.timeout_s + PATIENCE_S
@@ -81,25 +86,20 @@ class HostRunner:
         pid = os.fork()
         if pid == 0:
             os.dup2(write_end, sys.stdout.fileno())
-            host = self._testbed.hosts[rank]
-            host.namespace.enter()
-            os.environ |= {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(self._testbed.workers),
-                "MASTER_ADDR": self._testbed.hosts[0].address,
-                "MASTER_PORT": str(self._port),
-                "GLOO_SOCKET_IFNAME": host.interface,
-            }
-            train((job, fault))
-            sys.exit()
+            self.testbed.enter(rank, self._port)
+            self._run_child(job, fault)
         return pid
 
-
-def _load_kernels(job: Job) -> None:
-    model = mlp(job.width)
-    gradients = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
-    network = gradwire.simulate(model, job.spec, workers=2, exchange=job.exchange)
-    network.step([gradients, gradients])
+    def _run_child(self, job: Job, fault: Fault | None) -> NoReturn:
+        """Runs the job; ends the process as an uncaught exception of a script would."""
+        if self._quiet:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        try:
+            run((job, fault))
+        except Exception:
+            traceback.print_exc()
+            sys.exit(1)
+        sys.exit()
 
 
 def _events(read_end: int, deadline_s: float) -> Iterator[Event]:

@@ -1,0 +1,1 @@
+"""Fault injection: training jobs that are killed, stopped, cut off or fed corrupted data."""
