@@ -30,7 +30,7 @@ def lane_with_state(case: Case) -> Lane:
 
 def is_raised(lane: Lane, grad: Tensor) -> bool:
     """Returns whether a guard that checks the first message only raises its flag."""
-    guard = NonFiniteGuard([grad], [True])
+    guard = NonFiniteGuard([grad], [lane])
     guard.begin()
     guard.requests({0: next(lane_rounds(grad.clone(), lane))})
     lane.discard()

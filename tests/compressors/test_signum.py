@@ -74,13 +74,14 @@ def test_ties_and_zeros_do_not_move() -> None:
     assert torch.equal(ranks.step(x, torch.zeros(50)), x.sign())
 
 
-def test_momentum_changes_when_the_answer_has_come() -> None:
+def test_momentum_is_known_before_the_votes_travel() -> None:
+    """The guard checks it together with the message; a step that is skipped discards it."""
     codec, ctx = Signum(), EncodeContext((4,))
     state = codec.state(ctx, CPU)
     rounds = codec.rounds(EFInput(torch.ones(4)), state, ctx)
     request = next(rounds)
     assert isinstance(request, AllGather)
-    assert state["momentum"].tolist() == [0.0] * 4
+    assert state["momentum"].tolist() == [1.0] * 4
     with pytest.raises(StopIteration):
         rounds.send([request.parts])
     assert state["momentum"].tolist() == [1.0] * 4

@@ -1,11 +1,13 @@
 """Non-finite gradients: all ranks see the flag, and no state keeps a trace of them."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import Tensor
 
 import gradwire
-from gradwire.engine.nonfinite import LARGE, NonFiniteGuard, _nonfinite_on_device
+from gradwire.engine.nonfinite import LARGE, NonFiniteGuard, _range_on_device
 from gradwire.errors import ConfigError, NonFiniteError
 from gradwire.simulate import Simulation, simulate
 from gradwire.spec import compressor_classes, format_spec
@@ -176,9 +178,25 @@ def test_the_flag_does_not_widen_the_dtype_of_sums(spec: str) -> None:
     assert int(str(sent)) - int(str(least)) in (2, 3)
 
 
+@dataclass(frozen=True)
+class UncompressedLane:
+    """A lane of which the guard checks the gradient."""
+
+    grad: Tensor
+    propagates_nonfinite: bool = False
+    keeps_mean: bool = False
+
+    def encoded_input(self) -> Tensor:
+        return self.grad
+
+    def replaced_state(self) -> list[Tensor]:
+        return []
+
+
 def is_flagged(grads: list[Tensor]) -> bool:
-    guard = NonFiniteGuard(grads)
+    guard = NonFiniteGuard(grads, [UncompressedLane(grad) for grad in grads])
     guard.begin()
+    guard.requests({})
     return bool(guard.flag)
 
 
@@ -201,7 +219,8 @@ def test_the_check_for_gpus_finds_the_same(bad: float) -> None:
     for tensors in ([buffer[:5], buffer[5:]], apart):
         for tensor in tensors:
             tensor.view(-1)[-1] += bad
-            assert bool(_nonfinite_on_device(tensors)) == is_flagged(tensors) == (bad != 0)
+            finite = bool(_range_on_device(tensors).isfinite())
+            assert (not finite) == is_flagged(tensors) == (bad != 0)
             tensor.view(-1)[-1] = 0
 
 

@@ -157,8 +157,9 @@ def test_tolerated_faults_of_five_ranks(name: str, expected: int) -> None:
 
 
 def test_a_mean_of_flags_tolerates_none() -> None:
-    guard = NonFiniteGuard([torch.zeros(2)], tolerated=1)
-    guard.receive([(torch.tensor([1 / 3]),)])
+    guard = NonFiniteGuard([torch.zeros(2)], [], tolerated=1)
+    guard.begin()
+    guard.receive([(torch.tensor([1 / 3]),)], {}, {})
     assert guard.flag
 
 

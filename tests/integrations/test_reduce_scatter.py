@@ -54,9 +54,11 @@ def test_sent_plus_residual_is_the_input(spec: str, memory: str) -> None:
 
 def test_dense_shards_are_the_mean_and_cost_a_reduce_scatter() -> None:
     comm = Simulated(RANKS)
+    engines = engines_of("none")
     grads = [torch.full(SHAPE, float(rank)) for rank in range(RANKS)]
-    assert torch.equal(reduce_scattered(engines_of("none"), grads, comm), torch.ones(SHAPE))
+    assert torch.equal(reduce_scattered(engines, grads, comm), torch.ones(SHAPE))
     assert comm.meters[0].sent_bytes == FORM.nbytes * (RANKS - 1) // RANKS
+    assert engines[0].dense_bytes == comm.meters[0].sent_bytes
 
 
 @pytest.mark.parametrize("spec", ["signsgd", "signum"])

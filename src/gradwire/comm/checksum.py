@@ -14,7 +14,12 @@ from torch import Tensor
 from gradwire.comm.base import Collective
 from gradwire.errors import WireError
 
-CRC_BYTES = 4
+CRC_BYTES = 8
+"""Length of the CRC as sent, with zeros behind its 4 bytes.
+
+A multiple of 8, so that messages that are received into one buffer are as aligned as without it: a
+receiver may view them as words of up to 8 bytes.
+"""
 
 
 def with_checksum(collective: Collective) -> Collective:

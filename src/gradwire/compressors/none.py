@@ -24,6 +24,7 @@ class NoCompression(Cast):
             summable=True,
             unbiased=True,
             contraction=True,
+            exact=True,
             suits_small_tensors=True,
             propagates_nonfinite=True,
         )

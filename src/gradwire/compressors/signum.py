@@ -59,10 +59,10 @@ class Signum(MultiRound):
         layout = self.layout(ctx.numel)
         if ef.residual_out is not None:
             add_votes(ef.residual_out, [parts], -1.0)
-        messages = yield AllGather(parts, layout, [layout] * ctx.world_size)
         good = parts[1].isfinite()
         state["momentum"] = torch.where(good, momentum, state["momentum"])
         state["begun"] = torch.where(good, 1.0, state["begun"])
+        messages = yield AllGather(parts, layout, [layout] * ctx.world_size)
         # All votes have weight 1, so the sign of their sum is the majority; NaN's sign is 0.
         tally = ef.grad.zero_()
         add_votes(tally, [(bits, weight.sign()) for bits, weight in messages], 1.0)

@@ -12,13 +12,13 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.checks import read_number
 from gradwire.comm.base import CollectiveProgram
-from gradwire.comm.meter import Meter, ring_bytes
+from gradwire.comm.meter import Meter
 from gradwire.engine.cuda_graphs import GraphCache, is_graph_safe
 from gradwire.engine.nonfinite import NonFiniteGuard, SkippedSteps, StepVerdict
 from gradwire.engine.observer import StepObserver
 from gradwire.engine.plan import Plan
 from gradwire.engine.step import BucketResult, Lane, lane_rounds, run_rounds
-from gradwire.errors import ConfigError, NonFiniteError
+from gradwire.errors import ConfigError, NonFiniteError, WireError
 
 log = logging.getLogger("gradwire")
 
@@ -46,7 +46,9 @@ class Engine:
         nan_policy: NanPolicy = "propagate",
         cuda_graphs: bool = True,
         wants_mean: bool = True,
+        discards_lanes: bool = False,
     ) -> None:
+        """`discards_lanes`: a lane's step may be discarded from outside, whatever the policy."""
         if nan_policy not in get_args(NanPolicy):
             known = [*get_args(NanPolicy)]
             raise ConfigError(f"nan_policy must be one of {known}, got {nan_policy!r}")
@@ -55,6 +57,7 @@ class Engine:
         self.rank, self.world_size, self.seed = rank, world_size, seed
         self.nan_policy, self.cuda_graphs, self.wants_mean = nan_policy, cuda_graphs, wants_mean
         self.tensors = tensors
+        self._reversible = discards_lanes or nan_policy != "ignore"
         self._set_plan(plan)
         self.dense_bytes = 0
         self.loss_scale = 1.0
@@ -66,15 +69,15 @@ class Engine:
     def _set_plan(self, plan: Plan) -> None:
         self.plan = plan
         self._tolerated = plan.exchange.tolerated(self.world_size)
-        reversible = self.nan_policy != "ignore"
         self.lanes = {
-            name: plan.lane(name, tensor, self.rank, self.world_size, self.seed, reversible)
+            name: plan.lane(name, tensor, self.rank, self.world_size, self.seed, self._reversible)
             for name, tensor in self.tensors.items()
         }
         for lane in self.lanes.values():
             # A memory such as ef21, which keeps the mean itself, needs it on every rank.
             wants_mean = self.wants_mean or not lane.memory.is_debt
             lane.ctx = lane.ctx._replace(wants_mean=wants_mean)
+        self._keeps_state = any(lane.keeps_state for lane in self.lanes.values())
 
     def bucket_program(
         self, names: Sequence[str], grads: Sequence[Tensor]
@@ -84,7 +87,7 @@ class Engine:
         It leaves the lanes' new state pending until `end_step` and `commit_step`.
         """
         self.commit_step()
-        self.dense_bytes += ring_bytes(sum(g.nbytes for g in grads), self.world_size)
+        self.dense_bytes += self.plan.dense_bytes(sum(g.nbytes for g in grads), self.world_size)
         start = partial(self._exchange, names, grads)
         captured = None
         if grads and grads[0].is_cuda and self._is_capturable(names):
@@ -104,8 +107,8 @@ class Engine:
         if self.plan.counts_votes and self.loss_scale != 1:
             # A majority is +1 or -1 at any loss scale, and will be unscaled with the rest.
             torch._foreach_mul_(list(grads), self.loss_scale)
-        if result.nonfinite is not None:
-            self._verdict.add(result.nonfinite)
+        if result.nonfinite is not None and result.corrupted is not None:
+            self._verdict.add(result.nonfinite, result.corrupted)
         if self.observer is not None:
             self.observer.bucket_ended(names, result.statistics)
 
@@ -125,17 +128,16 @@ class Engine:
             for lane in lanes:
                 lane.drop_nonfinite()
 
-        propagates = [lane.propagates_nonfinite for lane in lanes]
         repair = drop_nonfinite if self._tolerated else None
-        return NonFiniteGuard(grads, propagates, self._tolerated, repair)
+        return NonFiniteGuard(grads, lanes, self._tolerated, repair)
 
     def _is_guarded(self) -> bool:
         """Returns whether ranks exchange a non-finite flag.
 
         A mean of dense gradients propagates NaN by itself, so there the flag is needed only to
-        raise, or for an observer that must know which steps count.
+        raise, for an observer that must know which steps count, or if a lane keeps state.
         """
-        if self.plan.propagates_nonfinite and self.observer is None:
+        if self.plan.propagates_nonfinite and self.observer is None and not self._keeps_state:
             return self.nan_policy == "raise"
         return self.nan_policy != "ignore"
 
@@ -168,7 +170,7 @@ class Engine:
     def count_dense_bucket(self, names: Sequence[str], nbytes: int) -> None:
         """Counts a step of some parameters whose gradients are averaged elsewhere."""
         self.commit_step()
-        self.dense_bytes += ring_bytes(nbytes, self.world_size)
+        self.dense_bytes += self.plan.dense_bytes(nbytes, self.world_size)
         for name in names:
             self.lanes[name].begin_step()
 
@@ -181,17 +183,25 @@ class Engine:
     def commit_step(self, *, wait: bool = True) -> NonFiniteError | None:
         """Commits the pending state of the last step, or discards it if a flag was raised.
 
-        Returns the error to raise, if the policy is "raise". Without `wait` it does nothing if the
-        host would have to wait for the GPU, unless the policy is "raise".
+        Returns the error to raise, if the policy is "raise". Raises WireError, and discards the
+        step, if this rank received what its peers may not have (`NonFiniteGuard`). Without `wait`
+        it does nothing if the host would have to wait for the GPU, unless the policy is "raise".
         """
         pending = self._verdict.pending or (self.observer is not None and self.observer.pending)
         if pending and not wait and self.nan_policy != "raise":
             return None
-        bad = self._verdict.take()
-        if bad is None:
+        verdict = self._verdict.take()
+        if verdict is None:
             return None
+        bad = verdict.nonfinite
         for lane in self.lanes.values():
             lane.discard() if bad else lane.commit()
+        if verdict.corrupted:
+            raise WireError(
+                f"a message of step {self.steps()} that rank {self.rank} received is not finite, "
+                "but was when it was sent: it was corrupted on the way (use checksum=True to see "
+                "where); restart from a checkpoint"
+            )
         if self.observer is not None:
             self.observer.step_committed(self.steps(), counts=not bad)
         if not bad:

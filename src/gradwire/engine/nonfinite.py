@@ -1,21 +1,34 @@
-"""Detection of non-finite gradients: a flag per bucket that all ranks agree on.
+"""Detection of non-finite values: a flag per bucket that all ranks agree on.
 
-If a gradient is infinite or NaN on any rank, the step must be skipped on every rank. The flag
-travels with the messages of the bucket's first round, without a collective of its own. Most
-methods yield a non-finite value in their first message if the input has one, so the guard checks
-that short message; otherwise it checks the gradient. An aggregation that tolerates faulty ranks
-tolerates as many flags, or a faulty rank could stop all others by raising it.
+If a gradient is infinite or NaN on any rank, the step must be skipped on every rank. So must a step
+in which finite gradients overflow when they are summed, or a message was corrupted on the way: what
+is received may become state (the residual of a shard's mean, the factors of a low-rank method, the
+mean that EF21 keeps), and would stay there. Every rank checks what it encodes, what it sends, what
+it receives and what it will keep, and its flag travels with the messages of each round, without a
+collective of its own. So what a round brings is known to all ranks after the next one. What the
+last round brings is judged by each rank alone:
+
+- A sum, and state that is computed from it, is the same on all ranks, and so is their verdict.
+- A message whose sender reported that it was finite, but which is not, was corrupted on the way.
+  Other ranks may have received it intact, so this rank must not go on without them: WireError.
+  The same holds for a mean that cannot have overflowed, since this rank's part of it is far from
+  the largest number: if a mean of numbers of at most M is about M, then each of them is.
+
+Most methods yield a non-finite value in their first message if the input has one, so the guard
+checks that short message; otherwise it checks what the message leaves of the input, or the input.
+An aggregation that tolerates faulty ranks tolerates as many flags and non-finite messages, or a
+faulty rank could stop all others.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
-from math import isfinite
+from math import inf, isfinite
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from gradwire.types import AllGather, AllToAll, Answer, Field, IntraNode, Layout, Mean, Request
+from gradwire.types import AllGather, AllToAll, Answer, Field, Layout, Mean, Parts, Request
 from gradwire.wire.layout import adjacent, join
 
 log = logging.getLogger("gradwire")
@@ -26,7 +39,34 @@ GUARD = -1
 FLAG = Layout((Field(torch.uint8, 1),))
 
 LARGE = 1 << 16
-"""Tensors of at least this many entries are checked in place; smaller ones are concatenated."""
+"""On a GPU tensors of at least this many entries are checked in place, others concatenated."""
+
+LARGE_ON_HOST = 1 << 12
+"""The same on a CPU, where it takes a tenth of the time of checking small ones one by one."""
+
+OVERFLOW_RANGE = 0.5
+"""A mean can overflow only if each rank's part exceeds this share of the largest number.
+
+By the rounding errors of the sum alone every part would have to be close to 1.
+"""
+
+
+class GuardedLane(Protocol):
+    """The part of a lane that the guard reads."""
+
+    @property
+    def propagates_nonfinite(self) -> bool:
+        """True if a non-finite input always yields a non-finite value in the first message."""
+
+    @property
+    def keeps_mean(self) -> bool:
+        """True if the memory keeps the mean that all ranks receive."""
+
+    def encoded_input(self) -> Tensor:
+        """Returns what the first message left of the input, or the input if that is not kept."""
+
+    def replaced_state(self) -> list[Tensor]:
+        """Returns the tensors that this step has put into the aggregator's pending state."""
 
 
 class NonFiniteGuard:
@@ -35,43 +75,66 @@ class NonFiniteGuard:
     def __init__(
         self,
         grads: Sequence[Tensor],
-        propagates: Sequence[bool] = (),
+        lanes: Sequence[GuardedLane],
         tolerated: int = 0,
         repair: Callable[[], None] | None = None,
     ) -> None:
-        """`propagates[i]`: the first message of lane i is non-finite if its gradient is.
-
-        `repair` runs at the end, before gradients are poisoned.
-        """
-        self._grads, self._repair, self._tolerated = grads, repair, tolerated
-        self._propagating = {lane for lane, yes in enumerate(propagates) if yes}
-        self._sent = False
+        """`repair` runs at the end, before gradients are poisoned."""
+        self._grads, self._lanes, self._repair = grads, lanes, repair
+        self._tolerated = tolerated
+        self._device = grads[0].device if grads else torch.device("cpu")
+        self._checked: set[int] = set()
+        self._is_first_round = True
 
     def begin(self) -> None:
-        """Checks the gradients of the lanes that do not propagate non-finite values."""
-        grads = enumerate(self._grads)
-        unchecked = [grad.detach() for lane, grad in grads if lane not in self._propagating]
-        self.flag = _nonfinite(unchecked, self._grads[0].device)  # [1], bool
+        """Starts with no flag. Not in `__init__`, which no CUDA graph captures."""
+        none = torch.zeros(1, dtype=torch.bool, device=self._device)
+        self._bad_sum = self._bad_message = self._lost = none
+        self._sent_range = self._range([])
+        """The largest magnitude in this rank's part of the last round's sums, see `_range`."""
+        self.flag = none  # [1], bool
+        """True if the step must be skipped, as far as this rank knows."""
+        self.corrupted = none  # [1], bool
+        """True if this rank alone may know that the step cannot count; valid after `finish`."""
 
     def requests(self, others: Mapping[int, Request]) -> dict[int, Request]:
-        """Returns the request of the flag, which shares a collective with the others."""
-        self._check_messages(others)
-        if self._sent:
-            return {}
+        """Checks what this rank is about to send; returns the request of its flag.
+
+        The flag shares a collective with the others.
+        """
+        self.flag = self._known_flag() | self._nonfinite_own(others)
         for request in others.values():
             own = self._matching_request(request)
             if own is not None:
-                # A flag exchanged inside a node has yet to reach the other nodes.
-                self._sent = not isinstance(request.scope, IntraNode)
                 return {GUARD: own}
         return {}
 
-    def _check_messages(self, requests: Mapping[int, Request]) -> None:
-        """Checks the first messages of the lanes that propagate non-finite values."""
-        if self._propagating:
-            first = [_floats(r) for lane, r in requests.items() if lane in self._propagating]
-            self._propagating = set()
-            self.flag = self.flag | _nonfinite([*chain(*first)], self.flag.device)
+    def _known_flag(self) -> Tensor:
+        """Returns the flag with what this rank alone has found since it was exchanged."""
+        return self.flag | self._bad_sum | self._bad_message | self._lost
+
+    def _nonfinite_own(self, requests: Mapping[int, Request]) -> Tensor:
+        """Returns whether what this rank sends in this round, or will keep, is not finite."""
+        own = self._new_state(requests)
+        if self._is_first_round:
+            self._is_first_round = False
+            own += [x.encoded_input() for x in self._lanes if not x.propagates_nonfinite]
+        sums: list[Tensor] = []
+        for request in requests.values():
+            (sums if isinstance(request, Mean) else own).extend(_floats(_messages(request)))
+        self._sent_range = self._range(sums)
+        return ~(self._sent_range.isfinite() & self._range(own).isfinite())
+
+    def _new_state(self, requests: Mapping[int, Request]) -> list[Tensor]:
+        """Returns the aggregators' pending state that neither was checked nor is in a message."""
+        found: list[Tensor] = []
+        for number, lane in enumerate(self._lanes):
+            new = [x for x in lane.replaced_state() if id(x) not in self._checked]
+            # Pending state keeps them alive until the step ends: no other tensor has their ids.
+            self._checked.update(map(id, new))
+            if not (lane.propagates_nonfinite and number in requests):
+                found += [x for x in new if x.is_floating_point()]
+        return found
 
     def _matching_request(self, request: Request) -> Request | None:
         if isinstance(request, Mean) and any(part.numel() for part in request.parts):
@@ -85,16 +148,58 @@ class NonFiniteGuard:
             return AllToAll([flag] * size, [FLAG] * size, request.rank, request.scope)
         return None
 
-    def receive(self, answer: Answer) -> None:
-        """Sets the flag if more ranks raised it than are tolerated."""
-        flags = torch.cat([parts[0] for parts in answer]) != 0
+    def receive(
+        self, flags: Answer | None, requests: Mapping[int, Request], answers: Mapping[int, Answer]
+    ) -> None:
+        """Sets the flag if more ranks raised it than are tolerated, and checks all messages."""
+        sums: list[Tensor] = []
+        messages: list[Answer] = []
+        for lane, request in requests.items():
+            if isinstance(request, Mean):
+                sums += _floats(answers[lane])
+            else:
+                messages.append(answers[lane])
+        bad_sum, bad_message = ~self._range(sums).isfinite(), self._bad_messages(messages)
+        if flags is None:
+            # The flag could not travel in this round: what was found before is still to be sent.
+            self._bad_sum = self._bad_sum | bad_sum
+            self._bad_message = self._bad_message | bad_message
+            return
+        self._bad_sum, self._bad_message = bad_sum, bad_message
+        raised = (torch.cat([parts[0] for parts in flags]) != 0).sum().view(1)
+        # Ranks of a node send the flag of one of them: the others hold the same values, unless
+        # these were corrupted on the way to them.
+        self._lost = self.flag & (raised == 0)
         # A mean does not show how many ranks raised it, so none is tolerated there.
-        self.flag = (flags.sum() > (self._tolerated if len(answer) > 1 else 0)).view(1)
+        self.flag = raised > (self._tolerated if len(flags) > 1 else 0)
 
-    def finish(self) -> None:
-        """Puts NaN into the first entry of each gradient if the flag is set, without a sync."""
+    def _bad_messages(self, messages: Sequence[Answer]) -> Tensor:
+        """Returns whether more messages than are tolerated hold a non-finite value."""
+        if not self._tolerated:
+            return ~self._range([x for answer in messages for x in _floats(answer)]).isfinite()
+        by_sender: list[Tensor] = []
+        for sender in zip(*messages, strict=True):
+            by_sender.append(~self._range([*_floats(sender)]).isfinite())
+        if not by_sender:
+            return torch.zeros(1, dtype=torch.bool, device=self._device)
+        return torch.cat(by_sender).sum().view(1) > self._tolerated
+
+    def finish(self, means: Mapping[int, Tensor]) -> None:
+        """Checks what lanes keep of the last round, and decides without a sync of a GPU.
+
+        If the step must be skipped, puts NaN into the first entry of each gradient.
+        """
         if self._repair is not None:
             self._repair()
+        kept = self._new_state({})
+        kept += [means[lane] for lane, own in enumerate(self._lanes) if own.keeps_mean]
+        overflowed = self._sent_range >= OVERFLOW_RANGE
+        corrupted = self._bad_message | self._lost | (self._bad_sum & ~overflowed)
+        self.corrupted = corrupted & ~self.flag
+        self.flag = self._known_flag() | ~self._range(kept).isfinite()
+        self._poison()
+
+    def _poison(self) -> None:
         if self.flag.device.type == "cpu" and not self.flag:
             return
         # 0 / 0 or 0 / 1: selecting between two constants would copy them from the host.
@@ -107,13 +212,32 @@ class NonFiniteGuard:
                 firsts, [nan_or_zero.to(f.dtype).as_strided(f.shape, f.stride()) for f in firsts]
             )
 
+    def _range(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Returns the largest magnitude as a share of the largest number of its type.
+
+        It is not finite if any entry is infinite or NaN. One pass, and no sync of a GPU.
+        """
+        if self._device.type == "cpu":
+            return torch.tensor([_range_on_host(tensors)])
+        some = [tensor for tensor in tensors if tensor.numel()]
+        return _range_on_device(some) if some else torch.zeros(1, device=self._device)
+
+
+class Verdict(NamedTuple):
+    """The verdict on a step: both are False if it counts."""
+
+    nonfinite: bool
+    """All ranks skip the step."""
+    corrupted: bool
+    """This rank has received other values than its peers may have, so it must not go on."""
+
 
 class StepVerdict:
     """Collects the flags of a step's buckets; the host reads the result when it asks."""
 
     def __init__(self) -> None:
-        self._flags: list[Tensor] = []
-        self._bad: Tensor | None = None
+        self._flags: list[Tensor] = []  # [2], bool
+        self._result: Tensor | None = None  # [2], bool
         self._copied: torch.cuda.Event | None = None
         self._closed = False
 
@@ -122,33 +246,33 @@ class StepVerdict:
         """True if the host would have to wait for the GPU."""
         return self._copied is not None
 
-    def add(self, flag: Tensor) -> None:
-        self._flags.append(flag)
+    def add(self, nonfinite: Tensor, corrupted: Tensor) -> None:
+        self._flags.append(torch.cat([nonfinite, corrupted]))
 
     def close(self) -> None:
         """Ends the step; on a GPU the result starts its way to the host asynchronously."""
         self._closed = True
         if not self._flags:
             return
-        bad = torch.cat(self._flags).any()
+        result = torch.stack(self._flags).any(dim=0)
         self._flags = []
-        if bad.is_cuda:
-            self._bad = torch.empty(1, dtype=torch.bool, pin_memory=True)
-            self._bad.copy_(bad.view(1), non_blocking=True)
+        if result.is_cuda:
+            self._result = torch.empty(2, dtype=torch.bool, pin_memory=True)
+            self._result.copy_(result, non_blocking=True)
             self._copied = torch.cuda.Event()
-            self._copied.record(torch.cuda.current_stream(bad.device))
+            self._copied.record(torch.cuda.current_stream(result.device))
         else:
-            self._bad = bad
+            self._result = result
 
-    def take(self) -> bool | None:
-        """Returns whether the closed step had a non-finite gradient, once; None if none is due."""
+    def take(self) -> Verdict | None:
+        """Returns the verdict on the closed step, once; None if none is due."""
         if not self._closed:
             return None
         if self._copied is not None:
             self._copied.synchronize()
-        bad = self._bad is not None and bool(self._bad)
-        self._closed, self._bad, self._copied = False, None, None
-        return bad
+        result = [False, False] if self._result is None else self._result.tolist()
+        self._closed, self._result, self._copied = False, None, None
+        return Verdict(*result)
 
 
 class SkippedSteps:
@@ -175,29 +299,45 @@ class SkippedSteps:
         self._in_a_row = 0
 
 
-def _floats(request: Request) -> Iterable[Tensor]:
-    """Returns the floating-point parts of a request."""
-    messages = request.messages if isinstance(request, AllToAll) else [request.parts]
+def _messages(request: Request) -> Sequence[Parts]:
+    return request.messages if isinstance(request, AllToAll) else [request.parts]
+
+
+def _floats(messages: Iterable[Parts]) -> Iterable[Tensor]:
+    """Returns the floating-point parts of some messages."""
     return (part for parts in messages for part in parts if part.is_floating_point())
 
 
-def _nonfinite(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Returns whether any entry is infinite or NaN, in one pass and without a GPU sync."""
-    some = [tensor for tensor in tensors if tensor.numel()]
-    if device.type == "cpu":
-        # Not concatenated first: that takes longer than checking small tensors one by one.
-        extremes = chain.from_iterable(torch.aminmax(tensor) for tensor in some)
-        return torch.tensor([not all(map(isfinite, extremes))])
-    return _nonfinite_on_device(some) if some else torch.zeros(1, dtype=torch.bool, device=device)
+def _range_on_host(tensors: Sequence[Tensor]) -> float:
+    pieces: list[Tensor] = []
+    small: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        numel = tensor.numel()
+        if numel >= LARGE_ON_HOST:
+            pieces.append(tensor)
+        elif numel:
+            flat = tensor if tensor.dim() == 1 else tensor.reshape(-1)
+            small.setdefault(tensor.dtype, []).append(flat)
+    pieces += [torch.cat(some) for some in small.values()]
+    largest = 0.0
+    for piece in pieces:
+        low, high = map(float, torch.aminmax(piece))
+        magnitude = max(-low, high)
+        # NaN is both the minimum and the maximum.
+        if not isfinite(magnitude):
+            return inf
+        largest = max(largest, magnitude / torch.finfo(piece.dtype).max)
+    return largest
 
 
-def _nonfinite_on_device(tensors: Sequence[Tensor]) -> Tensor:
+def _range_on_device(tensors: Sequence[Tensor]) -> Tensor:
     if adjacent(tensors):
         pieces = [join(tensors)]
     else:
         small = [tensor for tensor in tensors if tensor.numel() < LARGE]
         pieces = [t for t in tensors if t.numel() >= LARGE] + ([join(small)] if small else [])
     # Minimum and maximum are cheaper than a test of every entry, and NaN is both of them.
-    extremes = torch.stack([x.float() for piece in pieces for x in torch.aminmax(piece)])
-    # x - x is 0, or NaN (which counts as true) if x is not finite.
-    return (extremes - extremes).any().view(1)
+    extremes = [
+        (x / torch.finfo(piece.dtype).max).float() for piece in pieces for x in torch.aminmax(piece)
+    ]
+    return torch.stack(extremes).abs().amax().view(1)

@@ -5,7 +5,7 @@ state. `lane_rounds` runs one gradient through it. `run_rounds` runs the lanes o
 side, so that each round of all of them is one buffer and one collective per kind of request.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -53,6 +53,8 @@ class Lane:
     """Squared norms of the last step's compression error and input, if it was sampled."""
     _pending_memory: State = field(init=False)
     _pending_aggregator: State | None = field(init=False, default=None)
+    _input: EFInput | None = field(init=False, default=None)
+    """The compressor's input while its rounds are under way."""
 
     def __post_init__(self) -> None:
         self.memory_state = self.memory.state(self.ctx.numel, self.device)
@@ -87,6 +89,34 @@ class Lane:
     def discard(self) -> None:
         """Drops the pending state: everything is as it was before the step."""
         self._pending_aggregator = None
+        self._input = None
+
+    @property
+    def keeps_mean(self) -> bool:
+        """True if the memory keeps the mean that all ranks receive."""
+        return not self.memory.is_debt
+
+    @property
+    def keeps_state(self) -> bool:
+        """True if a step leaves something behind that later steps read."""
+        return bool(self.memory_state or self.aggregator_state)
+
+    def set_input(self, ef: EFInput | None) -> None:
+        """Notes the input of the rounds that are under way, for the non-finite guard."""
+        self._input = ef
+
+    def encoded_input(self) -> Tensor:
+        """Returns what the first message left of the input, or the input if that is not kept.
+
+        Every entry of the input is in one of them, the message or what is left.
+        """
+        assert self._input is not None, "no rounds are under way"
+        return self._input.grad if self._input.residual_out is None else self._input.residual_out
+
+    def replaced_state(self) -> list[Tensor]:
+        """Returns the tensors that this step has put into the aggregator's pending state."""
+        pending = self._pending_aggregator or {}
+        return [x for key, x in pending.items() if x is not self.aggregator_state.get(key)]
 
     def pending(self) -> tuple[State, State]:
         """Returns the pending states of memory and aggregator."""
@@ -159,7 +189,10 @@ def lane_rounds(grad: Tensor, lane: Lane) -> Rounds:
     if lane.ctx.step % lane.sample_every == 0:
         ef, norm = _with_norm(ef)
         has_gradient = ef.gradient().any()
+    lane.set_input(ef)
     mean = yield from lane.aggregator.rounds(ef, pending_aggregator, lane.ctx)
+    # Its tensors may be temporary, and other buckets are still to come.
+    lane.set_input(None)
     mean = lane.memory.after(ef, mean, lane.memory_state, pending_memory)
     if mean.data_ptr() != grad.data_ptr():
         grad.copy_(mean.view(grad.shape))
@@ -176,7 +209,9 @@ class BucketResult(NamedTuple):
 
     means: list[Tensor]
     nonfinite: Tensor | None = None
-    """True if any rank's gradient was not finite, if the guard is on."""
+    """True if all ranks must skip the step, if the guard is on."""
+    corrupted: Tensor | None = None
+    """True if this rank received other values than its peers may have, if the guard is on."""
     statistics: Tensor | None = None
 
 
@@ -193,36 +228,38 @@ def run_rounds(
     if guard is not None:
         guard.begin()
     means: dict[int, Tensor] = {}
-    answers: dict[int, Answer | None] = dict.fromkeys(range(len(rounds)))
+    answers: Mapping[int, Answer | None] = dict.fromkeys(range(len(rounds)))
     while requests := _advance(rounds, answers, means):
         extra: dict[int, Request] = {}
         if guard is not None:
             extra |= guard.requests(requests)
         if piggyback is not None:
             extra |= piggyback.requests(requests.values())
-        answers = {}
+        served: dict[int, Answer] = {}
         for batch in batches({**requests, **extra}):
             received: list[Tensor] = []
             if batch.between is not None and batch.collective is not None:
                 received = yield from internode_collective(batch.collective, batch.between)
             elif batch.collective is not None:
                 received = yield batch.collective
-            answers |= batch.unbatch(received)
-        if guard is not None and (flags := answers.pop(GUARD, None)) is not None:
-            guard.receive(flags)
-        if piggyback is not None and (numbers := answers.pop(STATISTICS, None)) is not None:
+            served |= batch.unbatch(received)
+        if piggyback is not None and (numbers := served.pop(STATISTICS, None)) is not None:
             piggyback.receive(numbers)
+        if guard is not None:
+            guard.receive(served.pop(GUARD, None), requests, served)
+        answers = served
     if guard is not None:
-        guard.finish()
+        guard.finish(means)
     return BucketResult(
         [means[lane] for lane in range(len(rounds))],
         None if guard is None else guard.flag,
+        None if guard is None else guard.corrupted,
         None if piggyback is None else piggyback.mean,
     )
 
 
 def _advance(
-    rounds: Sequence[Rounds], answers: dict[int, Answer | None], means: dict[int, Tensor]
+    rounds: Sequence[Rounds], answers: Mapping[int, Answer | None], means: dict[int, Tensor]
 ) -> dict[int, Request]:
     """Sends lanes their answers; returns their next requests, and notes the means of the others."""
     requests: dict[int, Request] = {}

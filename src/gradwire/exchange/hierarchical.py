@@ -46,6 +46,11 @@ class HierarchicalExchange(TwoLevelExchange):
         {"node": 2, "between": "mean"},
     )
 
+    @property
+    def propagates_nonfinite(self) -> bool:
+        """True: the first message is the whole input."""
+        return True
+
     def state(self, ctx: EncodeContext, device: torch.device) -> State:
         return self.aggregator.state(self._of_node(ctx), device)
 

@@ -82,9 +82,10 @@ class LeaderExchange(Exchange):
 def _dense(codec: OneRound, ef: EFInput, ctx: EncodeContext) -> Rounds:
     """Averages a small tensor that is sent dense beside sparse ones."""
     assert codec.traits().summable, "only dense formats can join a leader's rounds"
+    # Before the first round, in which the guard checks what is left of the input.
+    parts = encode_with_feedback(codec, ef, ctx)
     # Nothing in the first round: in the second they share a collective with the sparse values.
     yield Mean(())
-    parts = encode_with_feedback(codec, ef, ctx)
     [means] = yield Mean(parts)
     if parts[0] is ef.grad:
         return means[0]

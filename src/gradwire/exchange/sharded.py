@@ -36,7 +36,8 @@ class ShardedExchange(Exchange):
         return self.codec.traits().propagates_nonfinite
 
     def state(self, ctx: EncodeContext, device: torch.device) -> State:
-        if not self.codec.traits().contraction:
+        traits = self.codec.traits()
+        if traits.exact or not traits.contraction:
             return {}
         start, stop = bounds(ctx.numel, ctx.world_size)[ctx.rank]
         return {"server": torch.zeros(stop - start, device=device)}
@@ -50,9 +51,10 @@ class ShardedExchange(Exchange):
         # The second encoding draws its own random numbers, but the shared ones are the same.
         again = [shard._replace(rank=ctx.world_size + i) for i, shard in enumerate(contexts)]
         parts = encode_with_feedback(self.codec, EFInput(mine, server, rest), again[ctx.rank])
-        answers = yield AllGather(parts, layouts[ctx.rank], layouts)
         if rest is not None:
+            # Before the round, so that the guard's flag about it reaches all ranks with the round.
             state["server"] = rest
+        answers = yield AllGather(parts, layouts[ctx.rank], layouts)
         out = ef.grad.zero_()
         if not ctx.wants_mean:
             return out
