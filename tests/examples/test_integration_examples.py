@@ -1,7 +1,9 @@
 """Runs the examples of the integrations, in tiny settings, on real ranks."""
 
+import math
 from pathlib import Path
 
+import pytest
 from example_jobs import run_example, run_example_as_torchrun
 
 from processes import Ranks
@@ -19,6 +21,22 @@ def test_fsdp(two_ranks: Ranks) -> None:
         assert accuracy > 0.8
         assert stats["steps"] == 60
         assert stats["ratio"] > 15
+
+
+@pytest.mark.parametrize("text", [None, "book.txt"])
+def test_gpt2(two_ranks: Ranks, tmp_path: Path, text: str | None) -> None:
+    path = None
+    if text is not None:
+        path = str(tmp_path / text)
+        Path(path).write_text("A text that repeats itself can be learnt. " * 50)
+    sizes = (2, 32, 4, 16, 8, 128)
+    args = ("gpt2", "powersgd:rank=2", 60, *sizes, 0.02, path)
+    for losses, stats in two_ranks.run(run_example, *args):
+        assert len(losses) == 60
+        assert losses[0] == pytest.approx(math.log(128), rel=0.1)
+        assert losses[-1] < 0.8 * losses[0]
+        assert stats["steps"] == 60
+        assert stats["ratio"] > 3
 
 
 def test_lightning_fit(two_ranks: Ranks) -> None:

@@ -33,6 +33,8 @@ class Traffic(NamedTuple):
     """The kernels in use."""
     timeline: tuple[Change, ...] = ()
     """The decisions of a controller so far."""
+    received_bytes: float | None = None
+    """None if as many as are sent."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Mounted(ABC):
     """Steps after which the pattern of communication repeats; means are over whole periods."""
     idle_offset: int = field(default=0, kw_only=True)
     """Number of steps into a period after which no message is in flight."""
+    in_backward: bool = field(default=True, kw_only=True)
+    """True if buckets of gradients are sent during the backward pass."""
     averaged: Callable[[], AbstractContextManager[None]] = field(default=nullcontext, kw_only=True)
     """Context manager in which the models of all workers hold the average; entered on all."""
 

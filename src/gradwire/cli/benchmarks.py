@@ -34,6 +34,7 @@ def kernels(
         typer.Option("--specs", "--case", "--cases", help="Specs; repeat, or separate by commas."),
     ] = None,
     threads: Annotated[int, typer.Option(help="CPU threads.")] = 1,
+    seconds: Annotated[float, typer.Option(help="Time limit of a method at one size.")] = 30,
     json: Json = None,
     plot: Annotated[Path | None, typer.Option(help="Writes the charts to this SVG file.")] = None,
     levels: Annotated[
@@ -61,7 +62,15 @@ def kernels(
         return
     specs = split_cases(case) if case else tuple(usual_specs())
     measure = KernelBench(
-        device, parse_sizes("sizes", sizes), specs, threads, json, command_line(), plot, commit
+        device,
+        parse_sizes("sizes", sizes),
+        specs,
+        threads,
+        json,
+        command_line(),
+        plot,
+        commit,
+        seconds,
     )
     measure.run(open_console())
 
@@ -94,6 +103,25 @@ def fuzz(
     raise typer.Exit(0 if hostile.run(open_console()) else 1)
 
 
+def faults(
+    faults: Annotated[int, typer.Option(help="Faults in all.")] = 200,
+    jobs: Annotated[
+        str, typer.Option(help="Jobs among ddp, fsdp, local and async, separated by commas.")
+    ] = "ddp,fsdp,local,async",
+    seed: Annotated[int, typer.Option(help="The same seed draws the same faults.")] = 0,
+    minutes: Annotated[float, typer.Option(help="Time limit of all jobs.")] = 60,
+    json: Json = None,
+) -> None:
+    """Kills, stops and corrupts running jobs; fails if one hangs or loses a checkpoint.
+
+    On four emulated hosts (Linux, root). About four seconds per fault.
+    """
+    from gradwire.bench.faults.campaign import FaultBench
+
+    bench = FaultBench(faults, tuple(jobs.split(",")), seed, minutes, json, command_line())
+    raise typer.Exit(0 if bench.run(open_console()) else 1)
+
+
 def step(
     workers: Workers = 4,
     rate: Rate = "1gbit",
@@ -102,6 +130,9 @@ def step(
     warmup: Annotated[
         int, typer.Option(help="Untimed steps before each block; of local methods, syncs.")
     ] = 3,
+    minutes: Annotated[
+        float, typer.Option(help="Time for the steps of all cases; slow cases take fewer.")
+    ] = 4,
     batch: Annotated[
         int | None, typer.Option(help="Examples per worker; default: that of the workload.")
     ] = None,
@@ -129,6 +160,7 @@ def step(
         data,
         device,
         commit,
+        60 * minutes,
     )
     exit_with(measure.run(open_console()))
 

@@ -14,7 +14,8 @@ from gradwire.bench.records.schema import StepRecord, TrainRecord
 from gradwire.bench.runs import cluster_run
 from gradwire.bench.runs.step import StepBench
 from gradwire.bench.runs.train import TrainBench
-from gradwire.bench.worker.run_case import _period_means, _whole_periods
+from gradwire.bench.worker.run_case import _period_means
+from gradwire.bench.worker.time_budget import whole_periods
 from gradwire.errors import ConfigError
 from gradwire.testbed.cluster import LoopbackCluster
 
@@ -70,7 +71,7 @@ def test_a_step_is_as_long_as_the_mean_of_its_period() -> None:
     assert _period_means([1.0, 1.0, 4.0, 1.0, 1.0, 7.0, 9.0], 3) == (2.0, 2.0, 2.0, 3.0, 3.0, 3.0)
     assert _period_means([1.0, 2.0], 3) == (1.5, 1.5)
     assert _period_means([1.0, 2.0], 1) == (1.0, 2.0)
-    assert [_whole_periods(steps, 4) for steps in (0, 1, 4, 5)] == [0, 4, 4, 8]
+    assert [whole_periods(steps, 4) for steps in (0, 1, 4, 5)] == [0, 4, 4, 8]
 
 
 def loopback(workers: int, rate: str | None) -> "_Opened":

@@ -10,6 +10,8 @@ from gradwire.bench.workloads.base import parse_workload, workload_classes
 READERS = sorted(workload_classes().keys() - {"mlp", "resnet18", "resnet20", "vgg16"})
 
 
+# The first run of gpt2 trains a tokeniser.
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", READERS)
 def test_the_official_files_can_be_learnt_from(name: str, pytestconfig: pytest.Config) -> None:
     folder = pytestconfig.getoption("--data")

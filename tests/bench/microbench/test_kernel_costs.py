@@ -1,23 +1,30 @@
 """The kernel bench measures every method of the catalogue and writes its records."""
 
 import json
+import math
+from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
+from time import sleep
 from xml.etree import ElementTree
 
 import pytest
 import torch
 from rich.console import Console
+from torch import Tensor
 
 from gradwire.bench.microbench.ef_step import ef_step
 from gradwire.bench.microbench.kernels import KernelBench, usual_specs
+from gradwire.bench.microbench.measure import OverLimit, Stopwatch, TimeLimit
 from gradwire.bench.records.files import read
 from gradwire.bench.records.schema import KernelRecord
 from gradwire.bench.report.figures import draw_svg
 from gradwire.bench.report.plotdata import Axis, Bar, Bars, cut_at, ticks
 from gradwire.bench.report.write import render
+from gradwire.compressors.efsign import EFSign
 from gradwire.errors import ConfigError
 from gradwire.spec import methods, parse
-from gradwire.types import EncodeContext
+from gradwire.types import EncodeContext, Parts
 
 
 @pytest.fixture
@@ -49,6 +56,91 @@ def test_every_method_has_a_complete_record(tmp_path: Path) -> None:
     assert "nearest to the memory-traffic floor" in console.export_text()
     page = render(records)
     assert all(record.spec in page for record in records)
+
+
+def slow_encode(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[int], float]) -> list[int]:
+    """Makes efsign as slow as `seconds` of the size; returns the sizes that it will encode."""
+    ran: list[int] = []
+    original = EFSign.compress
+
+    def compress(self: EFSign, x: Tensor, ctx: EncodeContext) -> Parts:
+        ran.append(x.numel())
+        sleep(seconds(x.numel()))
+        return original(self, x, ctx)
+
+    monkeypatch.setattr(EFSign, "compress", compress)
+    return ran
+
+
+def limited(numel: int, limit_s: float, path: Path) -> tuple[list[KernelRecord], str]:
+    console = Console(width=200, record=True, file=StringIO())
+    specs = ("efsign", "none")
+    KernelBench(
+        "cpu", (numel,), specs, 1, path, "c", path.with_suffix(".svg"), limit_s=limit_s
+    ).run(console)
+    return [r for r in read([path]) if isinstance(r, KernelRecord)], console.export_text()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_method_that_would_take_hours_is_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numel = 2**21
+    # About three hours at full size, by its growth.
+    ran = slow_encode(monkeypatch, lambda size: 0.02 * (size / 2**15) ** 2)
+    (over, done), text = limited(numel, 1.0, tmp_path / "kernels.jsonl")
+    assert max(ran) < numel / 8
+    assert (over.status, done.status) == ("interrupted", "done")
+    assert (over.error or "").startswith("over 1 s: one encode would take about ")
+    assert over.encode_us is None or math.isnan(over.encode_us)
+    assert "over 1 s" in text
+    assert "Over the time limit: efsign." in text
+    assert "over 1 s" in render([over, done])
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_was_measured_in_time_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_encode(monkeypatch, lambda size: 0.8)
+    (over, done), text = limited(4096, 1.5, tmp_path / "kernels.jsonl")
+    assert (over.status, done.status) == ("interrupted", "done")
+    assert over.error == "over 1.5 s: not all was measured"
+    assert over.payload_bytes > 0
+    assert over.encode_us >= 0.8e6
+    assert over.decode_us is None or math.isnan(over.decode_us)
+    assert "over 1.5 s" in text
+
+
+def test_near_the_limit_medians_have_fewer_calls_and_say_so() -> None:
+    now_s = 0.0
+
+    def call() -> None:
+        nonlocal now_s
+        now_s += 1.0
+
+    class FakeWatch(Stopwatch):
+        batch_us = 0.0
+
+        def time_us(self, call: Callable[[], object], times: int) -> float:
+            start_s = now_s
+            call()
+            return (now_s - start_s) * 1e6
+
+    def clock() -> float:
+        return now_s
+
+    for limit_s, calls, shortened in ((2.0, 2, True), (5.5, 5, True), (100.0, 8, False)):
+        now_s = 0.0
+        limit = TimeLimit(limit_s, clock)
+        assert FakeWatch().median_us(call, limit) == 1e6
+        assert (now_s, limit.shortened) == (calls, shortened)
+    limit = TimeLimit(0.0, clock)
+    with pytest.raises(OverLimit):
+        FakeWatch().median_us(call, limit)
+
+
+def test_the_limit_must_be_positive() -> None:
+    with pytest.raises(ConfigError, match="kernels: seconds must be positive, got 0"):
+        KernelBench("cpu", (900,), ("none",), 1, None, "c", limit_s=0.0).run(Console())
 
 
 def test_a_missing_device_is_refused() -> None:

@@ -214,6 +214,7 @@ class LocalCase(Case):
             optimizer,
             steps,
             contexts,
+            in_backward=False,
             averaged=steps.averaged,
             period=parse_local(self.local).sync_every,
             idle_offset=self.sync_schedule().delay,

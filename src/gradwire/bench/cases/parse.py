@@ -86,6 +86,7 @@ class _MountedMethod(Mounted):
             decode_s=_number(stats["decode_s"]),
             backend=str(stats["backend"]),
             timeline=timeline_of(stats),
+            received_bytes=_number(stats["received_bytes"]),
         )
 
     def epoch_ended(self, learning_rate: float) -> None:

@@ -1,5 +1,6 @@
 """Files of a data set; errors name the file, the problem and where to get the data."""
 
+import bz2
 import gzip
 import io
 import lzma
@@ -14,6 +15,8 @@ import numpy as np
 from gradwire.errors import ConfigError
 
 Arrays = Mapping[str, np.ndarray]
+
+_UNPACK = {".gz": gzip.decompress, ".xz": lzma.decompress, ".bz2": bz2.decompress}
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,19 @@ class Source:
         return next((path for path in paths if path.exists()), None)
 
     def read(self, path: Path) -> bytes:
-        """Returns the content of a file, decompressed if its name ends in .gz or .xz."""
-        unpack = {".gz": gzip.decompress, ".xz": lzma.decompress}.get(path.suffix, bytes)
+        """Returns the content of a file, decompressed if its name ends in .gz, .xz or .bz2."""
+        content = self.read_packed(path)
+        unpack = _UNPACK.get(path.suffix, bytes)
         try:
-            return unpack(path.read_bytes())
-        except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
+            return unpack(content)
+        # A damaged .bz2 is an OSError or a ValueError.
+        except (EOFError, OSError, ValueError, lzma.LZMAError, zlib.error) as error:
             raise self.file_error(path, f"cannot be unpacked: {error}") from error
+
+    def read_packed(self, path: Path) -> bytes:
+        """Returns the content of a file as it is stored."""
+        try:
+            return path.read_bytes()
         except OSError as error:
             raise self.file_error(path, f"cannot be read: {error.strerror}") from error
 

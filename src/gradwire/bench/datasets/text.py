@@ -156,11 +156,11 @@ def read_words(corpus: Corpus, folder: Path | None, device: str) -> Words:
 
 
 @cache
-def synthetic_words(vocabulary: int, device: str) -> Words:
+def synthetic_words(vocabulary: int, device: str, count: int = _SYNTHETIC_WORDS) -> Words:
     """Makes text in which every word is followed by one of the next four."""
-    steps = 1 + random_integers(4, _SYNTHETIC_WORDS, device, 4)
+    steps = 1 + random_integers(4, count, device, 4)
     text = steps.cumsum(0) % vocabulary
-    cut = _SYNTHETIC_WORDS * 4 // 5
+    cut = count * 4 // 5
     return Words(text[:cut], text[cut:])
 
 

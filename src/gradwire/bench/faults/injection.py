@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradwire.comm.base import Collective
-from gradwire.comm.process_group import ProcessGroupComm
+from gradwire.comm.process_group import Begun, ProcessGroupComm
 from gradwire.engine.step import Lane, lane_rounds
 from gradwire.types import Rounds
 
@@ -146,35 +146,40 @@ class FaultInjector:
 
     def _kill_on_wire(self, fault: Fault) -> None:
         """Kills in the middle of a collective, from another thread."""
-        run = ProcessGroupComm._run
+        begin = ProcessGroupComm._begin
 
-        def faulty(comm: ProcessGroupComm, collective: Collective) -> list[Tensor]:
+        def faulty(comm: ProcessGroupComm, collective: Collective) -> Begun:
             if self._step < fault.step:
-                return run(comm, collective)
+                return begin(comm, collective)
             threading.Timer(fault.delay_s, kill_self, [fault]).start()
-            run(comm, collective)
+            works, _ = begin(comm, collective)
+            for work in works:
+                comm._wait(work)
             emit(event="missed", step=fault.step)
             time.sleep(60)
             raise AssertionError("unreachable: the process was killed")
 
-        patch.object(ProcessGroupComm, "_run", faulty).start()
+        patch.object(ProcessGroupComm, "_begin", faulty).start()
 
     def _corrupt_messages(self, fault: Fault) -> None:
         """Flips one bit of the next rank's message, once."""
-        run = ProcessGroupComm._run
+        begin = ProcessGroupComm._begin
         done: list[bool] = []
 
-        def faulty(comm: ProcessGroupComm, collective: Collective) -> list[Tensor]:
-            received = run(comm, collective)
-            if self._step >= fault.step and not done and collective.kind != "mean":
-                other = received[(comm.rank + 1) % len(received)]
-                if other.numel():
-                    done.append(True)
-                    emit(event="fault", step=fault.step)
-                    other.view(torch.uint8)[other.nbytes // 2] ^= 1
+        def faulty(comm: ProcessGroupComm, collective: Collective) -> Begun:
+            works, results = begin(comm, collective)
+            if self._step < fault.step or done or collective.kind == "mean":
+                return works, results
+            done.append(True)
+            return works, lambda: flipped(comm.rank, results())
+
+        def flipped(rank: int, received: list[Tensor]) -> list[Tensor]:
+            emit(event="fault", step=fault.step)
+            other = received[(rank + 1) % len(received)]
+            other.view(torch.uint8)[other.nbytes // 2] ^= 1
             return received
 
-        patch.object(ProcessGroupComm, "_run", faulty).start()
+        patch.object(ProcessGroupComm, "_begin", faulty).start()
 
 
 def _refuse_to_sync(descriptor: int) -> None:

@@ -7,11 +7,11 @@ adding up messages is reading them all, and reading and writing the sum once.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from statistics import median
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +29,31 @@ BUDGET_S = 0.25
 MIN_REPEATS, MAX_REPEATS = 5, 200
 
 
+class OverLimit(Exception):
+    """No time is left for a measurement that has not begun."""
+
+
+class TimeLimit:
+    """The time for all measurements of a method; the last ones may have fewer calls, or none."""
+
+    def __init__(self, limit_s: float, clock: Callable[[], float] = perf_counter) -> None:
+        self.limit_s, self._clock = limit_s, clock
+        self._end_s = clock() + limit_s
+        self.shortened = False
+        """True if a median is over fewer calls than usual."""
+
+    def begin(self) -> None:
+        """Raises OverLimit if the time is up."""
+        if self._clock() >= self._end_s:
+            raise OverLimit
+
+    def fits(self, call_us: float) -> bool:
+        """Returns whether a call of that length would end in time; if not, the rest is left out."""
+        fits = self._clock() + call_us / 1e6 <= self._end_s
+        self.shortened = self.shortened or not fits
+        return fits
+
+
 class Stopwatch(ABC):
     """Times calls one after the other; `median_us` does so until the budget is spent."""
 
@@ -39,14 +64,26 @@ class Stopwatch(ABC):
     def time_us(self, call: Callable[[], object], times: int) -> float:
         """Returns the mean time of `times` calls."""
 
-    def median_us(self, call: Callable[[], object]) -> float:
-        one_us = min(self.time_us(call, 1) for _ in range(WARM_UPS))
-        times = max(1, min(MAX_REPEATS, int(self.batch_us / max(one_us, 1e-3))))
+    def median_us(self, call: Callable[[], object], limit: TimeLimit | None = None) -> float:
+        """Returns the median time of a call, after a warm-up.
+
+        Near the end of a limit there are fewer calls, at the end only those of the warm-up.
+        """
+        if limit is not None:
+            limit.begin()
+        warm_us: list[float] = []
+        for _ in range(WARM_UPS):
+            warm_us.append(self.time_us(call, 1))
+            if limit is not None and not limit.fits(warm_us[-1]):
+                return min(warm_us)
+        times = max(1, min(MAX_REPEATS, int(self.batch_us / max(min(warm_us), 1e-3))))
         costs: list[float] = []
         while len(costs) < MIN_REPEATS or (
             len(costs) < MAX_REPEATS and sum(costs) * times < BUDGET_S * 1e6
         ):
             costs.append(self.time_us(call, times))
+            if limit is not None and not limit.fits(costs[-1] * times):
+                break
         return median(costs)
 
 
@@ -122,38 +159,67 @@ def measure(
     watch: Stopwatch,
     baseline: MemoryBaseline,
     blank: KernelRecord,
+    limit: TimeLimit,
 ) -> KernelRecord:
-    """Returns the record with all measurements filled in."""
+    """Returns the record with the measurements filled in that the limit allows."""
+    found = blank
+    try:
+        for fields in _measurements(compressor, x, watch, baseline, limit):
+            found = replace(found, **fields)
+    except OverLimit:
+        return over_limit(found, limit.limit_s, "not all was measured")
+    if limit.shortened:
+        return over_limit(found, limit.limit_s, "medians are over few calls")
+    return found
+
+
+def over_limit(record: KernelRecord, limit_s: float, why: str) -> KernelRecord:
+    """Marks a record whose measurement ended early; tables show the text before the colon."""
+    return replace(record, status="interrupted", error=f"over {limit_s:g} s: {why}")
+
+
+def _measurements(
+    compressor: Compressor,
+    x: Tensor,
+    watch: Stopwatch,
+    baseline: MemoryBaseline,
+    limit: TimeLimit,
+) -> Iterator[dict[str, Any]]:
+    """Yields fields of the record, the step first."""
     ctx = EncodeContext(tuple(x.shape), world_size=MESSAGES)
     payload = compressor.encode(x, ctx)
-    decode8 = _decode8(compressor, payload, ctx, watch)
+    floor_us = (12 * x.numel() + payload.nbytes) / baseline.copy_bytes_per_us
+    yield {
+        "payload_bytes": payload.nbytes,
+        "bits_per_element": 8 * payload.nbytes / x.numel(),
+        "floor_us": floor_us,
+        "add_us": baseline.add_us,
+    }
     step = cost(
         ef_step(compressor, x, ctx),
         lambda: replayed_step(compressor, x, ctx),
         _needs_host(compressor),
         watch,
         x.device,
+        limit,
     )
-    floor_us = (12 * x.numel() + payload.nbytes) / baseline.copy_bytes_per_us
-    read_and_write = 8 * x.numel() + MESSAGES * payload.nbytes
-    return replace(
-        blank,
-        encode_us=watch.median_us(lambda: compressor.encode(x, ctx)),
-        decode_us=watch.median_us(lambda: compressor.decode(payload)),
-        decode8_us=decode8 and decode8.us,
-        decode8_eager_us=decode8 and decode8.eager_us,
-        decode8_floor_us=decode8 and read_and_write / baseline.copy_bytes_per_us,
-        ef_step_us=step.us,
-        ef_step_eager_us=step.eager_us,
-        ef_step_by="eager" if step.graph_us is None else "graph",
-        graph_error=step.graph_error,
-        payload_bytes=payload.nbytes,
-        bits_per_element=8 * payload.nbytes / x.numel(),
-        floor_us=floor_us,
-        ratio_to_floor=step.us / floor_us,
-        add_us=baseline.add_us,
-        ratio_to_add=baseline.add_us and step.us / baseline.add_us,
-    )
+    yield {
+        "ef_step_us": step.us,
+        "ef_step_eager_us": step.eager_us,
+        "ef_step_by": "eager" if step.graph_us is None else "graph",
+        "graph_error": step.graph_error,
+        "ratio_to_floor": step.us / floor_us,
+        "ratio_to_add": baseline.add_us and step.us / baseline.add_us,
+    }
+    yield {"encode_us": watch.median_us(lambda: compressor.encode(x, ctx), limit)}
+    yield {"decode_us": watch.median_us(lambda: compressor.decode(payload), limit)}
+    if (decode8 := _decode8(compressor, payload, ctx, watch, limit)) is not None:
+        read_and_write = 8 * x.numel() + MESSAGES * payload.nbytes
+        yield {
+            "decode8_us": decode8.us,
+            "decode8_eager_us": decode8.eager_us,
+            "decode8_floor_us": read_and_write / baseline.copy_bytes_per_us,
+        }
 
 
 def check_setting(sizes: Iterable[int], threads: int, device: torch.device) -> None:
@@ -187,7 +253,11 @@ def measure_baseline(numel: int, device: torch.device, watch: Stopwatch) -> Memo
 
 
 def _decode8(
-    compressor: Compressor, payload: Payload, ctx: EncodeContext, watch: Stopwatch
+    compressor: Compressor,
+    payload: Payload,
+    ctx: EncodeContext,
+    watch: Stopwatch,
+    limit: TimeLimit,
 ) -> Cost | None:
     """Measures the addition of eight messages, for methods of one round."""
     if not isinstance(compressor, OneRound):
@@ -201,7 +271,7 @@ def _decode8(
     def add() -> None:
         compressor.decode_add(out, messages, 0.125, ctx)
 
-    return cost(add, lambda: replay_of(add), _needs_host(compressor), watch, device)
+    return cost(add, lambda: replay_of(add), _needs_host(compressor), watch, device, limit)
 
 
 def _needs_host(compressor: Compressor) -> bool:
@@ -218,18 +288,22 @@ def cost(
     syncs_host: bool,
     watch: Stopwatch,
     device: torch.device,
+    limit: TimeLimit | None = None,
 ) -> Cost:
     """Measures eager calls, and the graph that `replayed` makes unless the call syncs the host.
 
     Then no capture is tried: one that fails leaves torch's random numbers unusable.
     """
-    eager_us = watch.median_us(call)
+    eager_us = watch.median_us(call, limit)
     if device.type != "cuda":
         return Cost(None, eager_us, None)
     if syncs_host:
         return Cost(None, eager_us, NEEDS_HOST)
+    if limit is not None:
+        # The capture runs the call a few times more.
+        limit.begin()
     try:
         replay = replayed()
     except RuntimeError as error:
         return Cost(None, eager_us, str(error).splitlines()[0])
-    return Cost(watch.median_us(replay), eager_us, None)
+    return Cost(watch.median_us(replay, limit), eager_us, None)

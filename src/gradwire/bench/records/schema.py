@@ -94,7 +94,9 @@ class TrainRecord:
 class StepRecord:
     """The step time of one method; `ratio_to_dense` is relative to ddp-fp32 in the same run.
 
-    Optional fields have the meaning that they have in `TrainRecord`.
+    Optional fields have the meaning that they have in `TrainRecord`. `steps` were timed of the
+    `steps_asked`: fewer if the case was slow. The bounds are those of `bench/records/bound.py`;
+    None if links had no rate, or if there was no compute-only case.
     """
 
     kind: Literal["step"] = "step"
@@ -123,6 +125,13 @@ class StepRecord:
     interface_bytes: float | None = None
     compute_ms: float | None = None
     scaling_efficiency: float | None = None
+    steps_asked: int | None = None
+    received_bytes: float | None = None
+    exposed_bytes: float | None = None
+    """Bytes that cannot be sent before the last gradient of a step is known."""
+    bound_wire_ms: float | None = None
+    bound_ms: float | None = None
+    ratio_to_bound: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,45 +353,53 @@ class FuzzRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChaosRecord:
-    """The outcome of all kills of a job, compared with a job without kills."""
+class FaultRecord:
+    """One fault in a running job, and how its ranks ended."""
 
-    kind: Literal["chaos"] = "chaos"
+    kind: Literal["fault"] = "fault"
     version: int = VERSION
-    kills: int
-    seed: int
-    spec: str
-    workers: int
-    rate: str
-    timeout_s: float
-    detected: int
-    max_detected_s: float
-    ended: int
-    wrong_losses: int
-    corrupted_checkpoints: int
-    unfinished_files_ignored: int
-    same_weights: bool
-    took_s: float
-    command: str = ""
-    machine: dict[str, str]
+    number: int
+    job: str
+    fault: str
+    phase: str
+    """Where in a step a rank was killed; empty for other faults."""
+    rank: int
+    step: int
+    resumed_from: int
+    detected_s: float
+    """Time from the fault to the last error of another rank; -1 if there was none."""
+    errors: dict[str, int]
+    hung: int
+    """Ranks that did not end by themselves."""
+    as_expected: bool
+    lost_checkpoints: int
+    """Steps by which the newest checkpoint of all ranks went back."""
+    threads_left: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class KillRecord:
-    """One killed worker and its effect on the others; `detected_s` is -1 if none noticed."""
+class CampaignRecord:
+    """The outcome of all faults in one job, compared with a job without faults."""
 
-    kind: Literal["kill"] = "kill"
+    kind: Literal["campaign"] = "campaign"
     version: int = VERSION
-    kill: int
-    rank: int
-    step: int
-    phase: str
-    resumed_from: int
-    detected_s: float
-    errors: dict[str, int]
-    ended: bool
-    """True if all other workers ended by themselves, with an error."""
-    threads_left: int
+    job: str
+    spec: str
+    faults: int
+    seed: int
+    workers: int
+    rate: str
+    timeout_s: float
+    hung: int
+    unexpected: int
+    lost_checkpoints: int
+    wrong_losses: int
+    same_weights: bool | None
+    """None where weights depend on the order in which workers sync."""
+    max_detected_s: float
+    took_s: float
+    command: str
+    machine: dict[str, str]
 
 
 OtherRecord: TypeAlias = (
@@ -392,8 +409,8 @@ OtherRecord: TypeAlias = (
     | KerasRecord
     | GuardRecord
     | FuzzRecord
-    | ChaosRecord
-    | KillRecord
+    | FaultRecord
+    | CampaignRecord
 )
 FORECAST = "forecast"
 OTHERS: Mapping[str, type[OtherRecord]] = {
@@ -403,10 +420,10 @@ OTHERS: Mapping[str, type[OtherRecord]] = {
     "keras": KerasRecord,
     "guard": GuardRecord,
     "fuzz": FuzzRecord,
-    "chaos": ChaosRecord,
-    "kill": KillRecord,
+    "fault": FaultRecord,
+    "campaign": CampaignRecord,
 }
-UNVERSIONED = ("follow", "chaos", "kill")
+UNVERSIONED = ("follow",)
 """Kinds whose first records have no version; it is 1 then."""
 
 AnyRecord: TypeAlias = Record | OtherRecord

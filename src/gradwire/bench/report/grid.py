@@ -32,6 +32,16 @@ class Grid:
     rows: tuple[Row, ...]
     methods: bool = True
 
+    def select(self, *names: str) -> "Grid":
+        """Returns the columns with these names, in this order; names without a column are ok."""
+        places = [self.columns.index(name) for name in names if name in self.columns]
+        rows = (Row(r.spec, r.status, tuple(r.cells[i] for i in places)) for r in self.rows)
+        return Grid(tuple(self.columns[i] for i in places), tuple(rows), self.methods)
+
+
+BOUND_COLUMNS = ("efficiency", "wire at rate", "bound", "step / bound")
+"""Columns that compare a step with what its computation and its bytes need."""
+
 
 def train_grid(records: Sequence[TrainRecord]) -> Grid:
     """Makes one row per run, in the order given; columns without information are left out."""
@@ -60,9 +70,13 @@ def train_grid(records: Sequence[TrainRecord]) -> Grid:
 
 
 def step_grid(records: Sequence[StepRecord]) -> Grid:
-    """Makes one row per method: step time, its spread, bytes, and speed relative to dense."""
+    """Makes one row per method: step time, its spread, bytes, speed, and the bound of the step.
+
+    The number of steps is shown if any method took fewer than asked.
+    """
     columns = {
         "method": [Cell(r.spec, r.spec) for r in records],
+        "steps": [_steps(r) for r in records],
         "step": [Cell(human.duration_ms(r.step_ms), r.step_ms) for r in records],
         "20–80 %": [_spread(r) for r in records],  # noqa: RUF001  a range takes an en dash
         "sent per step": [Cell(human.byte_size(r.sent_bytes), r.sent_bytes) for r in records],
@@ -71,11 +85,21 @@ def step_grid(records: Sequence[StepRecord]) -> Grid:
         "decode": [Cell(human.duration_ms(r.decode_ms), r.decode_ms) for r in records],
         "speed-up": [_step_speed(r) for r in records],
         "efficiency": [share(r.scaling_efficiency) for r in records],
+        "wire at rate": [_ms(r.bound_wire_ms) for r in records],
+        "bound": [_ms(r.bound_ms) for r in records],
+        "step / bound": [_ratio(r.ratio_to_bound) for r in records],
         "status": [Cell(r.status, r.status) for r in records],
     }
-    if all(r.scaling_efficiency is None for r in records):
-        del columns["efficiency"]
+    if not any(map(took_fewer_steps, records)):
+        del columns["steps"]
+    for name in BOUND_COLUMNS:
+        if all(cell.key is None for cell in columns[name]):
+            del columns[name]
     return _grid(columns, records)
+
+
+def took_fewer_steps(record: StepRecord) -> bool:
+    return record.steps_asked is not None and record.steps < record.steps_asked
 
 
 def kernel_grid(records: Sequence[KernelRecord]) -> Grid:
@@ -92,7 +116,7 @@ def kernel_grid(records: Sequence[KernelRecord]) -> Grid:
         "step / floor": [_factor(r.ratio_to_floor) for r in records],
         "step / add": [_factor(r.ratio_to_add) for r in records],
         "bits": [Cell(human.digits(r.bits_per_element), r.bits_per_element) for r in records],
-        "status": [Cell(r.status, r.status) for r in records],
+        "status": [_kernel_status(r) for r in records],
     }
     if all(r.ef_step_by == "eager" for r in records):
         del columns["by calls"]
@@ -108,6 +132,27 @@ def share(value: float | None) -> Cell:
 
 def _over(time_us: float | None, floor_us: float | None) -> Cell:
     return _factor(time_us / floor_us if time_us and floor_us else None)
+
+
+def _kernel_status(record: KernelRecord) -> Cell:
+    """Shows the time limit of a method that was over it: the error begins with "over 30 s:"."""
+    over = record.status == "interrupted" and record.error is not None
+    text = (record.error or "").partition(":")[0] if over else record.status
+    return Cell(text, text)
+
+
+def _steps(record: StepRecord) -> Cell:
+    fewer = took_fewer_steps(record)
+    text = f"{record.steps} of {record.steps_asked}" if fewer else str(record.steps)
+    return Cell(text, record.steps)
+
+
+def _ms(time_ms: float | None) -> Cell:
+    return Cell(human.duration_ms(time_ms), time_ms)
+
+
+def _ratio(value: float | None) -> Cell:
+    return Cell(human.NO_VALUE if value is None else f"{value:.2f}", value)
 
 
 def _factor(value: float | None) -> Cell:

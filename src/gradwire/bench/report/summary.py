@@ -19,6 +19,7 @@ from gradwire.bench.records.schema import (
     StepRecord,
     TrainRecord,
 )
+from gradwire.bench.report.grid import took_fewer_steps
 
 # Times whose ratio is below this count as equal.
 CLEAR = 1.05
@@ -34,7 +35,13 @@ def train_summary(records: Sequence[TrainRecord]) -> str:
 
 
 def step_summary(records: Sequence[StepRecord]) -> str:
-    return _with_limits(_step_verdict(records), records)
+    """Summarises the shortest step, and which methods took fewer steps than asked."""
+    summary = _with_limits(_step_verdict(records), records)
+    done = [r for r in records if r.status == "done" and took_fewer_steps(r)]
+    if not done:
+        return summary
+    counts = ", ".join(f"{r.spec} {r.steps} of {r.steps_asked}" for r in done)
+    return f"{summary} Slow cases took fewer steps than asked: {counts}."
 
 
 def _target_verdict(records: Sequence[TrainRecord], target: Target) -> str:
@@ -132,9 +139,11 @@ def kernel_summary(records: Sequence[KernelRecord]) -> str:
     if not done:
         return "No method could be measured."
     best = min(done, key=lambda record: record.ratio_to_floor)
-    failed = dict.fromkeys(record.spec for record in records if record.status != "done")
+    failed = dict.fromkeys(r.spec for r in records if r.status not in ("done", "interrupted"))
+    limited = dict.fromkeys(r.spec for r in records if r.status == "interrupted")
     return (
         f"{best.spec} is nearest to the memory-traffic floor: a step with error feedback takes "
         f"{best.ratio_to_floor:.1f} times its floor of {human.duration_ms(best.floor_us / 1e3)}."
         + (f" Not measured: {', '.join(failed)}." if failed else "")
+        + (f" Over the time limit: {', '.join(limited)}." if limited else "")
     )

@@ -7,7 +7,13 @@ from rich.text import Text
 
 from gradwire.bench.records.compare import group, kernel_setting, step_setting, train_setting
 from gradwire.bench.records.schema import BASELINE, KernelRecord, StepRecord, TrainRecord
-from gradwire.bench.report.grid import Grid, kernel_grid, step_grid, train_grid
+from gradwire.bench.report.grid import (
+    BOUND_COLUMNS,
+    Grid,
+    kernel_grid,
+    step_grid,
+    train_grid,
+)
 from gradwire.catalogue import Row
 
 _STATUS_STYLE = {"done": "", "failed": "red", "diverged": "red", "interrupted": "yellow"}
@@ -20,7 +26,21 @@ def train_tables(records: Sequence[TrainRecord]) -> list[Table]:
 
 def step_tables(records: Sequence[StepRecord]) -> list[Table]:
     groups = group(records, step_setting)
-    return [_table(setting.words(), step_grid(runs)) for setting, runs in groups.items()]
+    return [
+        table
+        for setting, runs in groups.items()
+        for table in _step_tables(setting.words(), step_grid(runs))
+    ]
+
+
+def _step_tables(title: str, grid: Grid) -> list[Table]:
+    """Draws the bounds as a table of their own: one table would be too wide for a terminal."""
+    if "bound" not in grid.columns:
+        return [_table(title, grid)]
+    others = ("steps", *BOUND_COLUMNS)
+    times = [name for name in grid.columns if name not in others]
+    bounds = grid.select("method", "step", *others)
+    return [_table(title, grid.select(*times)), _table("Bounds of a step", bounds)]
 
 
 def kernel_tables(records: Sequence[KernelRecord]) -> list[Table]:

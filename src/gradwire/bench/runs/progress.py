@@ -37,7 +37,7 @@ class ProgressDisplay:
             console=console,
         )
         self._steps, self._rounds = steps, rounds
-        self._taken = dict.fromkeys(cases, 0)
+        self._taken, self._blocks = dict.fromkeys(cases, 0), dict.fromkeys(cases, 0)
         self._tasks = {case: self._add(case) for case in cases}
 
     def __enter__(self) -> "ProgressDisplay":
@@ -72,11 +72,13 @@ class ProgressDisplay:
 
     def _finished(self, message: Finished) -> None:
         case = message.case
-        self._taken[case] += self._steps
+        # A slow case may take fewer steps in a block, and more in a later one.
+        self._taken[case] += len(message.steps_ms)
+        self._blocks[case] += 1
         self._steps_taken(case, 0)
         pace = f"{human.duration_ms(median_of(message.steps_ms))}/step"
         self._update(case, pace=pace)
-        if self._taken[case] == self._steps * self._rounds:
+        if self._blocks[case] == self._rounds:
             self._print_line(f"{case}: done, {pace}")
 
     def _steps_taken(self, case: str, step: int) -> None:

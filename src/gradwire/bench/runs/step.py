@@ -1,7 +1,7 @@
 """`gradwire bench step`: the step time of many methods in one run.
 
 Methods alternate in blocks of steps, so that noise affects all of them alike; a record holds the
-median over all blocks of a case.
+median over all blocks of a case. The time of all blocks is limited: slow cases take fewer steps.
 """
 
 from collections import defaultdict
@@ -15,6 +15,7 @@ import numpy as np
 from rich.console import Console
 
 from gradwire.bench.machine import check_device
+from gradwire.bench.records.bound import StepBound, step_bound
 from gradwire.bench.records.compare import efficiency, median_of
 from gradwire.bench.records.schema import BASELINE, COMPUTE, Record, Status, StepRecord
 from gradwire.bench.report.summary import step_summary
@@ -23,6 +24,7 @@ from gradwire.bench.runs.cluster_run import ClusterRun, Collector, Ending, Prove
 from gradwire.bench.runs.train import baselines_first
 from gradwire.bench.worker.protocol import Failed, Finished, Job, Message
 from gradwire.bench.workloads.base import parameter_count, parse_workload
+from gradwire.errors import ConfigError
 
 
 @dataclass
@@ -35,6 +37,7 @@ class StepCollector(Collector):
     rounds: int
     workload: str | None = None
     device: str = "cpu"
+    steps_asked: int | None = None
     blocks: dict[str, list[Finished]] = field(default_factory=lambda: defaultdict(list))
     recorded: set[str] = field(default_factory=set)
 
@@ -59,6 +62,11 @@ class StepCollector(Collector):
             median_of(steps_ms),
             median_of(_all_steps(self.blocks.get(COMPUTE, []))),
         )
+        sent_bytes = median_of(block.sent_bytes for block in blocks)
+        received_bytes = median_of(block.received_bytes for block in blocks)
+        share = median_of(block.exposed_share for block in blocks)
+        exposed_bytes = _exposed(sent_bytes, received_bytes, share)
+        bound = self._bound(sent_bytes, received_bytes, exposed_bytes, compute_ms)
         return StepRecord(
             spec=case,
             workers=self.provenance.workers,
@@ -79,16 +87,44 @@ class StepCollector(Collector):
             interface_bytes=median_of(block.interface_bytes for block in blocks),
             backend=blocks[-1].backend if blocks else None,
             step_ms_quantiles=_quantiles(steps_ms),
-            sent_bytes=median_of(block.sent_bytes for block in blocks),
+            sent_bytes=sent_bytes,
             ratio_to_dense=self._ratio_to_dense(steps_ms),
             encode_ms=median_of(block.encode_ms for block in blocks),
             wire_ms=median_of(block.wire_ms for block in blocks),
             decode_ms=median_of(block.decode_ms for block in blocks),
+            steps_asked=self.steps_asked,
+            received_bytes=received_bytes,
+            exposed_bytes=exposed_bytes,
+            bound_wire_ms=bound and bound.wire_ms,
+            bound_ms=bound and bound.step_ms,
+            ratio_to_bound=step_ms / bound.step_ms if bound and bound.step_ms and step_ms else None,
         )
+
+    def _bound(
+        self,
+        sent_bytes: float | None,
+        received_bytes: float | None,
+        exposed_bytes: float | None,
+        compute_ms: float | None,
+    ) -> StepBound | None:
+        """Returns the bound, or None if the links had no rate or the bytes are unknown."""
+        rate = self.provenance.rate if self.provenance.shaped else None
+        if rate is None or sent_bytes is None or exposed_bytes is None:
+            return None
+        wire_bytes = max(sent_bytes, received_bytes or 0.0)
+        return step_bound(rate, wire_bytes, exposed_bytes, compute_ms)
 
     def _ratio_to_dense(self, steps_ms: Sequence[float]) -> float | None:
         dense_ms = _all_steps(self.blocks.get(BASELINE, []))
         return median(steps_ms) / median(dense_ms) if steps_ms and dense_ms else None
+
+
+def _exposed(
+    sent_bytes: float | None, received_bytes: float | None, share: float | None
+) -> float | None:
+    if sent_bytes is None or share is None:
+        return None
+    return share * max(sent_bytes, received_bytes or 0.0)
 
 
 def _all_steps(blocks: Iterable[Finished]) -> list[float]:
@@ -119,7 +155,11 @@ ROUNDS = 3
 
 @dataclass(frozen=True)
 class StepBench:
-    """`steps` timed steps of every case, in `ROUNDS` blocks; every block has its own warm-up."""
+    """`steps` timed steps of every case, in `ROUNDS` blocks; every block has its own warm-up.
+
+    If all blocks together would take longer than `budget_s`, slow cases take fewer steps. Where
+    links have a rate, `compute-only` is one of the cases: the bounds need it.
+    """
 
     cases: tuple[str, ...]
     workers: int
@@ -133,18 +173,24 @@ class StepBench:
     data: Path | None = None
     device: str = "cpu"
     commit: str | None = None
+    budget_s: float | None = None
 
     def run(self, console: Console) -> Ending:
         """Measures and shows the table."""
         check_device(self.device)
+        if self.budget_s is not None and not 0 < self.budget_s < float("inf"):
+            raise ConfigError(
+                f"step: minutes must be positive and finite, got {self.budget_s / 60:g}"
+            )
         workload = parse_workload(self._workload_spec(), self.data)
         job = Job(
             workload=self._workload_spec(),
-            case_order=baselines_first(self.cases) * ROUNDS,
+            case_order=baselines_first(self._all_cases()) * ROUNDS,
             steps=-(-self.steps // ROUNDS),
             warmup=self.warmup,
             data=None if self.data is None else str(self.data),
             device=self.device,
+            budget_s=self.budget_s,
         )
         # Missing data raises here, and not on every host.
         workload.examples()
@@ -158,12 +204,17 @@ class StepBench:
             rounds=ROUNDS,
             workload=workload.heading,
             device=self.device,
+            steps_asked=self.steps,
         )
         results = cluster_run.run(collect, console)
         records = [record for record in results.records if isinstance(record, StepRecord)]
         if records:
             _show(records, console)
         return results.ending
+
+    def _all_cases(self) -> tuple[str, ...]:
+        implied = self.rate is not None and COMPUTE not in self.cases
+        return (COMPUTE, *self.cases) if implied else self.cases
 
     def _workload_spec(self) -> str:
         if self.batch is None:

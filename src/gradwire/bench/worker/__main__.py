@@ -17,6 +17,7 @@ import torch.distributed as dist
 from gradwire.bench.worker.protocol import Failed, Job, Message, Started, read_job, send
 from gradwire.bench.worker.run_case import ByteCounter, Send, time_block, train
 from gradwire.bench.worker.session import Session
+from gradwire.bench.worker.time_budget import TimeBudget
 from gradwire.testbed.counters import sent_bytes
 
 # A collective that takes longer has lost a rank.
@@ -34,10 +35,11 @@ def main() -> None:
     dist.init_process_group("gloo", timeout=_TIMEOUT)
     report = send if dist.get_rank() == 0 else _send_nothing
     sessions: dict[str, Session] = {}
+    budget = TimeBudget(job)
     for case in job.case_order:
         report(Started(case=case))
         try:
-            _run_case(job, case, sessions, report, count)
+            _run_case(job, case, sessions, budget, report, count)
         except Exception as error:
             traceback.print_exc()
             send(Failed(case=case, error=f"{type(error).__name__}: {error}"))
@@ -50,15 +52,21 @@ def main() -> None:
 
 
 def _run_case(
-    job: Job, case: str, sessions: dict[str, Session], report: Send, count: ByteCounter
+    job: Job,
+    case: str,
+    sessions: dict[str, Session],
+    budget: TimeBudget,
+    report: Send,
+    count: ByteCounter,
 ) -> None:
     dist.barrier()
     if job.evaluate_every is not None:
         train(job, case, report, count)
         return
+    budget.begin_block()
     if case not in sessions:
         sessions[case] = Session(job, case)
-    time_block(job, sessions[case], case, report, count)
+    time_block(budget, sessions[case], case, report, count)
 
 
 def _counter(interface: str | None) -> ByteCounter:

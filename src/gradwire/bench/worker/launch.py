@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,11 +32,17 @@ OnMessage = Callable[[Message], None]
 def run_cases(cluster: Cluster, job: Job, on_message: OnMessage) -> None:
     """Runs `job.case_order`, and passes the messages of the workers to `on_message`.
 
-    A case that fails is not run again; new workers then run the remaining cases.
+    A case that fails is not run again; new workers then run the remaining cases, in the time that
+    is left.
     """
     left = list(job.case_order)
+    start_s = time.monotonic()
     while left:
-        launch = _launched(cluster, replace(job, case_order=tuple(left)), on_message)
+        budget_s = job.budget_s
+        if budget_s is not None:
+            budget_s = max(0.0, budget_s - (time.monotonic() - start_s))
+        rest = replace(job, case_order=tuple(left), budget_s=budget_s)
+        launch = _launched(cluster, rest, on_message)
         if launch.finished == len(left):
             return
         failed = left[launch.finished]

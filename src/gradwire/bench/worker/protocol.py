@@ -30,6 +30,8 @@ class Job:
     seed: int = 0
     data: str | None = None
     device: str = "cpu"
+    budget_s: float | None = None
+    """The time of all blocks together; slow cases then take fewer steps."""
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -38,6 +40,8 @@ class Job:
             raise ConfigError(f"bench: seeds must not be negative, got {self.seed}")
         if self.warmup < 0:
             raise ConfigError(f"bench: warmup must not be negative, got {self.warmup}")
+        if self.budget_s is not None and self.budget_s < 0:
+            raise ConfigError(f"bench: budget_s must not be negative, got {self.budget_s}")
         if self.evaluate_every is not None and self.evaluate_every < 1:
             raise ConfigError(
                 f"bench: evaluate_every must be at least 1, got {self.evaluate_every}"
@@ -103,6 +107,10 @@ class Finished:
     interface_bytes: float | None = None
     backend: str | None = None
     timeline: tuple[Change, ...] = ()
+    received_bytes: float | None = None
+    """None if as many as are sent."""
+    exposed_share: float | None = None
+    """The share of the bytes that no step can send before its last gradient is known."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from gradwire.bench.case import Traffic
 from gradwire.bench.worker.protocol import Evaluated, Finished, Job, Message, Tick
 from gradwire.bench.worker.session import Session, cost
+from gradwire.bench.worker.time_budget import TimeBudget, whole_periods
 
 _TICK_S = 0.2
 
@@ -45,7 +46,9 @@ def train(job: Job, case: str, send: Send, count: ByteCounter) -> None:
     session.close()
 
 
-def time_block(job: Job, session: Session, case: str, send: Send, count: ByteCounter) -> None:
+def time_block(
+    budget: TimeBudget, session: Session, case: str, send: Send, count: ByteCounter
+) -> None:
     """Times further steps of a session; the first few, with cold caches, are not counted.
 
     If a method synchronises once per period of steps, the warm-up has `warmup` periods, so that it
@@ -54,9 +57,10 @@ def time_block(job: Job, session: Session, case: str, send: Send, count: ByteCou
     in flight.
     """
     period = session.mounted.period
-    for _ in range(job.warmup * period + (session.mounted.idle_offset - session.steps) % period):
-        session.step()
-    steps = _whole_periods(job.steps, period)
+    untimed = (session.mounted.idle_offset - session.steps) % period
+    untimed += budget.warm_ups(case, period) * period
+    warm_up_s = [session.step() for _ in range(untimed)]
+    steps = budget.steps(case, period, warm_up_s)
     before = session.traffic()
     dist.barrier()
     counted = count()
@@ -70,12 +74,13 @@ def time_block(job: Job, session: Session, case: str, send: Send, count: ByteCou
         tick(step, steps_ms[-1])
     _drain(session)
     send(_finished(session, case, before, steps_ms, lead + steps, count=(counted, count())))
+    budget.end_block(case, steps_ms)
     session.take_losses()
 
 
 def _warm_up(job: Job, case: str) -> None:
     session = Session(job, case)
-    for _ in range(_whole_periods(job.warmup, session.mounted.period)):
+    for _ in range(whole_periods(job.warmup, session.mounted.period)):
         session.step()
     session.close()
 
@@ -133,11 +138,6 @@ def _skip_bytes(counted: int | None, before: int | None, after: int | None) -> i
     return counted + after - before
 
 
-def _whole_periods(steps: int, period: int) -> int:
-    """Rounds a number of steps up to whole periods."""
-    return -(-steps // period) * period
-
-
 def _period_means(steps_ms: list[float], period: int) -> tuple[float, ...]:
     """Replaces every step time by the mean of its period; drops a last period that is not whole.
 
@@ -171,4 +171,6 @@ def _finished(
         interface_bytes=_mean_bytes(*count, steps),
         backend=after.backend,
         timeline=after.timeline,
+        received_bytes=spent.received_bytes,
+        exposed_share=session.exposed_share(),
     )

@@ -32,6 +32,7 @@ class Cost(NamedTuple):
     encode_ms: float | None
     wire_ms: float | None
     decode_ms: float | None
+    received_bytes: float | None
 
 
 class Session:
@@ -90,6 +91,16 @@ class Session:
     def traffic(self) -> Traffic:
         return self.mounted.traffic(self.steps)
 
+    def exposed_share(self) -> float:
+        """Returns the share of a step's bytes that cannot be sent during its backward pass.
+
+        It is the last bucket's share of the gradient; all of it for a local method, which sends
+        after the optimiser's step, and none if it applies means late.
+        """
+        if self.mounted.idle_offset:
+            return 0.0
+        return _last_bucket_share(self.ddp) if self.mounted.in_backward else 1.0
+
     def evaluate(self) -> Evaluation:
         return self.workload.evaluate(self.ddp.module)
 
@@ -108,12 +119,24 @@ def _own_buffers() -> dict[str, Any]:
     return {new if new in names else old: False}
 
 
+def _last_bucket_share(ddp: DDP) -> float:
+    """Returns the share of the gradient in the bucket that DDP reduces last."""
+    facts = ddp._get_ddp_logging_data()
+    # Buckets are rebuilt after the first step, in the order in which gradients become known.
+    text = facts.get("rebuilt_bucket_sizes") or facts["bucket_sizes"]
+    sizes = [int(size) for size in text.split(",")]
+    return sizes[-1] / sum(sizes)
+
+
 def cost(before: Traffic, after: Traffic, steps: int) -> Cost:
     return Cost(
         (after.sent_bytes - before.sent_bytes) / steps,
         _step_ms(before.encode_s, after.encode_s, steps),
         _step_ms(before.wire_s, after.wire_s, steps),
         _step_ms(before.decode_s, after.decode_s, steps),
+        None
+        if before.received_bytes is None or after.received_bytes is None
+        else (after.received_bytes - before.received_bytes) / steps,
     )
 
 
