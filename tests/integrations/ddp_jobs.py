@@ -383,7 +383,7 @@ def failure_surfaces_job() -> tuple[str, str]:
     def broken(*_: object) -> None:
         raise gradwire.WireError("bad bytes")
 
-    link._run = broken  # type: ignore[method-assign]
+    link._runner._add = broken  # type: ignore[attr-defined]
     before = grads(model)
     for parameter in model.parameters():
         parameter.grad = None
@@ -472,7 +472,7 @@ def failed_runner_job() -> tuple[list[str], str]:
     def broken(*_: object) -> None:
         raise gradwire.PeerError("rank 3 is gone")
 
-    link._run = broken  # type: ignore[method-assign]
+    link._runner._add = broken  # type: ignore[attr-defined]
     errors = [failure_of(lambda: loss_of(model, 5).backward()) for _ in range(2)]
     left = [thread.name for thread in set(threading.enumerate()) - before]
     link.detach()

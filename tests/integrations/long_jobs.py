@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import gradwire
+from gradwire.integrations.comm_runner import _complete
 
 
 class Held(NamedTuple):
@@ -169,10 +170,10 @@ def lost_group_job() -> tuple[bool, bool]:
         raise gradwire.WireError("bad bytes")
 
     if dist.get_rank() == 1:
-        second._run = broken  # type: ignore[method-assign]
+        second._runner._add = broken  # type: ignore[attr-defined]
     else:
         # The others would wait for rank 1, which runs no collective.
-        second._run = lambda programs: None  # type: ignore[method-assign]
+        second._runner._add = lambda _, programs, buckets, is_last: _complete(buckets)  # type: ignore[attr-defined]
     text = jobs.failure_of(lambda: one_step(model, optimizer, 0))
     assert text.startswith("WireError") == (dist.get_rank() == 1)
     second.detach()

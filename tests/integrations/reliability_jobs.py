@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import gradwire
+from gradwire.comm.process_group import Begun
 
 
 def _model() -> DDP:
@@ -224,15 +225,20 @@ def flipped_on_the_wire_job() -> str:
     model = DDP(jobs.mlp())
     link = gradwire.attach(model, "topk:ratio=0.1", exchange="gather", checksum=True)
     jobs.train(model, 2)
-    run = link._comm._run
+    begin = link._comm._begin
 
-    def flipping(collective: Any) -> list[Tensor]:
-        received = run(collective)
-        if dist.get_rank() == 1:
-            received[2][received[2].numel() // 2] ^= 16
-        return received
+    def flipping(collective: Any) -> Begun:
+        works, results = begin(collective)
 
-    link._comm._run = flipping  # type: ignore[method-assign]
+        def flipped() -> list[Tensor]:
+            received = results()
+            if dist.get_rank() == 1:
+                received[2][received[2].numel() // 2] ^= 16
+            return received
+
+        return works, flipped
+
+    link._comm._begin = flipping  # type: ignore[method-assign]
     return jobs.failure_of(lambda: jobs.train(model, 1, first=2))
 
 

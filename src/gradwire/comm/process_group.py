@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from threading import Event
 from time import monotonic
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -46,6 +47,29 @@ SHUTDOWN = Event()
 
 POLL_INTERVAL = timedelta(seconds=0.2)
 """Interval at which a thread that waits for other ranks checks whether the process is ending."""
+
+
+Begun: TypeAlias = tuple[list[dist.Work], Callable[[], list[Tensor]]]
+"""The works of a collective that was begun, and what it returns once they have ended."""
+
+
+class PendingCollective:
+    """A collective that was started."""
+
+    def __init__(self, works: list[dist.Work], finish: Callable[[], list[Tensor]]) -> None:
+        self._works, self._finish = works, finish
+        self.on_wait: Callable[[], None] | None = None
+
+    def is_completed(self) -> bool:
+        """Returns whether `wait` would not block; also after a failure, which it then raises."""
+        return all(work.is_completed() for work in self._works)
+
+    def wait(self) -> list[Tensor]:
+        """Waits for the collective, and returns what it received."""
+        received = self._finish()
+        if self.on_wait is not None:
+            self.on_wait()
+        return received
 
 
 class ProcessGroupComm(Comm):
@@ -89,19 +113,50 @@ class ProcessGroupComm(Comm):
                 )
 
     def run(self, collective: Collective) -> list[Tensor]:
+        return self._start(collective).wait()
+
+    def start(self, collective: Collective) -> "PendingCollective":
+        """Starts a collective; all ranks start theirs in the same order.
+
+        Where ranks must exchange the lengths of messages first, that is waited for here. The time
+        from the start to the end counts as wire time, but no moment twice.
+        """
+        pending = self._start(collective)
+        pending.on_wait = self._count_wire_time(monotonic())
+        return pending
+
+    def _count_wire_time(self, start_s: float) -> Callable[[], None]:
+        def ended() -> None:
+            now_s = monotonic()
+            # Several may be under way at once.
+            self.meter.add_time(0.0, max(0.0, now_s - max(start_s, self._idle_since_s)), 0.0)
+            self._idle_since_s = now_s
+
+        return ended
+
+    def _start(self, collective: Collective) -> "PendingCollective":
         if collective.subgroup is not None:
-            return self._subgroups[collective.subgroup].run(replace(collective, subgroup=None))
+            return self._subgroups[collective.subgroup]._start(replace(collective, subgroup=None))
         device = collective.buffers[0].device
         staged = not self.is_direct(device)
         if staged:
             collective = replace(collective, buffers=[_to_host(b) for b in collective.buffers])
         if self.checksum:
             collective = with_checksum(collective)
-        with self._peer_errors(collective.kind, monotonic()):
-            received = self._run(collective)
-        if self.checksum:
-            received = verified(collective, received, self.rank)
-        return [r.to(device, non_blocking=True) for r in received] if staged else received
+        start_s = monotonic()
+        with self._peer_errors(collective.kind, start_s):
+            works, results = self._begin(collective)
+
+        def finish() -> list[Tensor]:
+            with self._peer_errors(collective.kind, start_s):
+                for work in works:
+                    self._wait(work)
+            received = results()
+            if self.checksum:
+                received = verified(collective, received, self.rank)
+            return [r.to(device, non_blocking=True) for r in received] if staged else received
+
+        return PendingCollective(works, finish)
 
     def is_direct(self, device: torch.device) -> bool:
         """Returns whether buffers on this device are sent without a copy to the host."""
@@ -116,15 +171,13 @@ class ProcessGroupComm(Comm):
         start_s = monotonic()
         with self._peer_errors("mean", start_s):
             works = self._start_all_reduce(buffer, 1)
+        count_wire_time = self._count_wire_time(start_s)
 
         def wait() -> None:
             with self._peer_errors("mean", start_s):
                 for work in works:
                     self._wait(work)
-            now_s = monotonic()
-            # Several may be under way at once.
-            self.meter.add_time(0.0, now_s - max(start_s, self._idle_since_s), 0.0)
-            self._idle_since_s = now_s
+            count_wire_time()
 
         return wait
 
@@ -137,21 +190,19 @@ class ProcessGroupComm(Comm):
             waited_s = monotonic() - start_s
             raise peer_error(kind, self.rank, self.size, waited_s, error) from error
 
-    def _run(self, collective: Collective) -> list[Tensor]:
+    def _begin(self, collective: Collective) -> "Begun":
         if collective.kind == "mean":
-            return [self._mean(collective.buffers[0])]
+            return self._mean(collective.buffers[0])
         if collective.kind == "gather":
             return self._gather(collective)
         if collective.kind == "all_to_all":
             return self._scatter(collective)
-        return [self._broadcast(collective)]
+        return self._broadcast(collective)
 
-    def _mean(self, buffer: Tensor) -> Tensor:
+    def _mean(self, buffer: Tensor) -> "Begun":
         self.meter.mean(buffer.nbytes, self.size, inside=self.inside)
         rings = 1 if self.on_device or buffer.nbytes < SPLIT_BYTES else 2
-        for work in self._start_all_reduce(buffer, rings):
-            self._wait(work)
-        return buffer
+        return self._start_all_reduce(buffer, rings), lambda: [buffer]
 
     def _start_all_reduce(self, buffer: Tensor, rings: int) -> list[dist.Work]:
         if self.size == 1:
@@ -162,11 +213,11 @@ class ProcessGroupComm(Comm):
             dist.all_reduce(piece, group=self.group, async_op=True) for piece in buffer.chunk(rings)
         ]
 
-    def _gather(self, collective: Collective) -> list[Tensor]:
+    def _gather(self, collective: Collective) -> "Begun":
         [buffer] = collective.buffers
         if self.size == 1:
             self.meter.gather(buffer.numel(), 1, inside=self.inside)
-            return [buffer]
+            return [], lambda: [buffer]
         sizes = collective.sizes
         if sizes is None:
             sizes = checked_sizes(self._gather_sizes(buffer), collective.limits)
@@ -175,8 +226,9 @@ class ProcessGroupComm(Comm):
             buffer = torch.cat([buffer, buffer.new_zeros(longest - buffer.numel())])
         self.meter.gather(longest, self.size, inside=self.inside)
         received = buffer.new_empty(self.size * longest)
-        self._wait(_all_gather(received, buffer, group=self.group, async_op=True))
-        return [row[:n] for row, n in zip(received.view(self.size, longest), sizes, strict=True)]
+        work = _all_gather(received, buffer, group=self.group, async_op=True)
+        rows = received.view(self.size, longest)
+        return [work], lambda: [row[:n] for row, n in zip(rows, sizes, strict=True)]
 
     def _gather_sizes(self, buffer: Tensor) -> list[int]:
         own = torch.tensor([buffer.numel()], device=buffer.device)
@@ -186,11 +238,11 @@ class ProcessGroupComm(Comm):
         sizes: list[int] = all_.tolist()
         return sizes
 
-    def _scatter(self, collective: Collective) -> list[Tensor]:
+    def _scatter(self, collective: Collective) -> "Begun":
         buffers, sizes = collective.buffers, collective.sizes
         if self.size == 1:
             self.meter.all_to_all(0, 0, inside=self.inside)
-            return buffers
+            return [], lambda: buffers
         lengths = [b.numel() for b in buffers]
         if sizes is None:
             own = torch.tensor(lengths, device=buffers[0].device)
@@ -204,19 +256,18 @@ class ProcessGroupComm(Comm):
         self.meter.all_to_all(sent_bytes, received_bytes, inside=self.inside)
         received = buffers[0].new_empty(sum(sizes))
         sent = torch.cat(buffers)
-        self._wait(
-            dist.all_to_all_single(received, sent, sizes, lengths, group=self.group, async_op=True)
+        work = dist.all_to_all_single(
+            received, sent, sizes, lengths, group=self.group, async_op=True
         )
-        return list(received.split(sizes))
+        return [work], lambda: list(received.split(sizes))
 
-    def _broadcast(self, collective: Collective) -> Tensor:
-        buffer = collective.buffers[0]
-        self.meter.broadcast(buffer.numel(), self.rank == collective.root, inside=self.inside)
+    def _broadcast(self, collective: Collective) -> "Begun":
+        buffer, root = collective.buffers[0], collective.root
+        self.meter.broadcast(buffer.numel(), self.rank == root, inside=self.inside)
+        works = []
         if self.size > 1:
-            self._wait(
-                dist.broadcast(buffer, group=self.group, group_src=collective.root, async_op=True)
-            )
-        return buffer
+            works = [dist.broadcast(buffer, group=self.group, group_src=root, async_op=True)]
+        return works, lambda: [buffer]
 
     def _wait(self, work: dist.Work) -> None:
         """Waits for a collective; with NCCL only the stream waits, not the host."""

@@ -1,14 +1,16 @@
 """Communication runners: exchange buckets while autograd goes on computing.
 
 All ranks must issue collectives in the same order. On a backend whose collectives block, one thread
-runs bucket after bucket in the order in which DDP hands them over. On NCCL the stream keeps the
-order of what is enqueued, and nothing blocks.
+runs them: for tensors on a CPU the programs of several buckets at once (`comm/pipeline.py`), for
+those on a GPU one after the other in the order in which DDP hands them over. On NCCL the stream
+keeps the order of what is enqueued, and nothing blocks.
 """
 
 import atexit
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from queue import Queue
+from functools import partial
+from queue import Empty, Queue
 from threading import Thread
 from typing import NamedTuple, TypeAlias
 
@@ -16,11 +18,17 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from gradwire.comm.process_group import SHUTDOWN
+from gradwire.comm.base import CollectiveProgram, run_program
+from gradwire.comm.pipeline import Pipeline
+from gradwire.comm.process_group import SHUTDOWN, ProcessGroupComm
 from gradwire.comm.side_stream import SideStream
 from gradwire.integrations.bucketing import PendingBucket
 
 Task: TypeAlias = Callable[[], None]
+Programs: TypeAlias = Sequence[CollectiveProgram[None]]
+
+POLL_INTERVAL_S = 0.001
+"""Interval at which an idle runner checks for messages that have arrived."""
 
 
 class CommRunner(ABC):
@@ -31,8 +39,13 @@ class CommRunner(ABC):
         """Returns a future that a task can complete."""
 
     @abstractmethod
-    def submit(self, task: Task, buckets: Sequence[PendingBucket]) -> None:
-        """Runs the task, then completes the futures of the buckets."""
+    def submit(
+        self, programs: Programs, buckets: Sequence[PendingBucket], *, is_last: bool
+    ) -> None:
+        """Runs the programs, then completes the futures of the buckets.
+
+        With the last ones of a step it ends everything that is under way.
+        """
 
     @abstractmethod
     def start(self, begin: Callable[[], Task], buckets: Sequence[PendingBucket]) -> None:
@@ -61,30 +74,32 @@ class CommRunner(ABC):
 class StreamRunner(CommRunner):
     """Enqueues work on a side stream, in the calling thread."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._side = SideStream(device)
+    def __init__(self, device: torch.device, comm: ProcessGroupComm) -> None:
+        self._side, self._comm = SideStream(device), comm
 
     def future(self) -> "Future[Tensor]":
         return self._side.future()
 
-    def submit(self, task: Task, buckets: Sequence[PendingBucket]) -> None:
+    def submit(
+        self, programs: Programs, buckets: Sequence[PendingBucket], *, is_last: bool
+    ) -> None:
         with self._side.after(self._side.record_event()):
-            task()
-            for bucket in buckets:
-                bucket.future.set_result(bucket.buffer)
+            for program in programs:
+                run_program(program, self._comm)
+            _complete(buckets)
 
     def start(self, begin: Callable[[], Task], buckets: Sequence[PendingBucket]) -> None:
-        def run() -> None:
+        with self._side.after(self._side.record_event()):
             task = begin()
             task()
-
-        self.submit(run, buckets)
+            _complete(buckets)
 
     def flush(self) -> None:
         pass
 
     def end_step(self, last: Task) -> None:
-        self.submit(last, [])
+        with self._side.after(self._side.record_event()):
+            last()
 
     def has_failed(self) -> bool:
         return False
@@ -97,6 +112,8 @@ class _Item(NamedTuple):
     task: Task
     buckets: Sequence[PendingBucket]
     event: torch.cuda.Event | None
+    completes: bool = True
+    """Whether the buckets are complete after the task."""
 
 
 class ThreadRunner(CommRunner):
@@ -107,10 +124,14 @@ class ThreadRunner(CommRunner):
     `end_step` raises the same error.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._side = SideStream(device)
+    def __init__(self, device: torch.device, comm: ProcessGroupComm) -> None:
+        self._side, self._comm = SideStream(device), comm
+        self._pipeline = Pipeline(comm) if device.type == "cpu" else None
         self._failure: Exception | None = None
         self._started: list[_Item] = []
+        self._under_way: list[PendingBucket] = []
+        self._is_open = False
+        """Whether programs of this step were submitted, but not the last ones."""
         self._queue: Queue[list[_Item] | None] = Queue()
         self._thread = Thread(target=self._work, name="gradwire-comm", daemon=True)
         self._thread.start()
@@ -120,8 +141,16 @@ class ThreadRunner(CommRunner):
     def future(self) -> "Future[Tensor]":
         return self._side.future()
 
-    def submit(self, task: Task, buckets: Sequence[PendingBucket]) -> None:
-        self._put([_Item(task, buckets, self._side.record_event())])
+    def submit(
+        self, programs: Programs, buckets: Sequence[PendingBucket], *, is_last: bool
+    ) -> None:
+        if self._pipeline is None:
+            run = partial(self._run_programs, programs)
+            self._put([_Item(run, buckets, self._side.record_event())])
+        else:
+            self._is_open = not is_last
+            add = partial(self._add, self._pipeline, programs, buckets, is_last)
+            self._put([_Item(add, buckets, None, completes=False)])
 
     def start(self, begin: Callable[[], Task], buckets: Sequence[PendingBucket]) -> None:
         task = begin() if self._failure is None else _nothing
@@ -135,6 +164,10 @@ class ThreadRunner(CommRunner):
     def end_step(self, last: Task) -> None:
         if self._started:
             self.flush()
+        if self._is_open and self._pipeline is not None:
+            # The pass was interrupted before its last bucket.
+            self._is_open = False
+            self._put([_Item(self._pipeline.drain, [], None)])
         self._queue.join()
         # The thread is idle now; waking it would take longer than running the task here.
         self._run([_Item(last, [], self._side.record_event())])
@@ -157,12 +190,21 @@ class ThreadRunner(CommRunner):
 
     def _work(self) -> None:
         self._side.configure_thread()
-        while (items := self._queue.get()) is not None:
+        while (items := self._next_items()) is not None:
             self._run(items)
             # An idle thread must not keep the last bucket alive.
             del items
             self._queue.task_done()
         self._queue.task_done()
+
+    def _next_items(self) -> list[_Item] | None:
+        """Waits for the next tasks; meanwhile it decodes messages that arrive."""
+        while self._pipeline is not None and not self._pipeline.is_idle():
+            try:
+                return self._queue.get(timeout=POLL_INTERVAL_S)
+            except Empty:
+                self._attempt(self._pipeline.work_ahead)
+        return self._queue.get()
 
     def _put(self, items: list[_Item]) -> None:
         if items and self._thread.is_alive():
@@ -175,12 +217,53 @@ class ThreadRunner(CommRunner):
             with self._side.after(item.event):
                 # The order of collectives is lost with the first failure, so none may follow it.
                 if self._failure is None:
-                    try:
-                        item.task()
-                    except Exception as error:
-                        self._failure = error
-                for bucket in item.buckets:
-                    bucket.future.set_result(bucket.buffer)
+                    self._attempt(item.task)
+                if item.completes or self._failure is not None:
+                    _complete(item.buckets)
+
+    def _attempt(self, task: Task) -> None:
+        try:
+            task()
+        except Exception as error:
+            self._failure = error
+            if self._pipeline is not None:
+                self._pipeline.abandon()
+                _complete(self._under_way)
+                self._under_way = []
+
+    def _run_programs(self, programs: Programs) -> None:
+        for program in programs:
+            run_program(program, self._comm)
+
+    def _add(
+        self,
+        pipeline: Pipeline,
+        programs: Programs,
+        buckets: Sequence[PendingBucket],
+        is_last: bool,
+    ) -> None:
+        """Adds programs to the pipeline; the last one to end completes the buckets."""
+        left = len(programs)
+        self._under_way += buckets
+
+        def ended() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                _complete(buckets)
+                self._under_way = [b for b in self._under_way if not b.future.done()]
+
+        for program in programs:
+            pipeline.add(program, ended)
+        if is_last:
+            pipeline.drain()
+
+
+def _complete(buckets: Sequence[PendingBucket]) -> None:
+    """Completes the futures that are not complete yet."""
+    for bucket in buckets:
+        if not bucket.future.done():
+            bucket.future.set_result(bucket.buffer)
 
 
 def _nothing() -> None:

@@ -14,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.hooks import RemovableHandle
 
 from gradwire.base import Compressor
-from gradwire.comm.base import CollectiveProgram, run_program
 from gradwire.comm.consistency import check_equal_tensors
 from gradwire.comm.groups import check_member, lease_group
 from gradwire.engine.ownership import release
@@ -118,7 +117,7 @@ class Link(Handle):
                 discards_lanes=unused is not None,
             )
             runner = StreamRunner if self._comm.on_device else ThreadRunner
-            self._runner = runner(slot.device)
+            self._runner = runner(slot.device, self._comm)
         except PeerError:
             # A collective failed in this group, which closes its connections: nobody leases it.
             raise
@@ -170,14 +169,10 @@ class Link(Handle):
             # Created in autograd's thread: `bucket_program` commits the previous step, which must
             # not happen while the runner uses the lanes.
             programs = [self._engine.bucket_program(*message) for message in ready.messages]
-            self._runner.submit(lambda: self._run(programs), ready.buckets)
+            self._runner.submit(programs, ready.buckets, is_last=is_last)
         if is_last:
             self._end_step_after_backward()
         return pending.future
-
-    def _run(self, programs: list[CollectiveProgram[None]]) -> None:
-        for program in programs:
-            run_program(program, self._comm)
 
     def _start_plain_means(self, ready: Ready, is_last: bool) -> None:
         for bucket in ready.buckets:
