@@ -116,7 +116,7 @@ class Campaign:
             detected_s=round(_detected_s(attempt, fault), 3),
             errors=dict(Counter(e["kind"] for e in errors)),
             hung=attempt.hung(),
-            as_expected=self._is_expected(fault, attempt),
+            as_expected=self._is_expected(fault, attempt, before),
             lost_checkpoints=max(0, expected - self._newest()),
             threads_left=sum(len(e["threads"]) for e in errors if e["kind"] == "PeerError"),
         )
@@ -182,7 +182,7 @@ class Campaign:
 
         return react
 
-    def _is_expected(self, fault: Fault, attempt: Attempt) -> bool:
+    def _is_expected(self, fault: Fault, attempt: Attempt, first: int) -> bool:
         """Returns whether every rank ended by itself, with a named error where it had to fail."""
         if fault.kind == "damaged-file":
             return attempt.codes == [0] * WORKERS
@@ -195,7 +195,7 @@ class Campaign:
         return all(
             code == -signal.SIGKILL
             if rank == fault.rank and fault.kind == "kill"
-            else code == 1 and errors.get(rank) in self._allowed(fault, rank)
+            else code == 1 and errors.get(rank) in self._allowed(fault, rank, first)
             for rank, code in enumerate(attempt.codes)
         )
 
@@ -207,15 +207,17 @@ class Campaign:
         errors = {e["kind"] for e in attempt.of("error") if e["rank"] != 0}
         return others == [1] * (WORKERS - 1) and errors <= {"PeerError", "PeerTimeout"}
 
-    def _allowed(self, fault: Fault, rank: int) -> Sequence[str]:
+    def _allowed(self, fault: Fault, rank: int, first: int) -> Sequence[str]:
         if fault.kind == "missing-files":
             return ["ConfigError"]
         if fault.kind == "nan":
             return ["NonFiniteError"]
         if rank == fault.rank and fault.kind in _OWN_ERRORS:
             return [_OWN_ERRORS[fault.kind]]
-        # FSDP gathers parameters by collectives of torch, which raise its own errors.
-        return ["PeerError", "RuntimeError"] if self._job.kind == "fsdp" else ["PeerError"]
+        # FSDP gathers parameters, and DDP broadcasts the order of its buckets after the first step,
+        # by collectives of torch, which raise its own errors.
+        own = self._job.kind == "fsdp" or (self._job.kind == "ddp" and fault.step == first)
+        return ["PeerError", "RuntimeError"] if own else ["PeerError"]
 
     def _is_wrong(self, at: tuple[int, int], loss: str) -> bool:
         return bool(self._curve) and self._curve[at] != loss
