@@ -42,7 +42,7 @@ def train(method: str, steps: int, hidden: int) -> tuple[float, dict[str, object
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--method", default="topk:ratio=0.01")
+    parser.add_argument("--method", default="powersgd:rank=4")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--hidden", type=int, default=512)
     args = parser.parse_args()

@@ -38,7 +38,7 @@ def train(spec: str, epochs: int, examples: int, hidden: int) -> tuple[float, di
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--spec", default="topk:ratio=0.01")
+    parser.add_argument("--spec", default="powersgd:rank=4")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--examples", type=int, default=2048)
     parser.add_argument("--hidden", type=int, default=512)

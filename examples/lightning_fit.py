@@ -62,7 +62,7 @@ def train(method: str, epochs: int, hidden: int, devices: int) -> tuple[float, d
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--method", default="topk:ratio=0.01")
+    parser.add_argument("--method", default="powersgd:rank=4")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--devices", type=int, default=2)

@@ -63,7 +63,7 @@ def train(method: str, steps: int, hidden: int, folder: str) -> tuple[float, dic
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--method", default="topk:ratio=0.01")
+    parser.add_argument("--method", default="int4")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--folder", help="Folder of checkpoints; without it they are discarded.")
