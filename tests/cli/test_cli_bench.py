@@ -122,10 +122,10 @@ def test_a_report_of_a_folder_shows_all_its_records(
         append(tmp_path / "deep" / f"{record.kind}.jsonl", record)
     assert gradwire(monkeypatch, "report", str(tmp_path), "-o", str(page)) == 0
     assert capsys.readouterr().out == f"{page}\n"
-    assert "of kind kill" in page.read_text()
-    with (tmp_path / "deep" / "kill.jsonl").open("a") as file:
+    assert "of kind fault" in page.read_text()
+    with (tmp_path / "deep" / "fault.jsonl").open("a") as file:
         file.write('{"kind": "dance", "version": 1}\n')
     before = page.read_bytes()
     assert gradwire(monkeypatch, "report", str(tmp_path), "-o", str(page)) == 2
-    assert "kill.jsonl line 3: unknown kind 'dance'" in capsys.readouterr().err
+    assert "fault.jsonl line 3: unknown kind 'dance'" in capsys.readouterr().err
     assert page.read_bytes() == before
