@@ -76,6 +76,8 @@ def test_real_and_simulated_ranks_count_the_same_bytes(
         assert {key: stats[key] for key in COUNTS} == {key: expected[key] for key in COUNTS}
         # The settings that ranks compare, and the parameters.
         assert stats["auxiliary_bytes"] > 0
+        # Only DDP goes on computing during the exchange.
+        assert ("hidden" in stats) == (integration == "ddp")
 
 
 @pytest.mark.parametrize("replicated", [False, True])

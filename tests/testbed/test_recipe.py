@@ -33,7 +33,8 @@ def test_torchrun_with_four_nodes(emulated: None, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     ended = re.findall(r"rank (\d) of 4: (\d+) times less than dense", done.stdout)
     assert sorted(rank for rank, _ in ended) == ["0", "1", "2", "3"]
-    assert all(int(ratio) > 15 for _, ratio in ended)
+    # Rank 4 of 64 x 256 is 12.8 times shorter; the small tensors are sent dense.
+    assert all(int(ratio) > 5 for _, ratio in ended)
     losses = [float(loss) for loss in re.findall(r"epoch \d: loss ([\d.]+)", done.stdout)]
     assert len(losses) == 3
     # Uniform probabilities of four classes have a loss of 1.39.

@@ -42,6 +42,11 @@ class Meter:
         self.wire_s += wire_s
         self.decode_s += decode_s
 
+    def hidden(self) -> float:
+        """Returns the share of the time of encoding, wire and decoding that nobody waited for."""
+        exchange_s = self.encode_s + self.wire_s + self.decode_s
+        return max(0.0, 1 - self.waited_s / exchange_s) if exchange_s > 0 else 0.0
+
     def _count(self, message: int, sent: int, received: int, inside: bool) -> None:
         self.calls += 1
         self.message_bytes += message

@@ -166,13 +166,17 @@ class Handle(ABC):
     def stats(self) -> dict[str, object]:
         """Returns bytes, times and errors of this rank since attach; may be called at any time.
 
-        `auxiliary_bytes` are those of checks between ranks, which no other number includes.
+        `auxiliary_bytes` are those of checks between ranks, which no other number includes. Where
+        the exchange overlaps with backward, `waited_s` is the time that backward waited for it, and
+        `hidden` the share of the time of encoding, wire and decoding that it did not wait for.
         """
-        auxiliary_bytes = self._check_comm.meter.sent_bytes
+        meter = self._comm.meter
         with self._lock:
             if not self._is_in_backward():
                 self._complete_step()
-            return {**self._engine.stats(self._comm.meter), "auxiliary_bytes": auxiliary_bytes}
+            own = self._engine.stats(meter)
+        overlap = {"waited_s": meter.waited_s, "hidden": meter.hidden()} if self.overlaps else {}
+        return {**own, **overlap, "auxiliary_bytes": self._check_comm.meter.sent_bytes}
 
     @between_steps
     def switch(
