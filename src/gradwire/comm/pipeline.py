@@ -21,52 +21,52 @@ class Pipeline:
 
     def __init__(self, comm: ProcessGroupComm) -> None:
         self._comm = comm
-        self._flights: deque[_Flight] = deque()
+        self._running: deque[_RunningProgram] = deque()
 
     def is_idle(self) -> bool:
-        return not self._flights
+        return not self._running
 
     def add(self, program: CollectiveProgram[None], done: Callable[[], None]) -> None:
         """Starts a program, and the next round of all others; `done` is called at its end."""
-        flight = _Flight(program, done, self._comm.meter)
-        before = list(self._flights)
-        self._flights.append(flight)
-        flight.begin()
-        flight.start(self._comm)
+        running = _RunningProgram(program, done, self._comm.meter)
+        before = list(self._running)
+        self._running.append(running)
+        running.begin()
+        running.start(self._comm)
         self._next_rounds(before)
 
     def drain(self) -> None:
         """Runs all programs to their ends; called at the same point on all ranks."""
-        while self._flights:
-            self._next_rounds(list(self._flights))
+        while self._running:
+            self._next_rounds(list(self._running))
 
     def work_ahead(self) -> None:
         """Decodes what has arrived; starts no collective, so it may be called at any time."""
-        for flight in self._flights:
-            if flight.has_arrived():
-                flight.receive()
+        for running in self._running:
+            if running.has_arrived():
+                running.receive()
         self._drop_ended()
 
     def abandon(self) -> None:
         """Closes all programs, after an error."""
-        for flight in self._flights:
-            flight.program.close()
-        self._flights.clear()
+        for running in self._running:
+            running.program.close()
+        self._running.clear()
 
-    def _next_rounds(self, flights: list["_Flight"]) -> None:
-        for flight in reversed(flights):
-            flight.receive()
-            flight.start(self._comm)
+    def _next_rounds(self, programs: list["_RunningProgram"]) -> None:
+        for running in reversed(programs):
+            running.receive()
+            running.start(self._comm)
         self._drop_ended()
 
     def _drop_ended(self) -> None:
-        ended = [flight for flight in self._flights if flight.has_ended]
-        self._flights = deque(flight for flight in self._flights if not flight.has_ended)
-        for flight in ended:
-            flight.done()
+        ended = [running for running in self._running if running.has_ended]
+        self._running = deque(running for running in self._running if not running.has_ended)
+        for running in ended:
+            running.done()
 
 
-class _Flight:
+class _RunningProgram:
     """One program: it computes, has a collective to start, or waits for one."""
 
     def __init__(

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from threading import Event
 from time import monotonic
@@ -53,23 +53,21 @@ Begun: TypeAlias = tuple[list[dist.Work], Callable[[], list[Tensor]]]
 """The works of a collective that was begun, and what it returns once they have ended."""
 
 
+@dataclass(frozen=True)
 class PendingCollective:
     """A collective that was started."""
 
-    def __init__(self, works: list[dist.Work], finish: Callable[[], list[Tensor]]) -> None:
-        self._works, self._finish = works, finish
-        self.on_wait: Callable[[], None] | None = None
+    works: list[dist.Work]
+    wait: Callable[[], list[Tensor]]
+    """Waits for the collective, and returns what it received."""
 
     def is_completed(self) -> bool:
         """Returns whether `wait` would not block; also after a failure, which it then raises."""
-        return all(work.is_completed() for work in self._works)
+        return all(work.is_completed() for work in self.works)
 
-    def wait(self) -> list[Tensor]:
-        """Waits for the collective, and returns what it received."""
-        received = self._finish()
-        if self.on_wait is not None:
-            self.on_wait()
-        return received
+
+def _nothing() -> None:
+    pass
 
 
 class ProcessGroupComm(Comm):
@@ -113,7 +111,7 @@ class ProcessGroupComm(Comm):
                 )
 
     def run(self, collective: Collective) -> list[Tensor]:
-        return self._start(collective).wait()
+        return self._start(collective, _nothing).wait()
 
     def start(self, collective: Collective) -> "PendingCollective":
         """Starts a collective; all ranks start theirs in the same order.
@@ -121,9 +119,7 @@ class ProcessGroupComm(Comm):
         Where ranks must exchange the lengths of messages first, that is waited for here. The time
         from the start to the end counts as wire time, but no moment twice.
         """
-        pending = self._start(collective)
-        pending.on_wait = self._count_wire_time(monotonic())
-        return pending
+        return self._start(collective, self._count_wire_time(monotonic()))
 
     def _count_wire_time(self, start_s: float) -> Callable[[], None]:
         def ended() -> None:
@@ -134,9 +130,11 @@ class ProcessGroupComm(Comm):
 
         return ended
 
-    def _start(self, collective: Collective) -> "PendingCollective":
+    def _start(self, collective: Collective, ended: Callable[[], None]) -> "PendingCollective":
+        """Starts a collective; `ended` is called when its end was waited for."""
         if collective.subgroup is not None:
-            return self._subgroups[collective.subgroup]._start(replace(collective, subgroup=None))
+            subgroup = self._subgroups[collective.subgroup]
+            return subgroup._start(replace(collective, subgroup=None), ended)
         device = collective.buffers[0].device
         staged = not self.is_direct(device)
         if staged:
@@ -151,6 +149,7 @@ class ProcessGroupComm(Comm):
             with self._peer_errors(collective.kind, start_s):
                 for work in works:
                     self._wait(work)
+            ended()
             received = results()
             if self.checksum:
                 received = verified(collective, received, self.rank)

@@ -1,6 +1,6 @@
-"""Tells whether a backward pass is under way in which gradients are exchanged.
+"""Detects whether a backward pass is under way in which gradients are exchanged.
 
-autograd says when a graph task ends, but not when one raises, and a backward pass may consist of
+autograd reports when a graph task ends, but not when one raises, and a backward pass may consist of
 several: checkpointing with `use_reentrant=True` runs one inside another for every block.
 """
 

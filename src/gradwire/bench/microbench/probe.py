@@ -25,7 +25,7 @@ def probe_sizes(numel: int) -> list[int]:
 
 
 def predicted_s(numel: int, time_s: Callable[[int], float], limit_s: float) -> float:
-    """Returns the seconds that a call at `numel` is expected to take; 0 if it is too small to tell.
+    """Returns the seconds that a call at `numel` is expected to take, or 0 if too short.
 
     `time_s` runs the call at a size. Probes end as soon as one would take too long.
     """
