@@ -174,6 +174,17 @@ class Engine:
         for name in names:
             self.lanes[name].begin_step()
 
+    def count_dense_passes(self, passes: int, bucket_bytes: Sequence[int]) -> None:
+        """Counts steps of all parameters whose gradients were averaged in these buckets."""
+        for nbytes in bucket_bytes:
+            self.dense_bytes += passes * self.plan.dense_bytes(nbytes, self.world_size)
+        self.advance(passes)
+
+    def advance(self, steps: int) -> None:
+        """Adds steps to all lanes, which keep no state."""
+        for lane in self.lanes.values():
+            lane.ctx = lane.ctx._replace(step=lane.ctx.step + steps)
+
     def end_step(self) -> None:
         """Ends a step, in the thread that ran its programs; `commit_step` completes it later."""
         if self.observer is not None:

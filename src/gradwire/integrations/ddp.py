@@ -3,7 +3,7 @@
 import logging
 from time import perf_counter
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary, finalize
+from weakref import WeakKeyDictionary, finalize, ref
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.hooks import RemovableHandle
 
 from gradwire.base import Compressor
+from gradwire.comm.base import Collective
 from gradwire.comm.consistency import check_equal_tensors
 from gradwire.comm.groups import check_member, lease_group
 from gradwire.engine.ownership import release
@@ -24,6 +25,7 @@ from gradwire.integrations.bucketing import PendingBucket, Ready
 from gradwire.integrations.comm_runner import StreamRunner, ThreadRunner
 from gradwire.integrations.dense_allreduce import start_means
 from gradwire.integrations.handle import Handle
+from gradwire.integrations.native_passes import NativePasses
 from gradwire.integrations.parameters import COMPILED, check_dense
 from gradwire.integrations.settings import Options, Settings, settings_of
 from gradwire.integrations.unused_parameters import UnusedParameters
@@ -37,16 +39,34 @@ log = logging.getLogger("gradwire")
 class HookSlot:
     """DDP's only communication hook, which cannot be removed; but the link behind it can change.
 
-    A copied or unpickled DDP model has a reducer of its own without any hook. Its slot is empty.
+    It is registered when a plan needs it: dense gradients are left to DDP's own reducer. A copied
+    or unpickled DDP model has a reducer of its own without any hook. Its slot is empty.
     """
 
     def __init__(self, device: torch.device, dense_group: dist.ProcessGroup | None = None) -> None:
         self.device = device
         self.dense_group = dense_group
+        self.is_registered = False
         self.link: Link | None = None
+
+    def register(self, model: DDP, requester: str) -> None:
+        """Registers the hook, if it is not yet; raises ConfigError if there is another one."""
+        if not self.is_registered:
+            check_no_hook(model, requester)
+            model.register_comm_hook(self, _hook)
+            self.is_registered = True
 
     def __reduce__(self) -> tuple[type["HookSlot"], tuple[torch.device]]:
         return HookSlot, (self.device,)
+
+
+def check_no_hook(model: DDP, requester: str) -> None:
+    """Raises ConfigError if the model has a communication hook."""
+    occupant = model._get_ddp_logging_data().get("comm_hook")
+    if model.mixed_precision is not None:
+        occupant = "DDP's mixed_precision"
+    if occupant:
+        raise ConfigError(f"{requester}: the model's only hook slot is taken by {occupant}")
 
 
 class LossScaleHook:
@@ -61,7 +81,7 @@ class LossScaleHook:
         # A checkpointed model runs forward inside backward, at the same scale as before.
         if self._link is not None and self._scaler is not None and not self._link._is_in_backward():
             # Before the forward pass the GPU has little left to do, so a sync costs little.
-            self._link.loss_scale_changed(self._scaler.get_scale())
+            self._link._follow(self._scaler.get_scale())
 
     def __reduce__(self) -> tuple[type["LossScaleHook"], tuple[()]]:
         return LossScaleHook, ()
@@ -96,12 +116,15 @@ class Link(Handle):
     def __init__(
         self,
         slot: HookSlot,
+        model: DDP,
         group: dist.ProcessGroup,
         names: dict[nn.Parameter, str],
         settings: Settings,
         unused: UnusedParameters | None,
     ) -> None:
         self._slot = slot
+        # The model must not live longer for its link.
+        self._model = ref(model)
         self._unused = unused
         tensors: dict[str, Tensor] = {name: p for p, name in names.items()}
         # A group of our own: collectives from our thread must not mix with others'.
@@ -130,9 +153,46 @@ class Link(Handle):
         self._late_error: NonFiniteError | None = None
         self._computed_s = 0.0
         self._hooks: list[RemovableHandle] = []
+        self._native: NativePasses | None = None
+        """Counts passes while DDP's own reducer averages the gradients, which needs no hook."""
+        if not slot.is_registered and group is model.process_group and self._may_be_native():
+            self._native = NativePasses(model, names, self._pass)
+        else:
+            slot.register(model, "attach")
+
+    def _may_be_native(self) -> bool:
+        """Returns whether DDP's own reducer can average the gradients as the settings require."""
+        merges = self._buckets.least_bytes > 0
+        return self._is_plain_mean() and not merges and self._check_every == 0
+
+    def _take_over(self) -> None:
+        model = self._model()
+        if self._native is None or model is None:
+            return
+        self._slot.register(model, "switch")
+        self._native.stop()
+        self._native = None
+        self._agree_on_steps()
+
+    def _agree_on_steps(self) -> None:
+        """Adopts the steps of the rank that has made most: one that joined early made fewer."""
+        own = torch.tensor([self._engine.steps()], device=self._device).view(torch.uint8)
+        found = self._check_comm.run(Collective("gather", [own], [own.numel()] * self._comm.size))
+        self._engine.advance(max(int(x.view(torch.int64)) for x in found) - self._engine.steps())
+
+    def _count_native_passes(self, native: NativePasses) -> None:
+        """Adds to the statistics what DDP's own reducer has exchanged since the last call."""
+        for passes, buckets, bucket_bytes in native.take():
+            self._engine.count_dense_passes(passes, bucket_bytes)
+            self._passes += passes
+            for nbytes in bucket_bytes:
+                self._comm.meter.add_means(nbytes, self._comm.size, passes)
+            self._buckets.record(buckets)
 
     def _close(self) -> None:
         self._slot.link = None
+        if self._native is not None:
+            self._native.stop()
         for hook in self._hooks:
             hook.remove()
         self._runner.close()
@@ -147,6 +207,11 @@ class Link(Handle):
 
     def _follow_loss_scale(self, model: DDP, scaler: torch.amp.GradScaler) -> None:
         self._hooks.append(model.register_forward_pre_hook(LossScaleHook(self, scaler)))
+
+    def _follow(self, scale: float) -> None:
+        """Converts residuals to this loss scale; DDP's own reducer leaves none."""
+        if self._native is None or scale != self._engine.loss_scale:
+            self.loss_scale_changed(scale)
 
     def _reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
         """Starts the exchange of a bucket; the future completes when its buffer holds the mean."""
@@ -234,7 +299,10 @@ class Link(Handle):
         If another callback raised first, ours did not run. If a pass was interrupted before its
         last bucket, DDP has not returned its means, so its state is discarded.
         """
-        if self._pass.has_begun:
+        if self._native is not None:
+            self._pass.end()
+            self._count_native_passes(self._native)
+        elif self._pass.has_begun:
             self._pass.end()
             try:
                 self._runner.end_step(self._engine.end_step)
@@ -285,7 +353,7 @@ def attach(
     drops_unused = model.find_unused_parameters or model.static_graph
     unused = UnusedParameters(model, names) if drops_unused else None
     slot = _take_slot(model)
-    slot.link = Link(slot, group, names, settings, unused)
+    slot.link = Link(slot, model, group, names, settings, unused)
     if scaler is not None:
         slot.link._follow_loss_scale(model, scaler)
     return slot.link
@@ -326,18 +394,15 @@ def _hint_at_ddp(model: object) -> str:
 
 def _take_slot(model: DDP) -> HookSlot:
     if model not in _slots:
-        occupant = model._get_ddp_logging_data().get("comm_hook")
-        if model.mixed_precision is not None:
-            occupant = "DDP's mixed_precision"
-        if occupant:
-            raise ConfigError(f"attach: the model's only hook slot is taken by {occupant}")
         slot = HookSlot(next(model.parameters()).device, model.process_group)
-        model.register_comm_hook(slot, _hook)
         _slots[model] = slot
         finalize(model, _orphans.append, slot).atexit = False
-    if _slots[model].link is not None:
+    slot = _slots[model]
+    if slot.link is not None:
         raise ConfigError("attach: this model has a link already; switch or detach that one")
-    return _slots[model]
+    if not slot.is_registered:
+        check_no_hook(model, "attach")
+    return slot
 
 
 def _release(slot: HookSlot) -> None:

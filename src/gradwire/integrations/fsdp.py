@@ -78,6 +78,9 @@ class Shards(Handle):
     def _is_in_backward(self) -> bool:
         return self._pass.is_running()
 
+    def _take_over(self) -> None:
+        pass
+
     def _complete_step(self) -> None:
         if self._pass.has_begun:
             self._finish()

@@ -38,6 +38,9 @@ from gradwire.version import VERSION
 
 log = logging.getLogger("gradwire")
 
+MOST_COMMUTATIVE = 2
+"""Ranks up to which a sum does not depend on the order, and so not on the position in a bucket."""
+
 Planner: TypeAlias = Callable[
     [Compressor | str, Memory | str | None, str, Iterable[Tensor], int], Plan
 ]
@@ -158,6 +161,14 @@ class Handle(ABC):
     def _complete_step(self) -> None:
         """Ends the last step if that is still to be done; no backward pass is under way."""
 
+    @abstractmethod
+    def _take_over(self) -> None:
+        """Begins to exchange gradients here, if that was left to the framework so far.
+
+        Called on all ranks between two steps. Raises ConfigError, without an effect, if another
+        hook is in the way.
+        """
+
     def _check_attached(self) -> None:
         if not self._is_attached():
             name = type(self).__name__.lower()
@@ -196,6 +207,8 @@ class Handle(ABC):
         settings = {**plan.identity(), "code": plan.code_digests()}
         check_equal_settings(self._check_comm, self._device, settings)
         self._comm.prepare(plan.exchange.node)
+        if not (plan.is_dense and plan.exchange.name == "mean"):
+            self._take_over()
         self._engine.switch(plan)
 
     @between_steps
@@ -244,7 +257,11 @@ class Handle(ABC):
             load(self._engine, own)
             return buckets
 
-        self._buckets.replay(self._load_on_all_ranks(load_own))
+        groups = self._load_on_all_ranks(load_own)
+        if groups and self._comm.size > MOST_COMMUTATIVE:
+            # Only our own exchange can follow the buckets of the saved run.
+            self._take_over()
+        self._buckets.replay(groups)
 
     @between_steps
     def load_resized(self, states: Sequence[Mapping[str, object]], *, residuals: Residuals) -> None:

@@ -71,6 +71,9 @@ class Reducer(Handle):
         # Gradients are exchanged by `reduce` alone, which holds the lock.
         return False
 
+    def _take_over(self) -> None:
+        pass
+
     def _complete_step(self) -> None:
         pass
 

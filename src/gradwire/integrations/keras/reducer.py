@@ -72,6 +72,9 @@ class Reducer(Handle):
         # Gradients are exchanged by `reduce` alone, which the backend calls after backward.
         return False
 
+    def _take_over(self) -> None:
+        pass
+
     def _complete_step(self) -> None:
         pass
 
