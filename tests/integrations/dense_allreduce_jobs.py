@@ -3,6 +3,8 @@
 import copy
 import gc
 from datetime import timedelta
+from functools import partial
+from time import perf_counter
 from typing import Any
 from weakref import ref
 
@@ -174,18 +176,26 @@ def drift_job() -> str:
     return text
 
 
-def absent_job(options: dict[str, Any]) -> list[str]:
-    """Returns rank 0's errors in two passes that rank 1 does not join."""
-    group = dist.new_group(timeout=timedelta(seconds=1.5))
+TIMEOUT_S = 1.5
+
+
+def absent_job(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns rank 0's errors, and how long it waited, in passes that rank 1 does not join."""
+    group = dist.new_group(timeout=timedelta(seconds=TIMEOUT_S))
     model = _ddp(process_group=group)
-    gradwire.attach(model, "none", **options)
+    link = gradwire.attach(model, "none", **options)
     # Twice, since DDP communicates when it rebuilds its buckets.
     jobs.train(model, 2)
-    texts = []
+    found: dict[str, Any] = {}
     if dist.get_rank() == 0:
-        texts = [jobs.failure_of(jobs.loss_of(model, 1).backward) for _ in range(2)]
+        start_s = perf_counter()
+        found["backward"] = [jobs.failure_of(jobs.loss_of(model, 1).backward) for _ in range(2)]
+        found["waited_s"] = perf_counter() - start_s
+        found["steps"] = link.stats()["steps"]
+        found["saved"] = list(link.state_dict())
+        found["switch"] = jobs.failure_of(lambda: link.switch("efsign"))
     dist.barrier()
-    return texts
+    return found
 
 
 def hook_of(model: DDP) -> str | None:
@@ -297,22 +307,112 @@ def accumulation_job(metered: bool) -> list[Any]:
     return [(s["steps"], s["calls"] - first["calls"]) for s in (first, second, third)]
 
 
-def joined_job() -> tuple[list[int], Tensor]:
-    """Gives rank 0 more batches; returns steps before and after a switch, and the weights."""
-    model = _ddp()
-    link = gradwire.attach(model, "none")
+class Branches(nn.Module):
+    """A model of two layers, of which a step uses both, or the first alone."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(40, 40), nn.Linear(40, 40)
+
+    def forward(self, x: Tensor, both: bool) -> Tensor:
+        return self.second(self.first(x)) if both else self.first(x)
+
+
+def branches_job(metered: bool) -> tuple[dict[str, int], Tensor]:
+    """Leaves parameters out of some steps, then sends random entries; returns steps and weights.
+
+    In the third step rank 0 alone uses the second layer, so that its gradient counts.
+    """
+    model = DDP(Branches(), find_unused_parameters=True)
+    link = _attach_dense(model, metered)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with model.join():
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    for step, both in enumerate([True, False, dist.get_rank() == 0, False, True, False, True]):
+        if step == 5:
+            steps = _lane_steps(link)
+            link.switch("randomk:ratio=0.1")
+        optimizer.zero_grad()
+        model(torch.randn(4, 40, generator=generator), both).square().mean().backward()
+        optimizer.step()
+    link.detach()
+    return steps, jobs.weights(model)
+
+
+def _attach_dense(model: DDP, metered: bool) -> Link:
+    """Attaches `none`; with `metered` gradients go through our own exchange."""
+    with pytest.MonkeyPatch.context() as patch:
+        if metered:
+            patch.setattr(Link, "_may_be_native", lambda _: False)
+        return gradwire.attach(model, "none")
+
+
+def _lane_steps(link: Link) -> dict[str, int]:
+    lanes: Any = link.state_dict()[f"rank{dist.get_rank()}"]
+    return {name: lane["step"] for name, lane in lanes["lanes"].items()}
+
+
+def _train_unevenly(model: DDP, **options: Any) -> None:
+    """Trains under DDP's join; rank 0 has more batches than the others."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with model.join(**options):
         for step in range(5 if dist.get_rank() == 0 else 3):
             optimizer.zero_grad()
             jobs.loss_of(model, step).backward()
             optimizer.step()
-    before: Any = link.stats()["steps"]
+
+
+def joined_job(saves: bool) -> tuple[list[int], Tensor]:
+    """Returns steps after an uneven join and later, and the weights that random entries give.
+
+    With `saves` a new link continues from the states that were saved after the join.
+    """
+    model = _ddp()
+    link = gradwire.attach(model, "none")
+    _train_unevenly(model)
+    seen: list[Any] = [link.stats()["steps"]]
+    if saves:
+        state = link.state_dict()
+        link.detach()
+        link = gradwire.attach(model, "none")
+        link.load_state_dict(state)
+        seen.append(link.stats()["steps"])
     link.switch("randomk:ratio=0.1")
-    after: Any = link.stats()["steps"]
+    seen.append(link.stats()["steps"])
     jobs.train(model, 2)
     link.detach()
-    return [before, after], jobs.weights(model)
+    return seen, jobs.weights(model)
+
+
+def divided_job(initial: bool) -> tuple[bool, bool]:
+    """Returns whether `none` equals plain DDP after an uneven join, natively and by our hook."""
+    found = []
+    for attached, options in ((False, {}), (True, {}), (True, {"check_every": 1000})):
+        model = _ddp()
+        link = gradwire.attach(model, "none", **options) if attached else None
+        _train_unevenly(model, divide_by_initial_world_size=initial)
+        found.append(jobs.weights(model))
+        if link is not None:
+            link.detach()
+    plain, native, hooked = found
+    return torch.equal(native, plain), torch.equal(hooked, plain)
+
+
+def refused_job(loads: bool) -> dict[str, Any]:
+    """Registers a hook on the last rank alone, after which no rank may switch, or load a state."""
+    model = _ddp()
+    link = gradwire.attach(model, "none")
+    jobs.train(model, 2)
+    state = link.state_dict()
+    jobs.train(model, 1)
+    if dist.get_rank() == dist.get_world_size() - 1:
+        model.register_comm_hook(None, jobs._some_hook)
+    change = partial(link.load_state_dict, state) if loads else partial(link.switch, "efsign")
+    text = jobs.failure_of(change)
+    stats = link.stats()
+    link.detach()
+    hooks = hook_of(model)
+    return {"text": text, "steps": stats["steps"], "spec": stats["spec"], "hook": hooks}
 
 
 def taken_job() -> dict[str, str]:

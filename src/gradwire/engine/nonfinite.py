@@ -278,6 +278,9 @@ class StepVerdict:
             return
         result = torch.stack(self._flags).any(dim=0)
         self._flags = []
+        if not result.is_cuda:
+            self._result = result
+            return
         self._result = torch.empty(2, dtype=torch.bool, pin_memory=True)
         self._result.copy_(result, non_blocking=True)
         self._copied = torch.cuda.Event()

@@ -7,6 +7,7 @@ are exchanged: a forward pass with gradients outside `no_sync` prepares it, and 
 that is accumulated begins it.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 from weakref import ref
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from gradwire.errors import ConfigError
 from gradwire.integrations.backward_pass import BackwardPass, at_end_of_backward
+from gradwire.integrations.unused_parameters import UnusedParameters
 
 
 class PassCount(NamedTuple):
@@ -35,16 +37,21 @@ class NativePasses:
     """
 
     def __init__(
-        self, model: DDP, names: Mapping[nn.Parameter, str], backward: BackwardPass
+        self,
+        model: DDP,
+        names: Mapping[nn.Parameter, str],
+        backward: BackwardPass,
+        unused: UnusedParameters | None,
     ) -> None:
-        self._model, self._backward = ref(model), backward
+        self._model, self._backward, self._unused = ref(model), backward, unused
         self._names = {id(p): name for p, name in names.items()}
         self._is_prepared = False
         self._counts: dict[bool, PassCount] = {}
         """Passes before and after the buckets were rebuilt."""
-        # Only with these options may a pass leave out parameters.
-        may_skip = model.find_unused_parameters or model.static_graph
-        watched = list(names) if may_skip else list(names)[-1:]
+        self._passes_unused: Counter[str] = Counter()
+        """Passes in which no rank used a parameter."""
+        # Only with DDP's options for that may a pass leave out parameters.
+        watched = list(names)[-1:] if unused is None else list(names)
         self._hooks = [model.register_forward_hook(PreparePass(self))]
         self._hooks += [p.register_post_accumulate_grad_hook(self._begin) for p in watched]
 
@@ -77,17 +84,24 @@ class NativePasses:
         rebuilt = model._has_rebuilt_buckets
         count = self._counts[rebuilt] if rebuilt in self._counts else self._read_buckets(model)
         self._counts[rebuilt] = count._replace(passes=count.passes + 1)
+        if self._unused is not None:
+            # That of the pass before, which a GPU has copied to the host meanwhile.
+            self._passes_unused.update(self._unused.take())
+            self._unused.note_pass(is_map_reduced=True)
 
     def _read_buckets(self, model: DDP) -> PassCount:
         buckets = model.reducer._get_zeros_like_grad_buckets()
         names = [[self._names[id(p)] for p in bucket.parameters()] for bucket in buckets]
         return PassCount(0, names, [bucket.buffer().nbytes for bucket in buckets])
 
-    def take(self) -> list[PassCount]:
-        """Returns the passes since the last call, in order."""
+    def take(self) -> tuple[list[PassCount], Counter[str]]:
+        """Returns the passes since the last call, in order, and by parameter those without it."""
         counts = [count for _, count in sorted(self._counts.items()) if count.passes]
         self._counts = {key: c._replace(passes=0) for key, c in self._counts.items()}
-        return counts
+        unused, self._passes_unused = self._passes_unused, Counter()
+        if self._unused is not None:
+            unused.update(self._unused.take())
+        return counts, unused
 
     def stop(self) -> None:
         for hook in self._hooks:

@@ -71,8 +71,8 @@ class Reducer(Handle):
         # Gradients are exchanged by `reduce` alone, which holds the lock.
         return False
 
-    def _take_over(self) -> None:
-        pass
+    def _prepare_own_exchange(self, requester: str) -> Callable[[], None]:
+        return lambda: None
 
     def _complete_step(self) -> None:
         pass
