@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import gradwire
-from gradwire.engine.nonfinite import LARGE, NonFiniteGuard, _range_on_device
+from gradwire.engine.nonfinite import LARGE, NonFiniteGuard, StepVerdict, _range_on_device
 from gradwire.errors import ConfigError, NonFiniteError
 from gradwire.simulate import Simulation, simulate
 from gradwire.spec import compressor_classes, format_spec
@@ -249,3 +249,18 @@ def test_a_majority_of_uncompressed_gradients_does_not_hide_a_bad_one() -> None:
     means = sim.step(with_bad_entry(0, float("nan"), 1, "a"))
     assert not means["a"].isfinite().all()
     assert sim.stats()["skipped"] == 1
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_a_verdict_takes_flags_of_the_host_in_either_form(as_tensor: bool) -> None:
+    verdict = StepVerdict()
+    for flags in ([(False, False), (True, False)], [(False, True)], [(False, False)]):
+        for nonfinite, corrupted in flags:
+            if as_tensor:
+                verdict.add(torch.tensor([nonfinite]), torch.tensor([corrupted]))
+            else:
+                verdict.add(nonfinite, corrupted)
+        verdict.close()
+        assert not verdict.pending
+        assert verdict.take() == tuple(any(column) for column in zip(*flags, strict=True))
+        assert verdict.take() is None

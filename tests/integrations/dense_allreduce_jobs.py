@@ -1,7 +1,12 @@
 """Jobs of the dense all-reduce tests. Each runs on every rank."""
 
+import copy
+import gc
 from datetime import timedelta
+from functools import partial
+from time import perf_counter
 from typing import Any
+from weakref import ref
 
 import ddp_jobs as jobs
 import fsdp_jobs
@@ -13,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import gradwire
 from gradwire.engine.engine import Engine
+from gradwire.integrations.ddp import Link
 from gradwire.integrations.handle import Handle
 
 
@@ -104,6 +110,12 @@ def _run(integration: str) -> Handle:
         link = gradwire.attach(model, "none", checksum=True)
         jobs.train(model, 3)
         return link
+    if integration == "ddp with a hook":
+        hooked = _ddp()
+        # Ranks would compare parameters only at the end of a step, in our hook.
+        link = gradwire.attach(hooked, "none", check_every=1000)
+        jobs.train(hooked, 3)
+        return link
     if integration == "fsdp":
         sharded = fsdp_jobs.sharded()
         shards = gradwire.attach_fsdp(sharded, "none")
@@ -164,15 +176,281 @@ def drift_job() -> str:
     return text
 
 
-def absent_job() -> list[str]:
-    """Returns rank 0's errors in two passes that rank 1 does not join."""
-    group = dist.new_group(timeout=timedelta(seconds=1.5))
+TIMEOUT_S = 1.5
+
+
+def absent_job(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns rank 0's errors, and how long it waited, in passes that rank 1 does not join."""
+    group = dist.new_group(timeout=timedelta(seconds=TIMEOUT_S))
     model = _ddp(process_group=group)
-    gradwire.attach(model, "none")
+    link = gradwire.attach(model, "none", **options)
     # Twice, since DDP communicates when it rebuilds its buckets.
     jobs.train(model, 2)
-    texts = []
+    found: dict[str, Any] = {}
     if dist.get_rank() == 0:
-        texts = [jobs.failure_of(jobs.loss_of(model, 1).backward) for _ in range(2)]
+        start_s = perf_counter()
+        found["backward"] = [jobs.failure_of(jobs.loss_of(model, 1).backward) for _ in range(2)]
+        found["waited_s"] = perf_counter() - start_s
+        found["steps"] = link.stats()["steps"]
+        found["saved"] = list(link.state_dict())
+        found["switch"] = jobs.failure_of(lambda: link.switch("efsign"))
     dist.barrier()
-    return texts
+    return found
+
+
+def hook_of(model: DDP) -> str | None:
+    """Returns the name of the model's communication hook."""
+    name: str | None = model._get_ddp_logging_data().get("comm_hook") or None
+    return name
+
+
+def hooks_job() -> dict[str, object]:
+    """Returns the hook's name for settings that need one or not, after training."""
+    found: dict[str, object] = {}
+    settings: dict[str, dict[str, Any]] = {
+        "dense": {},
+        "checksum": {"checksum": True},
+        "raise": {"nan_policy": "raise"},
+        "check_every": {"check_every": 2},
+        "gather": {"exchange": "gather"},
+        "least_bytes": {"least_bytes": 100},
+        "controller": {"controller": "autopilot"},
+        "group": {"process_group": dist.new_group()},
+    }
+    for name, options in settings.items():
+        model = _ddp()
+        try:
+            link = gradwire.attach(model, "none", **options)
+        except gradwire.ConfigError:
+            found[name] = "refused"
+            continue
+        jobs.train(model, 3)
+        found[name] = hook_of(model)
+        link.detach()
+    for option in ("find_unused_parameters", "static_graph", "gradient_as_bucket_view"):
+        model = _ddp(**{option: True})
+        link = gradwire.attach(model, "none")
+        jobs.train(model, 3)
+        found[option] = hook_of(model), link.stats()["steps"]
+        link.detach()
+    return found
+
+
+PHASES = ("none", "topk:ratio=0.1", "none", "int4")
+
+
+def phases_job(metered: bool) -> tuple[Tensor, list[Any], list[object]]:
+    """Trains two steps with each method; returns weights, counters, and hooks by phase.
+
+    With `metered` every phase goes through our own exchange, dense ones included.
+    """
+    model = _ddp()
+    with pytest.MonkeyPatch.context() as patch:
+        if metered:
+            patch.setattr(Link, "_may_be_native", lambda _: False)
+        link = gradwire.attach(model, PHASES[0])
+    seen, hooks = [], list[object]()
+    for number, spec in enumerate(PHASES):
+        if number:
+            link.switch(spec)
+        jobs.train(model, 2, first=2 * number)
+        stats: Any = link.stats()
+        seen.append([stats[key] for key in COUNTED])
+        hooks.append(hook_of(model))
+    link.detach()
+    return jobs.weights(model), seen, hooks
+
+
+def restarted_job() -> Tensor:
+    """Trains as `phases_job`, but with a new model and link for every phase.
+
+    Random numbers of the last phase depend on the step, which a loaded state brings.
+    """
+    weights: dict[str, Tensor] | None = None
+    state: dict[str, object] = {}
+    for number, spec in enumerate(PHASES):
+        model = _ddp()
+        if weights is not None:
+            model.module.load_state_dict(weights)
+        link = gradwire.attach(model, PHASES[max(0, number - 1)])
+        if state:
+            link.load_state_dict(state)
+        link.switch(spec)
+        jobs.train(model, 2, first=2 * number)
+        weights, state = model.module.state_dict(), link.state_dict()
+        link.detach()
+    return jobs.weights(model)
+
+
+def accumulation_job(metered: bool) -> list[Any]:
+    """Returns steps and calls after passes under no_sync, without a backward, and without grad."""
+    model = _ddp()
+    with pytest.MonkeyPatch.context() as patch:
+        if metered:
+            patch.setattr(Link, "_may_be_native", lambda _: False)
+        link = gradwire.attach(model, "none")
+    jobs.train(model, 2)
+    first: Any = link.stats()
+    with model.no_sync():
+        jobs.loss_of(model, 2).backward()
+        late = jobs.loss_of(model, 2)
+    late.backward()
+    jobs.loss_of(model, 3)
+    with torch.no_grad():
+        jobs.loss_of(model, 3)
+    second: Any = link.stats()
+    with model.no_sync():
+        jobs.loss_of(model, 2).backward()
+    jobs.loss_of(model, 3).backward()
+    third: Any = link.stats()
+    link.detach()
+    return [(s["steps"], s["calls"] - first["calls"]) for s in (first, second, third)]
+
+
+class Branches(nn.Module):
+    """A model of two layers, of which a step uses both, or the first alone."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(40, 40), nn.Linear(40, 40)
+
+    def forward(self, x: Tensor, both: bool) -> Tensor:
+        return self.second(self.first(x)) if both else self.first(x)
+
+
+def branches_job(metered: bool) -> tuple[dict[str, int], Tensor]:
+    """Leaves parameters out of some steps, then sends random entries; returns steps and weights.
+
+    In the third step rank 0 alone uses the second layer, so that its gradient counts.
+    """
+    model = DDP(Branches(), find_unused_parameters=True)
+    link = _attach_dense(model, metered)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    for step, both in enumerate([True, False, dist.get_rank() == 0, False, True, False, True]):
+        if step == 5:
+            steps = _lane_steps(link)
+            link.switch("randomk:ratio=0.1")
+        optimizer.zero_grad()
+        model(torch.randn(4, 40, generator=generator), both).square().mean().backward()
+        optimizer.step()
+    link.detach()
+    return steps, jobs.weights(model)
+
+
+def _attach_dense(model: DDP, metered: bool) -> Link:
+    """Attaches `none`; with `metered` gradients go through our own exchange."""
+    with pytest.MonkeyPatch.context() as patch:
+        if metered:
+            patch.setattr(Link, "_may_be_native", lambda _: False)
+        return gradwire.attach(model, "none")
+
+
+def _lane_steps(link: Link) -> dict[str, int]:
+    lanes: Any = link.state_dict()[f"rank{dist.get_rank()}"]
+    return {name: lane["step"] for name, lane in lanes["lanes"].items()}
+
+
+def _train_unevenly(model: DDP, **options: Any) -> None:
+    """Trains under DDP's join; rank 0 has more batches than the others."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with model.join(**options):
+        for step in range(5 if dist.get_rank() == 0 else 3):
+            optimizer.zero_grad()
+            jobs.loss_of(model, step).backward()
+            optimizer.step()
+
+
+def joined_job(saves: bool) -> tuple[list[int], Tensor]:
+    """Returns steps after an uneven join and later, and the weights that random entries give.
+
+    With `saves` a new link continues from the states that were saved after the join.
+    """
+    model = _ddp()
+    link = gradwire.attach(model, "none")
+    _train_unevenly(model)
+    seen: list[Any] = [link.stats()["steps"]]
+    if saves:
+        state = link.state_dict()
+        link.detach()
+        link = gradwire.attach(model, "none")
+        link.load_state_dict(state)
+        seen.append(link.stats()["steps"])
+    link.switch("randomk:ratio=0.1")
+    seen.append(link.stats()["steps"])
+    jobs.train(model, 2)
+    link.detach()
+    return seen, jobs.weights(model)
+
+
+def divided_job(initial: bool) -> tuple[bool, bool]:
+    """Returns whether `none` equals plain DDP after an uneven join, natively and by our hook."""
+    found = []
+    for attached, options in ((False, {}), (True, {}), (True, {"check_every": 1000})):
+        model = _ddp()
+        link = gradwire.attach(model, "none", **options) if attached else None
+        _train_unevenly(model, divide_by_initial_world_size=initial)
+        found.append(jobs.weights(model))
+        if link is not None:
+            link.detach()
+    plain, native, hooked = found
+    return torch.equal(native, plain), torch.equal(hooked, plain)
+
+
+def refused_job(loads: bool) -> dict[str, Any]:
+    """Registers a hook on the last rank alone, after which no rank may switch, or load a state."""
+    model = _ddp()
+    link = gradwire.attach(model, "none")
+    jobs.train(model, 2)
+    state = link.state_dict()
+    jobs.train(model, 1)
+    if dist.get_rank() == dist.get_world_size() - 1:
+        model.register_comm_hook(None, jobs._some_hook)
+    change = partial(link.load_state_dict, state) if loads else partial(link.switch, "efsign")
+    text = jobs.failure_of(change)
+    stats = link.stats()
+    link.detach()
+    hooks = hook_of(model)
+    return {"text": text, "steps": stats["steps"], "spec": stats["spec"], "hook": hooks}
+
+
+def taken_job() -> dict[str, str]:
+    """Returns the errors if someone registers a hook after a dense attach."""
+    found: dict[str, str] = {}
+    model = _ddp()
+    link = gradwire.attach(model, "none")
+    jobs.train(model, 1)
+    model.register_comm_hook(None, jobs._some_hook)
+    found["forward"] = jobs.failure_of(lambda: jobs.loss_of(model, 1))
+    found["switch"] = jobs.failure_of(lambda: link.switch("efsign"))
+    found["spec"] = str(link.stats()["spec"])
+    link.detach()
+    found["attach"] = jobs.failure_of(lambda: gradwire.attach(model, "none"))
+    return found
+
+
+def copies_job() -> bool:
+    """Returns whether a copy of a dense model trains as plain DDP does, and counts nowhere."""
+    model = _ddp()
+    link = gradwire.attach(model, "none")
+    jobs.train(model, 2)
+    twin = copy.deepcopy(model)
+    jobs.train(twin, 1, first=2)
+    steps = link.stats()["steps"]
+    jobs.train(model, 1, first=2)
+    link.detach()
+    return steps == 2 and torch.equal(jobs.weights(model), jobs.weights(twin))
+
+
+def freed_job() -> bool:
+    """Returns whether a dense model that is dropped attached is freed, with its parameters."""
+    model = _ddp()
+    link = gradwire.attach(model, "none")
+    jobs.train(model, 3)
+    parameter = ref(model.module[0].weight)
+    del model, link
+    gc.collect()
+    gradwire.attach(_ddp(), "none").detach()
+    gc.collect()
+    return parameter() is None

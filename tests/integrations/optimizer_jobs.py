@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from ddp_jobs import Partly, data, failure_of, grads, loss_of, mlp, weights
@@ -16,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import gradwire
-from gradwire.integrations.reducer import messages
+from gradwire.integrations.reducer import Reducer, messages
 
 
 def stepped(
@@ -288,3 +289,37 @@ def mesh_job() -> Tensor:
 def sizes_of(lengths: list[int]) -> list[list[int]]:
     parameters = [nn.Parameter(torch.empty(n, device="meta")) for n in lengths]
     return [[p.numel() for p in message] for message in messages(parameters)]
+
+
+def changing_job(early: bool) -> tuple[list[dict[str, Tensor | None]], dict[str, int], int]:
+    """Returns gradients of passes in which others are present, steps, and messages sent early.
+
+    In pass 4 a gradient is missing on all ranks for the first time, in pass 8 it is back.
+    """
+    model = mlp()
+    names = [name for name, _ in model.named_parameters()]
+    reducer = gradwire.Reducer(model, "none")
+    start_early, sent = Reducer._start_early, 0
+
+    def counted(self: Reducer) -> Any:
+        nonlocal sent
+        found = start_early(self) if early else None
+        sent += found is not None
+        return found
+
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    means = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Reducer, "_start_early", counted)
+        for step in range(10):
+            for name, parameter in model.named_parameters():
+                absent = name == names[0] and (4 <= step < 8 or dist.get_rank() > 1)
+                parameter.grad = torch.randn(parameter.shape, generator=generator)
+                if absent:
+                    parameter.grad = None
+            reducer.reduce()
+            found = {n: p.grad for n, p in model.named_parameters()}
+            means.append({n: None if g is None else g.clone() for n, g in found.items()})
+    steps = {name: reducer._engine.steps_of(name) for name in names}
+    reducer.detach()
+    return means, steps, sent

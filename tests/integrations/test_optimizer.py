@@ -126,3 +126,17 @@ def test_messages_are_about_as_large_as_buckets() -> None:
     together = jobs.sizes_of(lengths)
     assert together == [lengths[:2], lengths[2:3], lengths[3:4], lengths[4:]]
     assert jobs.sizes_of([0, 3]) == [[0, 3]]
+
+
+def test_a_message_that_starts_before_ranks_agree_changes_nothing(four_ranks: Ranks) -> None:
+    ours, expected = (four_ranks.run(jobs.changing_job, early) for early in (True, False))
+    # In passes 2 to 4 (where it is sent in vain), 6 to 8 (again) and not before two equal ones.
+    assert [sent for _, _, sent in ours] == [6] * 4
+    for (means, steps, _), (expected_means, expected_steps, _) in zip(ours, expected, strict=True):
+        assert steps == expected_steps
+        assert [*steps.values()] == [6, *[10] * (len(steps) - 1)]
+        for found, other, common in zip(means, expected_means, ours[0][0], strict=True):
+            for name, grad in found.items():
+                assert (grad is None) == (other[name] is None) == (common[name] is None)
+                assert grad is None or torch.equal(grad, other[name])
+                assert grad is None or torch.equal(grad, common[name])

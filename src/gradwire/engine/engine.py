@@ -212,6 +212,22 @@ class Engine:
             for lane in self.lanes_of(name):
                 lane.begin_step()
 
+    def count_dense_passes(self, passes: int, bucket_bytes: Sequence[int]) -> None:
+        """Counts steps of all parameters whose gradients were averaged in these buckets."""
+        for nbytes in bucket_bytes:
+            self.dense_bytes += passes * self.plan.dense_bytes(nbytes, self.world_size)
+        self.set_steps({name: self.steps_of(name) + passes for name in self.tensors})
+
+    def steps_of(self, name: str) -> int:
+        """Returns the number of steps of one parameter that counted."""
+        return self.lanes_of(name)[0].ctx.step
+
+    def set_steps(self, steps: Mapping[str, int]) -> None:
+        """Sets the steps of some parameters."""
+        for name, step in steps.items():
+            for lane in self.lanes_of(name):
+                lane.ctx = lane.ctx._replace(step=step)
+
     def end_step(self) -> None:
         """Ends a step, in the thread that ran its programs; `commit_step` completes it later."""
         if self.observer is not None:

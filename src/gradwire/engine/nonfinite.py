@@ -23,7 +23,7 @@ faulty rank could stop all others.
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf, isfinite
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -32,6 +32,10 @@ from gradwire.types import AllGather, AllToAll, Answer, Field, Layout, Mean, Par
 from gradwire.wire.layout import adjacent, join
 
 log = logging.getLogger("gradwire")
+
+Flag: TypeAlias = Tensor | bool
+"""A condition: for a GPU a tensor of one entry, which the host does not read; for a CPU a bool,
+since an operation on a tiny tensor takes as long as the check of a short message."""
 
 GUARD = -1
 """Key of the guard's flag among the requests of a bucket's lanes."""
@@ -88,13 +92,15 @@ class NonFiniteGuard:
 
     def begin(self) -> None:
         """Starts with no flag. Not in `__init__`, which no CUDA graph captures."""
-        none = torch.zeros(1, dtype=torch.bool, device=self._device)
+        none: Flag = False
+        if self._device.type != "cpu":
+            none = torch.zeros(1, dtype=torch.bool, device=self._device)
         self._bad_sum = self._bad_message = self._lost = none
         self._sent_range = self._range([])
         """The largest magnitude in this rank's part of the last round's sums, see `_range`."""
-        self.flag = none  # [1], bool
+        self.flag = none
         """True if the step must be skipped, as far as this rank knows."""
-        self.corrupted = none  # [1], bool
+        self.corrupted = none
         """True if this rank alone may know that the step cannot count; valid after `finish`."""
 
     def requests(self, others: Mapping[int, Request]) -> dict[int, Request]:
@@ -109,11 +115,11 @@ class NonFiniteGuard:
                 return {GUARD: own}
         return {}
 
-    def _known_flag(self) -> Tensor:
+    def _known_flag(self) -> Flag:
         """Returns the flag with what this rank alone has found since it was exchanged."""
         return self.flag | self._bad_sum | self._bad_message | self._lost
 
-    def _nonfinite_own(self, requests: Mapping[int, Request]) -> Tensor:
+    def _nonfinite_own(self, requests: Mapping[int, Request]) -> Flag:
         """Returns whether what this rank sends in this round, or will keep, is not finite."""
         own = self._new_state(requests)
         if self._is_first_round:
@@ -123,7 +129,7 @@ class NonFiniteGuard:
         for request in requests.values():
             (sums if isinstance(request, Mean) else own).extend(_floats(_messages(request)))
         self._sent_range = self._range(sums)
-        return ~(self._sent_range.isfinite() & self._range(own).isfinite())
+        return _is_nonfinite(self._sent_range) | _is_nonfinite(self._range(own))
 
     def _new_state(self, requests: Mapping[int, Request]) -> list[Tensor]:
         """Returns the aggregators' pending state that neither was checked nor is in a message."""
@@ -139,14 +145,19 @@ class NonFiniteGuard:
     def _matching_request(self, request: Request) -> Request | None:
         if isinstance(request, Mean) and any(part.numel() for part in request.parts):
             # A wider type would widen everything that shares the collective.
-            return Mean((self.flag.to(request.parts[0].dtype),), request.scope)
-        flag = (self.flag.to(torch.uint8),)
+            return Mean((self._flag_as(request.parts[0].dtype),), request.scope)
         if isinstance(request, AllGather):
+            flag = (self._flag_as(torch.uint8),)
             return AllGather(flag, FLAG, [FLAG] * len(request.layouts), request.scope)
         if isinstance(request, AllToAll):
-            size = len(request.layouts)
+            size, flag = len(request.layouts), (self._flag_as(torch.uint8),)
             return AllToAll([flag] * size, [FLAG] * size, request.rank, request.scope)
         return None
+
+    def _flag_as(self, dtype: torch.dtype) -> Tensor:
+        if isinstance(self.flag, Tensor):
+            return self.flag.to(dtype)
+        return torch.ones(1, dtype=dtype) if self.flag else torch.zeros(1, dtype=dtype)
 
     def receive(
         self, flags: Answer | None, requests: Mapping[int, Request], answers: Mapping[int, Answer]
@@ -159,30 +170,36 @@ class NonFiniteGuard:
                 sums += _floats(answers[lane])
             else:
                 messages.append(answers[lane])
-        bad_sum, bad_message = ~self._range(sums).isfinite(), self._bad_messages(messages)
+        bad_sum, bad_message = _is_nonfinite(self._range(sums)), self._bad_messages(messages)
         if flags is None:
             # The flag could not travel in this round: what was found before is still to be sent.
             self._bad_sum = self._bad_sum | bad_sum
             self._bad_message = self._bad_message | bad_message
             return
         self._bad_sum, self._bad_message = bad_sum, bad_message
-        raised = (torch.cat([parts[0] for parts in flags]) != 0).sum().view(1)
+        raised = self._count([parts[0] for parts in flags])
         # Ranks of a node send the flag of one of them: the others hold the same values, unless
         # these were corrupted on the way to them.
-        self._lost = self.flag & (raised == 0)
+        self._lost = (raised == 0) & self.flag
         # A mean does not show how many ranks raised it, so none is tolerated there.
         self.flag = raised > (self._tolerated if len(flags) > 1 else 0)
 
-    def _bad_messages(self, messages: Sequence[Answer]) -> Tensor:
+    def _bad_messages(self, messages: Sequence[Answer]) -> Flag:
         """Returns whether more messages than are tolerated hold a non-finite value."""
         if not self._tolerated:
-            return ~self._range([x for answer in messages for x in _floats(answer)]).isfinite()
-        by_sender: list[Tensor] = []
-        for sender in zip(*messages, strict=True):
-            by_sender.append(~self._range([*_floats(sender)]).isfinite())
-        if not by_sender:
-            return torch.zeros(1, dtype=torch.bool, device=self._device)
-        return torch.cat(by_sender).sum().view(1) > self._tolerated
+            return _is_nonfinite(self._range([x for a in messages for x in _floats(a)]))
+        senders = zip(*messages, strict=True)
+        by_sender = [_is_nonfinite(self._range([*_floats(sender)])) for sender in senders]
+        return self._count(by_sender) > self._tolerated
+
+    def _count(self, flags: Sequence[Flag]) -> Tensor | int:
+        """Returns how many of some flags are not zero."""
+        if self._device.type == "cpu":
+            return sum(bool(flag != 0) for flag in flags)
+        tensors = [flag for flag in flags if isinstance(flag, Tensor)]
+        if not tensors:
+            return torch.zeros(1, dtype=torch.int64, device=self._device)
+        return (torch.cat(tensors) != 0).sum().view(1)
 
     def finish(self, means: Mapping[int, Tensor]) -> None:
         """Checks what lanes keep of the last round, and decides without a sync of a GPU.
@@ -194,16 +211,16 @@ class NonFiniteGuard:
         kept = self._new_state({})
         kept += [means[lane] for lane, own in enumerate(self._lanes) if own.keeps_mean]
         overflowed = self._sent_range >= OVERFLOW_RANGE
-        corrupted = self._bad_message | self._lost | (self._bad_sum & ~overflowed)
-        self.corrupted = corrupted & ~self.flag
-        self.flag = self._known_flag() | ~self._range(kept).isfinite()
+        corrupted = self._bad_message | self._lost | (self._bad_sum & _not(overflowed))
+        self.corrupted = corrupted & _not(self.flag)
+        self.flag = self._known_flag() | _is_nonfinite(self._range(kept))
         self._poison()
 
     def _poison(self) -> None:
-        if self.flag.device.type == "cpu" and not self.flag:
+        if self.flag is False:
             return
         # 0 / 0 or 0 / 1: selecting between two constants would copy them from the host.
-        finite = (~self.flag).to(torch.float32).squeeze()
+        finite = 1 - self._flag_as(torch.float32).squeeze()
         nan_or_zero = torch.zeros_like(finite) / finite
         firsts = [grad[(slice(1),) * grad.dim()] for grad in self._grads if grad.numel()]
         if firsts:
@@ -212,13 +229,13 @@ class NonFiniteGuard:
                 firsts, [nan_or_zero.to(f.dtype).as_strided(f.shape, f.stride()) for f in firsts]
             )
 
-    def _range(self, tensors: Sequence[Tensor]) -> Tensor:
+    def _range(self, tensors: Sequence[Tensor]) -> Tensor | float:
         """Returns the largest magnitude as a share of the largest number of its type.
 
         It is not finite if any entry is infinite or NaN. One pass, and no sync of a GPU.
         """
         if self._device.type == "cpu":
-            return torch.tensor([_range_on_host(tensors)])
+            return _range_on_host(tensors) if tensors else 0.0
         some = [tensor for tensor in tensors if tensor.numel()]
         return _range_on_device(some) if some else torch.zeros(1, device=self._device)
 
@@ -237,6 +254,7 @@ class StepVerdict:
 
     def __init__(self) -> None:
         self._flags: list[Tensor] = []  # [2], bool
+        self._on_host = Verdict(nonfinite=False, corrupted=False)
         self._result: Tensor | None = None  # [2], bool
         self._copied: torch.cuda.Event | None = None
         self._closed = False
@@ -246,8 +264,12 @@ class StepVerdict:
         """True if the host would have to wait for the GPU."""
         return self._copied is not None
 
-    def add(self, nonfinite: Tensor, corrupted: Tensor) -> None:
-        self._flags.append(torch.cat([nonfinite, corrupted]))
+    def add(self, nonfinite: Flag, corrupted: Flag) -> None:
+        if isinstance(nonfinite, Tensor) and isinstance(corrupted, Tensor):
+            self._flags.append(torch.cat([nonfinite, corrupted]))
+        else:
+            found = self._on_host
+            self._on_host = Verdict(found[0] or bool(nonfinite), found[1] or bool(corrupted))
 
     def close(self) -> None:
         """Ends the step; on a GPU the result starts its way to the host asynchronously."""
@@ -256,13 +278,13 @@ class StepVerdict:
             return
         result = torch.stack(self._flags).any(dim=0)
         self._flags = []
-        if result.is_cuda:
-            self._result = torch.empty(2, dtype=torch.bool, pin_memory=True)
-            self._result.copy_(result, non_blocking=True)
-            self._copied = torch.cuda.Event()
-            self._copied.record(torch.cuda.current_stream(result.device))
-        else:
+        if not result.is_cuda:
             self._result = result
+            return
+        self._result = torch.empty(2, dtype=torch.bool, pin_memory=True)
+        self._result.copy_(result, non_blocking=True)
+        self._copied = torch.cuda.Event()
+        self._copied.record(torch.cuda.current_stream(result.device))
 
     def take(self) -> Verdict | None:
         """Returns the verdict on the closed step, once; None if none is due."""
@@ -270,9 +292,10 @@ class StepVerdict:
             return None
         if self._copied is not None:
             self._copied.synchronize()
-        result = [False, False] if self._result is None else self._result.tolist()
+        found = self._on_host if self._result is None else Verdict(*self._result.tolist())
+        self._on_host = Verdict(nonfinite=False, corrupted=False)
         self._closed, self._result, self._copied = False, None, None
-        return Verdict(*result)
+        return found
 
 
 class SkippedSteps:
@@ -297,6 +320,14 @@ class SkippedSteps:
         if self._in_a_row > 2:
             log.warning("gradients are finite again after %d steps", self._in_a_row)
         self._in_a_row = 0
+
+
+def _is_nonfinite(magnitude: Tensor | float) -> Flag:
+    return ~magnitude.isfinite() if isinstance(magnitude, Tensor) else not isfinite(magnitude)
+
+
+def _not(flag: Flag) -> Flag:
+    return ~flag if isinstance(flag, Tensor) else not flag
 
 
 def _messages(request: Request) -> Sequence[Parts]:

@@ -16,7 +16,7 @@ from gradwire.base import Aggregator, Compressor, Memory
 from gradwire.comm.base import CollectiveProgram
 from gradwire.comm.internode import internode_collective
 from gradwire.engine.batching import batches
-from gradwire.engine.nonfinite import GUARD, NonFiniteGuard
+from gradwire.engine.nonfinite import GUARD, Flag, NonFiniteGuard
 from gradwire.engine.piggyback import STATISTICS, Piggyback
 from gradwire.kernels.validation import check_floating
 from gradwire.types import Answer, EFInput, EncodeContext, Request, Rounds, State
@@ -208,9 +208,9 @@ class BucketResult(NamedTuple):
     """The results of a bucket's lanes, and what was averaged along with them."""
 
     means: list[Tensor]
-    nonfinite: Tensor | None = None
+    nonfinite: Flag | None = None
     """True if all ranks must skip the step, if the guard is on."""
-    corrupted: Tensor | None = None
+    corrupted: Flag | None = None
     """True if this rank received other values than its peers may have, if the guard is on."""
     statistics: Tensor | None = None
 

@@ -47,7 +47,7 @@ class Buckets:
     """Merges short buckets; records the grouping of the last backward pass, and can replay it."""
 
     def __init__(self, least_bytes: int = 0) -> None:
-        self._least_bytes, self._held_bytes = least_bytes, 0
+        self.least_bytes, self._held_bytes = least_bytes, 0
         self._current: list[list[str]] = []
         self._last: list[list[str]] = []
         self._replay: list[list[str]] | None = None
@@ -62,11 +62,15 @@ class Buckets:
         self._last = [list(names) for names in groups]
         self._replay = self.last() or None
 
+    def record(self, groups: Sequence[Sequence[str]]) -> None:
+        """Records the grouping of a backward pass that was exchanged elsewhere."""
+        self._last = [list(names) for names in groups]
+
     def add(self, bucket: PendingBucket, nbytes: int, is_last: bool) -> Ready | None:
         """Adds a bucket with a message of `nbytes`; returns what to send now, if anything."""
         self._held.append(bucket)
         self._held_bytes += nbytes
-        enough = self._replay is None and self._held_bytes >= self._least_bytes
+        enough = self._replay is None and self._held_bytes >= self.least_bytes
         if not (enough or is_last):
             return None
         ready = self._merged() if self._replay is None else self._replayed(self._replay)

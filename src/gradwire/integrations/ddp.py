@@ -1,16 +1,15 @@
 """DistributedDataParallel: one line that compresses the gradients of a DDP script."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary, finalize
+from weakref import ref
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.hooks import RemovableHandle
@@ -27,6 +26,8 @@ from gradwire.integrations.bucketing import PendingBucket, Ready
 from gradwire.integrations.comm_runner import StreamRunner, ThreadRunner
 from gradwire.integrations.dense_allreduce import start_means
 from gradwire.integrations.handle import Handle, Planner
+from gradwire.integrations.hook_slot import HookSlot, release_orphans, take_slot
+from gradwire.integrations.native_passes import NativePasses
 from gradwire.integrations.parameters import COMPILED, check_dense
 from gradwire.integrations.settings import Options, Settings, settings_of
 from gradwire.integrations.unused_parameters import UnusedParameters
@@ -35,21 +36,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 log = logging.getLogger("gradwire")
-
-
-class HookSlot:
-    """DDP's only communication hook, which cannot be removed; but the link behind it can change.
-
-    A copied or unpickled DDP model has a reducer of its own without any hook. Its slot is empty.
-    """
-
-    def __init__(self, device: torch.device, dense_group: dist.ProcessGroup | None = None) -> None:
-        self.device = device
-        self.dense_group = dense_group
-        self.link: Link | None = None
-
-    def __reduce__(self) -> tuple[type["HookSlot"], tuple[torch.device]]:
-        return HookSlot, (self.device,)
 
 
 class LossScaleHook:
@@ -64,30 +50,10 @@ class LossScaleHook:
         # A checkpointed model runs forward inside backward, at the same scale as before.
         if self._link is not None and self._scaler is not None and not self._link._is_in_backward():
             # Before the forward pass the GPU has little left to do, so a sync costs little.
-            self._link.loss_scale_changed(self._scaler.get_scale())
+            self._link._follow(self._scaler.get_scale())
 
     def __reduce__(self) -> tuple[type["LossScaleHook"], tuple[()]]:
         return LossScaleHook, ()
-
-
-# Weak keys, so that this table does not keep models alive.
-_slots: WeakKeyDictionary[DDP, HookSlot] = WeakKeyDictionary()
-
-_orphans: list[HookSlot] = []
-"""Slots whose model died attached. The garbage collector may hold any lock, so it only appends."""
-
-
-# DDP compares these annotations by identity, so this file has no postponed annotations.
-def _hook(state: HookSlot, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
-    """DDP calls this once a bucket, in the same order on every rank."""
-    if isinstance(bucket, tuple):
-        raise ConfigError(
-            "compiled autograd's python_reducer hands over single gradients instead of buckets; "
-            "set torch._dynamo.config.optimize_ddp = True"
-        )
-    if state.link is None:
-        return allreduce_hook(state.dense_group, bucket)  # type: ignore[arg-type]
-    return state.link._reduce(bucket)
 
 
 class Link(Handle):
@@ -99,12 +65,15 @@ class Link(Handle):
     def __init__(
         self,
         slot: HookSlot,
+        model: DDP,
         group: dist.ProcessGroup,
         names: dict[nn.Parameter, str],
         settings: Settings,
         unused: UnusedParameters | None,
     ) -> None:
         self._slot = slot
+        # The model must not live longer for its link.
+        self._model = ref(model)
         self._unused = unused
         tensors: dict[str, Tensor] = {name: p for p, name in names.items()}
         # A group of our own: collectives from our thread must not mix with others'.
@@ -133,9 +102,51 @@ class Link(Handle):
         self._late_error: NonFiniteError | None = None
         self._computed_s = 0.0
         self._hooks: list[RemovableHandle] = []
+        self._native: NativePasses | None = None
+        """Counts passes while DDP's own reducer averages the gradients, which needs no hook."""
+        if not slot.is_registered and group is model.process_group and self._may_be_native():
+            self._native = NativePasses(model, names, self._pass, unused)
+        else:
+            slot.register(model)
+
+    def _may_be_native(self) -> bool:
+        """Returns whether DDP's own reducer can average the gradients as the settings require."""
+        merges = self._buckets.least_bytes > 0
+        return self._is_plain_mean() and not merges and self._check_every == 0
+
+    def _prepare_own_exchange(self, requester: str) -> Callable[[], None]:
+        native, model = self._native, self._model()
+        if native is None:
+            return lambda: None
+        if model is not None:
+            self._slot.check_free(model, requester)
+
+        def begin() -> None:
+            if model is not None:
+                self._slot.register(model)
+            native.stop()
+            self._native = None
+            # A rank that joined early has counted fewer passes.
+            self._agree_on_steps()
+
+        return begin
+
+    def _count_native_passes(self, native: NativePasses) -> None:
+        """Adds to the statistics what DDP's own reducer has exchanged since the last call."""
+        counts, unused = native.take()
+        for passes, buckets, bucket_bytes in counts:
+            self._engine.count_dense_passes(passes, bucket_bytes)
+            self._passes += passes
+            for nbytes in bucket_bytes:
+                self._comm.meter.add_means(nbytes, self._comm.size, passes)
+            self._buckets.record(buckets)
+        for name, passes in unused.items():
+            self._engine.set_steps({name: self._engine.steps_of(name) - passes})
 
     def _close(self) -> None:
         self._slot.link = None
+        if self._native is not None:
+            self._native.stop()
         for hook in self._hooks:
             hook.remove()
         self._runner.close()
@@ -150,6 +161,11 @@ class Link(Handle):
 
     def _follow_loss_scale(self, model: DDP, scaler: torch.amp.GradScaler) -> None:
         self._hooks.append(model.register_forward_pre_hook(LossScaleHook(self, scaler)))
+
+    def _follow(self, scale: float) -> None:
+        """Converts residuals to this loss scale; DDP's own reducer leaves none."""
+        if self._native is None or scale != self._engine.loss_scale:
+            self.loss_scale_changed(scale)
 
     def _reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
         """Starts the exchange of a bucket; the future completes when its buffer holds the mean."""
@@ -242,7 +258,10 @@ class Link(Handle):
         If another callback raised first, ours did not run. If a pass was interrupted before its
         last bucket, DDP has not returned its means, so its state is discarded.
         """
-        if self._pass.has_begun:
+        if self._native is not None:
+            self._pass.end()
+            self._count_native_passes(self._native)
+        elif self._pass.has_begun:
             self._pass.end()
             try:
                 self._runner.end_step(self._engine.end_step)
@@ -280,8 +299,7 @@ def attach(
     cuda_graphs, least_bytes, chunk_bytes. Before every forward pass the loss scale is read from
     `scaler`, and residuals follow it.
     """
-    while _orphans:
-        _release(_orphans.pop())
+    release_orphans()
     settings = settings_of(compressor, options)
     names = _names(model)
     group = model.process_group if process_group is None else process_group
@@ -294,11 +312,11 @@ def attach(
     planner(settings.compressor, settings.memory, settings.exchange, names, group.size())
     drops_unused = model.find_unused_parameters or model.static_graph
     unused = UnusedParameters(model, names) if drops_unused else None
-    slot = _take_slot(model)
-    slot.link = Link(slot, group, names, settings, unused)
+    slot = take_slot(model)
+    slot.link = link = Link(slot, model, group, names, settings, unused)
     if scaler is not None:
-        slot.link._follow_loss_scale(model, scaler)
-    return slot.link
+        link._follow_loss_scale(model, scaler)
+    return link
 
 
 def _planner(tensors: Mapping[str, Tensor], settings: Settings, device: torch.device) -> Planner:
@@ -351,25 +369,3 @@ def _hint_at_ddp(model: object) -> str:
     if paths:
         return f"attach to the DDP object inside it, its .{paths[0]}"
     return "wrap the model in it first; without DDP use gradwire.Reducer, with FSDP2 attach_fsdp"
-
-
-def _take_slot(model: DDP) -> HookSlot:
-    if model not in _slots:
-        occupant = model._get_ddp_logging_data().get("comm_hook")
-        if model.mixed_precision is not None:
-            occupant = "DDP's mixed_precision"
-        if occupant:
-            raise ConfigError(f"attach: the model's only hook slot is taken by {occupant}")
-        slot = HookSlot(next(model.parameters()).device, model.process_group)
-        model.register_comm_hook(slot, _hook)
-        _slots[model] = slot
-        finalize(model, _orphans.append, slot).atexit = False
-    if _slots[model].link is not None:
-        raise ConfigError("attach: this model has a link already; switch or detach that one")
-    return _slots[model]
-
-
-def _release(slot: HookSlot) -> None:
-    """Releases the link of a model that died attached."""
-    if slot.link is not None:
-        slot.link._release()

@@ -1,5 +1,6 @@
 """FSDP2 and HSDP: compressed reduce-scatter, or compressed mean over replicas of a shard."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,9 @@ class Shards(Handle):
 
     def _is_in_backward(self) -> bool:
         return self._pass.is_running()
+
+    def _prepare_own_exchange(self, requester: str) -> Callable[[], None]:
+        return lambda: None
 
     def _complete_step(self) -> None:
         if self._pass.has_begun:

@@ -9,6 +9,7 @@ from threading import RLock
 from typing import ClassVar, Concatenate, ParamSpec, TypeAlias, TypeVar
 from zlib import crc32
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -23,6 +24,7 @@ from gradwire.checkpoint.state import (
     ranks_in_order,
     save,
 )
+from gradwire.comm.base import Collective
 from gradwire.comm.consistency import check_equal_settings
 from gradwire.comm.process_group import ProcessGroupComm
 from gradwire.control.runtime import ControllerRuntime
@@ -37,6 +39,9 @@ from gradwire.integrations.settings import Settings
 from gradwire.version import VERSION
 
 log = logging.getLogger("gradwire")
+
+MOST_COMMUTATIVE = 2
+"""Ranks up to which a sum does not depend on the order, and so not on the position in a bucket."""
 
 Planner: TypeAlias = Callable[
     [Compressor | str, Memory | str | None, str, Iterable[Tensor], int], Plan
@@ -158,6 +163,14 @@ class Handle(ABC):
     def _complete_step(self) -> None:
         """Ends the last step if that is still to be done; no backward pass is under way."""
 
+    @abstractmethod
+    def _prepare_own_exchange(self, requester: str) -> Callable[[], None]:
+        """Returns a function that begins to exchange gradients here, and cannot fail on one rank.
+
+        It does nothing if they were not left to the framework so far. Raises ConfigError, which
+        names the requester, if another hook is in the way; called on all ranks between two steps.
+        """
+
     def _check_attached(self) -> None:
         if not self._is_attached():
             name = type(self).__name__.lower()
@@ -193,9 +206,16 @@ class Handle(ABC):
         self._check_attached()
         tensors = self._engine.tensors
         plan = self._planner(compressor, memory, exchange, tensors.values(), self._comm.size)
+        refused, begin_exchange = None, _nothing
+        if not (plan.is_dense and plan.exchange.name == "mean"):
+            try:
+                begin_exchange = self._prepare_own_exchange("switch")
+            except ConfigError as error:
+                refused = error
         settings = {**plan.identity(), "code": plan.code_digests()}
-        check_equal_settings(self._check_comm, self._device, settings)
+        self._check_on_all_ranks(settings, refused)
         self._comm.prepare(plan.exchange.node)
+        begin_exchange()
         self._engine.switch(plan)
 
     @between_steps
@@ -238,13 +258,21 @@ class Handle(ABC):
         """
         self._check_attached()
 
+        begin_exchange = _nothing
+
         def load_own() -> list[list[str]]:
+            nonlocal begin_exchange
             own = own_part(state, self._key())
             buckets = read_groups(own.get("buckets"), self._engine.tensors.keys())
+            if buckets and self._comm.size > MOST_COMMUTATIVE:
+                # Only our own exchange can follow the buckets of the saved run.
+                begin_exchange = self._prepare_own_exchange("load_state_dict")
             load(self._engine, own)
             return buckets
 
-        self._buckets.replay(self._load_on_all_ranks(load_own))
+        groups = self._load_on_all_ranks(load_own)
+        begin_exchange()
+        self._buckets.replay(groups)
 
     @between_steps
     def load_resized(self, states: Sequence[Mapping[str, object]], *, residuals: Residuals) -> None:
@@ -266,15 +294,41 @@ class Handle(ABC):
             except ConfigError as error:
                 refused = error
             # A checksum of the buckets: an error text with all names would be too long.
-            loaded = {"steps": self._engine.steps(), "buckets": crc32(json.dumps(found).encode())}
-            outcome = {"refused": str(refused)} if refused else loaded
-            try:
-                check_equal_settings(self._check_comm, self._device, outcome)
-            except ConfigError as error:
-                raise refused or error from None
-            if refused:
-                raise refused
+            loaded: dict[str, object] = {"buckets": crc32(json.dumps(found).encode())}
+            if not self._may_differ_in_steps():
+                loaded["steps"] = self._engine.steps()
+            self._check_on_all_ranks(loaded, refused)
+        if self._may_differ_in_steps():
+            self._agree_on_steps()
         return found
+
+    def _check_on_all_ranks(
+        self, settings: Mapping[str, object], refused: ConfigError | None
+    ) -> None:
+        """Raises ConfigError on all ranks if any of them refuses, or has other settings."""
+        outcome = {"refused": str(refused)} if refused else settings
+        try:
+            check_equal_settings(self._check_comm, self._device, outcome)
+        except ConfigError as error:
+            raise refused or error from None
+        if refused:
+            raise refused
+
+    def _may_differ_in_steps(self) -> bool:
+        """Returns whether ranks may have counted different steps: DDP averages for those that join.
+
+        No result depends on the count while gradients are sent as they are.
+        """
+        return self._engine.plan.is_dense and self._engine.observer is None
+
+    def _agree_on_steps(self) -> None:
+        """Adopts, by parameter, the steps of the rank that has counted most."""
+        names = list(self._engine.tensors)
+        own = torch.tensor([self._engine.steps_of(name) for name in names], device=self._device)
+        sizes = [own.nbytes] * self._comm.size
+        found = self._check_comm.run(Collective("gather", [own.view(torch.uint8)], sizes))
+        most = torch.stack([steps.view(torch.int64) for steps in found]).amax(0)
+        self._engine.set_steps(dict(zip(names, most.tolist(), strict=True)))
 
     def _key(self) -> str:
         return f"rank{self._comm.rank}"
@@ -308,6 +362,10 @@ class Handle(ABC):
         error = self._engine.commit_step(wait=False)
         if error is not None:
             raise error
+
+
+def _nothing() -> None:
+    pass
 
 
 def _identity(plan: Plan, tensors: Mapping[str, Tensor], seed: int) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """Reducer: averages the gradients of training loops without DDP, when asked."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,6 +21,7 @@ from gradwire.integrations.dense_allreduce import run_one_ahead, start_mean
 from gradwire.integrations.handle import Handle
 from gradwire.integrations.parameters import group_of, names_of
 from gradwire.integrations.settings import Options, Settings, settings_of
+from gradwire.wire.layout import split
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -56,6 +57,10 @@ class Reducer(Handle):
         # The model's owner must not live longer for its reducer.
         self._model = ref(model) if isinstance(model, nn.Module) else None
         self._find_unused = find_unused_parameters
+        self._present_before: list[nn.Parameter] = []
+        """The parameters with a gradient on any rank, in the last pass."""
+        self._present_twice = False
+        """True if they were the same in the pass before that."""
         self._attached = True
         self._when_detached: list[Callable[[], object]] = []
 
@@ -71,6 +76,9 @@ class Reducer(Handle):
         # Gradients are exchanged by `reduce` alone, which holds the lock.
         return False
 
+    def _prepare_own_exchange(self, requester: str) -> Callable[[], None]:
+        return lambda: None
+
     def _complete_step(self) -> None:
         pass
 
@@ -85,7 +93,7 @@ class Reducer(Handle):
             self._check_known(model.parameters())
         if self._passes == 0:
             check_equal_tensors(self._check_comm, self._engine.tensors)
-        run_one_ahead(self._start(message) for message in messages(self._present()))
+        run_one_ahead(self._starts())
         self._engine.end_step()
         if self._is_check_due():
             check_equal_tensors(self._check_comm, self._engine.tensors)
@@ -100,36 +108,71 @@ class Reducer(Handle):
                 "make the reducer anew"
             )
 
+    def _starts(self) -> Iterator[Task]:
+        """Starts one message after the other, and yields the task that completes it."""
+        if not self._find_unused:
+            missing = [name for p, name in self._parameters.items() if p.grad is None]
+            if missing:
+                raise ConfigError(
+                    f"reduce: no gradient for {missing}; freeze them on all ranks, or set "
+                    "find_unused_parameters=True"
+                )
+            yield from (self._start(message) for message in messages(self._parameters))
+            return
+        flags = self._comm.start(self._presence())
+        # Ranks answer at about the time at which a short message would be complete.
+        early = self._start_early()
+        some = torch.stack(flags.wait()).any(0).tolist()
+        present = [p for p, on_any in zip(self._parameters, some, strict=True) if on_any]
+        for parameter in present:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        self._present_twice = _same(present, self._present_before)
+        self._present_before = present
+        for number, message in enumerate(messages(present)):
+            if number == 0 and early is not None and self._present_twice:
+                yield self._end_early(message, *early)
+            else:
+                yield self._start(message)
+        if early is not None and not self._present_twice:
+            early[1]()
+
+    def _presence(self) -> Collective:
+        """Sends to all ranks which parameters have a gradient on this one."""
+        own = torch.tensor([p.grad is not None for p in self._parameters], device=self._device)
+        return Collective("gather", [own.view(torch.uint8)], [own.numel()] * self._comm.size)
+
+    def _start_early(self) -> tuple[Tensor, Task] | None:
+        """Starts the first message, of a dense mean, if it is likely to be that of the last pass.
+
+        It is sent from a copy, so that it can be sent again if other gradients are present now; a
+        single gradient would not be copied otherwise. All ranks decide alike.
+        """
+        if not (self._present_twice and self._is_plain_mean()):
+            return None
+        message = next(iter(messages(self._present_before)), [])
+        if len(message) == 1 or not any(p.numel() for p in message):
+            return None
+        gradients = [torch.zeros_like(p) if p.grad is None else _gradient(p) for p in message]
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        return flat, start_mean(self._comm, [flat])
+
+    def _end_early(self, message: list[nn.Parameter], flat: Tensor, wait: Task) -> Task:
+        names, gradients = [self._parameters[p] for p in message], [_gradient(p) for p in message]
+        self._engine.count_dense_bucket(names, sum(g.nbytes for g in gradients))
+
+        def finish() -> None:
+            wait()
+            torch._foreach_copy_(gradients, split(flat, gradients))
+
+        return finish
+
     def _start(self, message: list[nn.Parameter]) -> Task:
         names, gradients = [self._parameters[p] for p in message], [_gradient(p) for p in message]
         if not self._is_plain_mean():
             return partial(run_program, self._engine.bucket_program(names, gradients), self._comm)
         self._engine.count_dense_bucket(names, sum(g.nbytes for g in gradients))
         return start_mean(self._comm, gradients)
-
-    def _present(self) -> list[nn.Parameter]:
-        """Returns the parameters with a gradient on any rank; creates zeros where it is missing."""
-        missing = [name for p, name in self._parameters.items() if p.grad is None]
-        if not self._find_unused and missing:
-            raise ConfigError(
-                f"reduce: no gradient for {missing}; freeze them on all ranks, or set "
-                "find_unused_parameters=True"
-            )
-        wanted = self._on_any_rank() if self._find_unused else [True] * len(self._parameters)
-        present = [p for p, some in zip(self._parameters, wanted, strict=True) if some]
-        for parameter in present:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        return present
-
-    def _on_any_rank(self) -> list[bool]:
-        """Returns whether any rank has a gradient, by parameter."""
-        own = torch.tensor([p.grad is not None for p in self._parameters], device=self._device)
-        flags = self._comm.run(
-            Collective("gather", [own.view(torch.uint8)], [own.numel()] * self._comm.size)
-        )
-        some: list[bool] = torch.stack(flags).any(0).tolist()
-        return some
 
     def reduce_before(self, optimizer: torch.optim.Optimizer) -> None:
         """Calls `reduce` before each step of the optimiser, until `detach`.
@@ -168,6 +211,10 @@ def messages(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
             found[-1].append(parameter)
             room -= parameter.nbytes
     return found
+
+
+def _same(one: list[nn.Parameter], other: list[nn.Parameter]) -> bool:
+    return [id(p) for p in one] == [id(p) for p in other]
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

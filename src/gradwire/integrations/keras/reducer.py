@@ -72,6 +72,9 @@ class Reducer(Handle):
         # Gradients are exchanged by `reduce` alone, which the backend calls after backward.
         return False
 
+    def _prepare_own_exchange(self, requester: str) -> Callable[[], None]:
+        return lambda: None
+
     def _complete_step(self) -> None:
         pass
 
