@@ -6,8 +6,16 @@ from pathlib import Path
 import pytest
 
 from gradwire.bench.records.files import files_in, read
-from gradwire.bench.records.schema import Point, TrainRecord
-from gradwire.bench.studies.one_clock import Codec, clock_key, key_of, rewrite, with_one_clock
+from gradwire.bench.records.schema import KernelRecord, Point, TrainRecord
+from gradwire.bench.studies.one_clock import (
+    Codec,
+    clock_key,
+    is_local,
+    kernel_codec,
+    key_of,
+    rewrite,
+    with_one_clock,
+)
 
 RESULTS = Path(__file__).parents[3] / "results"
 
@@ -83,3 +91,51 @@ def test_rewriting_twice_changes_nothing_more(tmp_path: Path) -> None:
     assert [r.compute_ms for r in records] == [12.0, 12.0]
     assert [r.step_ms for r in records] == pytest.approx([32.0, 14.0])
     assert [found.changed for found in rewrite([path], [])] == [0]
+
+
+def kernel(spec: str, numel: int, us: float, device: str = "NVIDIA H200") -> KernelRecord:
+    return KernelRecord(
+        method=spec.partition(":")[0],
+        spec=spec,
+        device=device,
+        backend="triton",
+        numel=numel,
+        encode_us=us,
+        decode_us=us,
+        decode8_us=2 * us,
+        ef_step_us=us,
+        payload_bytes=1,
+        bits_per_element=1.0,
+        floor_us=1.0,
+        ratio_to_floor=1.0,
+        command="",
+        machine={"cpu": "x"},
+    )
+
+
+def test_codec_times_come_from_the_same_method_settings_and_device() -> None:
+    sizes = ((1_000_000, 1000.0), (3_000_000, 3000.0))
+    kernels = [kernel("qsgd", numel, us) for numel, us in sizes]
+
+    def codec(spec: str, device: str = "cuda", gpu: str = "NVIDIA H200") -> Codec | None:
+        found = run(f"{spec} @ local=(qsparse:sync_every=4)", 12.0, parameters=2_000_000)
+        machine = {"cpu": "x"} if device == "cpu" else {"cpu": "x", "gpu": gpu}
+        return kernel_codec(replace(found, device=device, machine=machine), kernels)
+
+    # 2 ms to encode and 4 ms to decode eight messages, once in four steps.
+    assert codec("qsgd:bits=4") == pytest.approx((0.5, 1.0))
+    assert codec("qsgd:bits=8") is None
+    assert codec("topk:ratio=0.01 | qsgd:bits=4") is None
+    assert codec("qsgd:bits=4", gpu="NVIDIA A100") is None
+    assert codec("qsgd:bits=4", device="cpu") is None
+
+
+def test_committed_local_runs_on_a_gpu_pay_for_codecs_that_were_measured() -> None:
+    kernels = [r for r in read([RESULTS / "kernels-h200.jsonl"]) if isinstance(r, KernelRecord)]
+    paid = 0
+    for record in read(files_in([RESULTS / "studies", RESULTS / "adaptive"])):
+        if isinstance(record, TrainRecord) and record.simulated and is_local(record):
+            codec = kernel_codec(record, kernels)
+            assert (record.encode_ms, record.decode_ms) == (codec or (None, None))
+            paid += codec is not None
+    assert paid

@@ -8,6 +8,9 @@ DENSE = (BASELINE, "torch-bf16")
 RAW = "gain_ref=raw"
 """Gains as in GraVAC's code, for which its thresholds are meant."""
 
+EF = "gain_ref=ef"
+"""Gains against gradient plus residual, as printed in the paper."""
+
 SWEEP = (
     *DENSE,
     "torch-fp16",

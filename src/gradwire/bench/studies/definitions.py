@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from gradwire.bench.studies.cases import (
     DENSE,
+    EF,
     LATE_LSTM,
     LATE_RESNET,
     RARE,
@@ -225,9 +226,9 @@ STUDIES: Mapping[str, Study] = {
             *DENSE,
             *gravac("topk"),
             by_gravac("topk", 0.7, RAW),
-            by_gravac("topk", 0.7),
+            by_gravac("topk", 0.7, EF),
             *gravac("randomk"),
-            by_gravac("randomk", 0.7),
+            by_gravac("randomk", 0.7, EF),
         ),
         target="accuracy=0.9",
         rates=("1gbit",),

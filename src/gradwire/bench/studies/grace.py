@@ -19,7 +19,7 @@ GRACE_METHODS: Mapping[str, str] = {
     "Random-k": "randomk:ratio=0.01",
     "Top-k": "topk:ratio=0.01",
     "Threshold-v": "threshold:value=0.01",
-    "DGC": "dgc:ratio=0.01 @ controller=(schedule:first=0.25,last=0.01,length=200)",
+    "DGC": "dgc:ratio=0.01 @ controller=(schedule:first=0.25,last=0.01,stages=4,length=200)",
     "Adaptive": "adaq:ratio=0.01",
     "SketchML": "sketchml",
     "PowerSGD": "powersgd:rank=1",

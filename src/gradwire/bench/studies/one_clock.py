@@ -24,7 +24,7 @@ from gradwire.bench.records.compare import efficiency, target_of, time_to_target
 from gradwire.bench.records.files import read, to_row
 from gradwire.bench.records.schema import KernelRecord, Point, Record, TrainRecord
 from gradwire.comm.cost_model import parse_rate
-from gradwire.spec import read_settings
+from gradwire.spec import format_spec, parse, read_settings
 
 WITHOUT_EFFECT = ("learning_rate", "clip_norm", "weight_decay")
 """Settings of a workload that do not change the time of its computation."""
@@ -74,34 +74,35 @@ class Codec(NamedTuple):
 
 
 def kernel_codec(record: TrainRecord, kernels: Sequence[KernelRecord]) -> Codec | None:
-    """Returns encode and decode times of a local method from kernel costs on the same processor.
+    """Returns encode and decode times of a local method from kernel costs on the same GPU.
 
-    Costs are interpolated between the two measured sizes. A two-stage method has the costs of its
-    first stage, and of the densest stage if only one of them was measured; decoding is that of
-    eight messages if it was measured, which is at least that of four.
+    Only costs of the same method with the same settings count; None if there are none, or if the
+    run was on a CPU. Costs are those of one tensor with all parameters, interpolated between the
+    smallest and the largest measured size, which is a lower bound for a model of many tensors.
+    Decoding is that of eight messages if it was measured.
     """
+    if record.device != "cuda":
+        return None
     case = parse_case(record.spec)
     assert isinstance(case, LocalCase)
-    stages = [stage.strip() for stage in case.spec.split("|")]
-    names = dict.fromkeys(stage.partition(":")[0] for stage in stages)
-    own = [k for k in kernels if k.machine.get("gpu") == record.machine.get("gpu")]
-    numel = record.parameters or 0
-    encode_us = decode_us = 0.0
-    found = False
-    for name in names:
-        sizes = sorted(
-            {k.numel: k for k in own if k.spec.partition(":")[0] == name}.values(),
-            key=lambda k: k.numel,
-        )
-        if len(sizes) >= 2:
-            small, large = sizes[0], sizes[-1]
-            share = max(0.0, (numel - small.numel) / (large.numel - small.numel))
-            encode_us += small.ef_step_us + share * (large.ef_step_us - small.ef_step_us)
-            first, last = (k.decode8_us or k.decode_us for k in (small, large))
-            decode_us = max(decode_us, first + share * (last - first))
-            found = True
+    method, gpu = _canonical(case.spec), record.machine["gpu"]
+    own = [k for k in kernels if k.device == gpu and _canonical(k.spec) == method]
+    sizes = sorted({k.numel: k for k in own}.values(), key=lambda k: k.numel)
+    if len(sizes) < 2:
+        return None
+    small, large = sizes[0], sizes[-1]
+    assert record.parameters is not None
+    share = max(0.0, (record.parameters - small.numel) / (large.numel - small.numel))
+    encode_us = small.ef_step_us + share * (large.ef_step_us - small.ef_step_us)
+    first, last = (k.decode_us if k.decode8_us is None else k.decode8_us for k in (small, large))
+    decode_us = first + share * (last - first)
     interval = case.sync_schedule().interval
-    return Codec(encode_us / 1e3 / interval, decode_us / 1e3 / interval) if found else None
+    return Codec(encode_us / 1e3 / interval, decode_us / 1e3 / interval)
+
+
+def _canonical(spec: str) -> str:
+    """Returns the spec with settings in a fixed form, so that equal methods have equal texts."""
+    return format_spec(parse(spec))
 
 
 def with_one_clock(
