@@ -128,6 +128,7 @@ def study(
     seeds: Annotated[str | None, typer.Option(help="Seeds, instead of the study's.")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps, instead of the study's.")] = None,
     workload: Annotated[str | None, typer.Option(help="Workload, instead of the study's.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Workers, instead of the study's.")] = None,
     case: Annotated[
         list[str] | None, typer.Option(help="Case, instead of the study's; repeat for more.")
     ] = None,
@@ -148,6 +149,8 @@ def study(
     from gradwire.bench.studies.run import CommandSettings
 
     numbers = None if seeds is None else parse_seeds(seeds)
-    chosen = tuple(find_study(name).with_changes(workload, steps, numbers, case) for name in names)
+    chosen = tuple(
+        find_study(name).with_changes(workload, steps, numbers, case, workers) for name in names
+    )
     setting = CommandSettings(data, device, command_line(), commit)
     exit_with(StudyBench(chosen, setting, json, minutes, jobs).run(open_console()))

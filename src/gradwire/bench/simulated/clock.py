@@ -169,25 +169,31 @@ class PredictedRunClock(RunClock):
 class ByteCountRunClock(RunClock):
     """The clock of a local method: the time of all computation plus that of all bytes on a link.
 
-    Times of encoding and decoding are left out, and every call has the latency of a ring
-    all-reduce. A delayed sync overlaps with the steps of its delay, one sync after the other, and
-    only the rest of its transfer is waited for.
+    Every sync also encodes and decodes the whole model, and every call has the latency of a ring
+    all-reduce. Of CSER only the messages of updates are timed. A delayed sync overlaps with the
+    steps of its delay, one sync after the other, and only the rest of its exchange is waited for.
     """
 
     links: Links
     compute_s: float
     workers: int
     sync_schedule: SyncSchedule
+    encode_s: float = 0.0
+    """Time to encode in one sync; `decode_s` is that to decode."""
+    decode_s: float = 0.0
 
     def time_s(self, snapshot: Snapshot) -> float:
         hops_s = snapshot.calls * transfer("mean", 0, self.workers).hops * self.links.latency_s
         wire_s = 8 * snapshot.sent_bytes / self.links.rate_bits + hops_s
         interval, delay = self.sync_schedule
-        overlapped_s = snapshot.step // interval * min(interval, delay) * self.compute_s
-        return snapshot.step * self.compute_s + max(0.0, wire_s - overlapped_s)
+        syncs = snapshot.step // interval
+        exchange_s = wire_s + syncs * (self.encode_s + self.decode_s)
+        overlapped_s = syncs * min(interval, delay) * self.compute_s
+        return snapshot.step * self.compute_s + max(0.0, exchange_s - overlapped_s)
 
     def steps_ms(self, last: Snapshot) -> tuple[float, ...]:
         return (self.time_s(last) / last.step * 1e3,)
 
     def split(self) -> Split:
-        return Split()
+        interval = self.sync_schedule.interval
+        return Split(self.encode_s * 1e3 / interval, None, self.decode_s * 1e3 / interval)

@@ -15,13 +15,14 @@ from rich.console import Console
 
 from gradwire.bench import human
 from gradwire.bench.cases.parse import parse_case
-from gradwire.bench.machine import check_device, enable_tf32
+from gradwire.bench.machine import check_device, device_facts, enable_tf32, machine_facts
 from gradwire.bench.predictions.measured_model import MeasuredModel, measure_workload
 from gradwire.bench.records.files import append, check_writable, read
 from gradwire.bench.records.schema import TrainRecord
 from gradwire.bench.runs.cluster_run import Ending
 from gradwire.bench.studies.definitions import Study
 from gradwire.bench.studies.device_lock import DeviceLock
+from gradwire.bench.studies.one_clock import clock_key, compute_times
 from gradwire.bench.studies.run import CommandSettings, Outcome, Run, TimeLimitReached, runs_of
 from gradwire.bench.workloads.base import parse_workload
 from gradwire.errors import ConfigError
@@ -107,6 +108,8 @@ class StudyBench:
         for study in self.studies:
             if study.steps < 1:
                 raise ConfigError(f"study: steps must be at least 1, got {study.steps}")
+            if study.workers < 1:
+                raise ConfigError(f"study: workers must be at least 1, got {study.workers}")
             for case in study.cases:
                 parse_case(case)
 
@@ -119,7 +122,8 @@ class StudyBench:
         end_s = time.monotonic() + 60 * self.minutes
         remaining = self._remaining()
         measured_models = self._subjects(remaining)
-        late = failed = 0
+        late = failed = ended = 0
+        start_s = time.monotonic()
         for run, outcome, took_s in self._outcomes(remaining, measured_models, end_s):
             if isinstance(outcome, TimeLimitReached):
                 late += 1
@@ -129,7 +133,10 @@ class StudyBench:
             else:
                 for record in outcome:
                     append(self.json_path, record)
-                _print_line(console, f"{_describe(outcome[0])}; {took_s:.1f} s")
+                ended += 1
+                left_s = (time.monotonic() - start_s) / ended * (len(remaining) - ended)
+                left = f", about {human.duration_s(left_s)} left" if ended < len(remaining) else ""
+                _print_line(console, f"{_describe(outcome[0])}; {took_s:.1f} s{left}")
         if late:
             _print_line(console, f"The time limit is reached; {late} runs remain.")
         return "failed" if failed else "interrupted" if late else "done"
@@ -154,7 +161,18 @@ class StudyBench:
         """Measures the model of each workload, before any training starts."""
         specs = dict.fromkeys(run.study.workload for run in runs)
         data, device = self.setting.data, self.setting.device
-        return {spec: measure_workload(parse_workload(spec, data, device)) for spec in specs}
+        found = {spec: measure_workload(parse_workload(spec, data, device)) for spec in specs}
+        recorded = compute_times(
+            r for r in read([self.json_path]) if isinstance(r, TrainRecord) and r.device == device
+        )
+        machine = {**machine_facts(), **device_facts(device)}
+        # A study that resumes keeps the compute time of its first session.
+        for spec, measured in found.items():
+            compute_ms = recorded.setdefault(
+                clock_key(spec, device, machine), measured.compute.compute_s * 1e3
+            )
+            found[spec] = measured.with_compute_s(compute_ms / 1e3)
+        return found
 
     def _outcomes(
         self, runs: list[Run], measured_models: dict[str, MeasuredModel], end_s: float

@@ -2,11 +2,17 @@
 
 from gradwire.bench.records.schema import BASELINE
 
+DENSE = (BASELINE, "torch-bf16")
+"""The baselines of every study: a mean in 32 and in 16 bits."""
+
 RAW = "gain_ref=raw"
 """Gains as in GraVAC's code, for which its thresholds are meant."""
 
+EF = "gain_ref=ef"
+"""Gains against gradient plus residual, as printed in the paper."""
+
 SWEEP = (
-    BASELINE,
+    *DENSE,
     "torch-fp16",
     "topk:ratio=0.1",
     "topk:ratio=0.01",
@@ -30,7 +36,7 @@ def late(method: str, sync_every: int, ahead: float = 1.0) -> str:
 
 
 RARE = (
-    BASELINE,
+    *DENSE,
     qsparse(0.01, 8),
     qsparse(0.001, 16),
     "efsign @ local=(qsparse:sync_every=8)",
@@ -64,7 +70,7 @@ LATE_LSTM = (
 )
 
 WITH_AND_WITHOUT = (
-    BASELINE,
+    *DENSE,
     "topk:ratio=0.01",
     "topk:ratio=0.01 @ memory=none",
     "randomk:ratio=0.01",

@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from gradwire.bench.records.schema import BASELINE
 from gradwire.bench.studies.cases import (
+    DENSE,
+    EF,
     LATE_LSTM,
     LATE_RESNET,
     RARE,
@@ -17,6 +18,7 @@ from gradwire.bench.studies.cases import (
     late,
     qsparse,
 )
+from gradwire.bench.studies.grace import GRACE_METHODS, NEWER, WITHOUT_FEEDBACK
 from gradwire.errors import ConfigError
 
 _RESNET = "resnet9:bf16=true"
@@ -53,6 +55,7 @@ class Study:
         steps: int | None,
         seeds: tuple[int, ...] | None,
         cases: Iterable[str] | None,
+        workers: int | None = None,
     ) -> "Study":
         """Returns the study with the given fields replaced."""
         return replace(
@@ -61,16 +64,36 @@ class Study:
             steps=self.steps if steps is None else steps,
             seeds=seeds or self.seeds,
             cases=tuple(cases or self.cases),
+            workers=self.workers if workers is None else workers,
         )
 
 
+def _grace(task: str, workload: str, steps: int, target: str | None = None) -> Study:
+    """Returns the matrix of GRACE on one of its tasks."""
+    return Study(
+        f"GRACE's sixteen methods by its names, and five newer ones, on {task}",
+        workload,
+        steps,
+        (*DENSE, *dict.fromkeys((*GRACE_METHODS.values(), *NEWER, *WITHOUT_FEEDBACK))),
+        seeds=(0, 1, 2),
+        target=target,
+        rates=("25gbit", "10gbit", "1gbit"),
+    )
+
+
 STUDIES: Mapping[str, Study] = {
+    "grace-resnet20": _grace("ResNet-20", "resnet20:bf16=true", 12 * _EPOCH),
+    "grace-vgg16": _grace("VGG-16", "vgg16:bf16=true", 12 * _EPOCH),
+    "grace-resnet9": _grace("ResNet-9", _RESNET, 12 * _EPOCH, "accuracy=0.9"),
+    "grace-lstm": _grace("the LSTM on Penn Treebank", "lstm_ptb:hidden=650", 5 * 166),
+    "grace-neumf": _grace("NeuMF on MovieLens", "neumf", 1000),
+    "grace-unet": _grace("U-Net on DAGM", "unet", 1000),
     "cifar10": Study(
         "time to accuracy of methods that exchange gradients at every step",
         _RESNET,
         12 * _EPOCH,
         (
-            BASELINE,
+            *DENSE,
             "torch-fp16",
             "topk:ratio=0.01",
             "topk:ratio=0.001",
@@ -107,7 +130,7 @@ STUDIES: Mapping[str, Study] = {
         "cost of the second selection, shard by shard, for top-k",
         _RESNET,
         12 * _EPOCH,
-        (BASELINE, "topk:ratio=0.01", "topk:ratio=0.01 @ exchange=sharded"),
+        (*DENSE, "topk:ratio=0.01", "topk:ratio=0.01 @ exchange=sharded"),
         target="accuracy=0.9",
     ),
     "qsparse": Study(
@@ -115,7 +138,7 @@ STUDIES: Mapping[str, Study] = {
         _NARROW,
         5200,
         (
-            BASELINE,
+            *DENSE,
             "topk:ratio=0.01,values=fp32",
             qsparse(0.01, 8),
             qsparse(0.01, 16),
@@ -145,7 +168,7 @@ STUDIES: Mapping[str, Study] = {
         "accuracy of delayed means in three times as many steps at half the learning rate",
         "resnet18:bf16=true,learning_rate=0.1",
         30 * _EPOCHS_OF_FOUR[0],
-        (BASELINE, late("efsign", 2, ahead=0.6), late("efsign", 2), late("efsign", 3)),
+        (*DENSE, late("efsign", 2, ahead=0.6), late("efsign", 2), late("efsign", 3)),
         workers=4,
         evaluations=10,
         target="accuracy=0.92",
@@ -156,7 +179,7 @@ STUDIES: Mapping[str, Study] = {
         "lstm_ptb",
         _LONG_LSTM,
         (
-            BASELINE,
+            *DENSE,
             "powersgd:rank=1",
             by_gravac("topk", 0.25, RAW, window=200),
             "topk:ratio=0.1",
@@ -173,6 +196,7 @@ STUDIES: Mapping[str, Study] = {
         "lstm_ptb:clip_norm=0.5",
         _LONG_LSTM,
         (
+            *DENSE,
             late("topk:ratio=0.005", 2, ahead=0.5),
             late("topk:ratio=0.01", 2, ahead=0.5),
             late("topk:ratio=0.01", 3, ahead=0.5),
@@ -187,7 +211,7 @@ STUDIES: Mapping[str, Study] = {
         f"{_RESNET},flat=true,learning_rate=0.1",
         12 * _EPOCH,
         (
-            BASELINE,
+            *DENSE,
             *cser(updates=512, errors=16, sync_every=32, qsparse=32),
             *cser(updates=64, errors=4, sync_every=16, qsparse=4),
             *cser(updates=2048, errors=8, sync_every=256, qsparse=128),
@@ -199,12 +223,12 @@ STUDIES: Mapping[str, Study] = {
         _NARROW,
         5200,
         (
-            BASELINE,
+            *DENSE,
             *gravac("topk"),
             by_gravac("topk", 0.7, RAW),
-            by_gravac("topk", 0.7),
+            by_gravac("topk", 0.7, EF),
             *gravac("randomk"),
-            by_gravac("randomk", 0.7),
+            by_gravac("randomk", 0.7, EF),
         ),
         target="accuracy=0.9",
         rates=("1gbit",),
@@ -213,7 +237,7 @@ STUDIES: Mapping[str, Study] = {
         "GraVAC against the ends of its range, for methods that estimate a threshold",
         _NARROW,
         5200,
-        (BASELINE, *gravac("redsync"), *gravac("dgc")),
+        (*DENSE, *gravac("redsync"), *gravac("dgc")),
         target="accuracy=0.9",
         rates=("1gbit",),
     ),
@@ -222,7 +246,7 @@ STUDIES: Mapping[str, Study] = {
         _NARROW,
         5200,
         (
-            BASELINE,
+            *DENSE,
             "randomk:ratio=0.5 @ controller=(gravac:low=1.5,high=1000,window=500,epsilon=0.7,"
             f"policy=geometric,{RAW})",
             "randomk:ratio=0.5 @ controller=(accordion:low=0.6667,high=0.001,interval=2)",
@@ -235,7 +259,7 @@ STUDIES: Mapping[str, Study] = {
         _RESNET,
         12 * _EPOCH,
         (
-            BASELINE,
+            *DENSE,
             "powersgd:rank=2 @ controller=(accordion:low=2,high=1,setting=rank,interval=1)",
             "powersgd:rank=2",
             "powersgd:rank=1",
@@ -266,7 +290,7 @@ STUDIES: Mapping[str, Study] = {
         "lstm_ptb:hidden=650",
         5 * 166,
         (
-            BASELINE,
+            *DENSE,
             "torch-fp16",
             "topk:ratio=0.01",
             "powersgd:rank=4",
@@ -282,7 +306,7 @@ STUDIES: Mapping[str, Study] = {
         "lstm_ptb:hidden=200",
         5200,
         (
-            BASELINE,
+            *DENSE,
             *gravac("topk"),
             "topk:ratio=0.01",
             "topk:ratio=0.01 @ controller=autopilot",
@@ -295,7 +319,7 @@ STUDIES: Mapping[str, Study] = {
         "lstm_ptb:hidden=650",
         5200,
         (
-            BASELINE,
+            *DENSE,
             by_gravac("topk", 0.25, RAW, window=100),
             # 320x keeps 0.86 of the norm and 640x 0.8, below which the gate falls back to 10x.
             by_gravac("topk", 0.8, RAW, "policy=geometric", window=100),
@@ -312,7 +336,7 @@ STUDIES: Mapping[str, Study] = {
         "gpt:layers=4,heads=4,width=128,context=64,dropout=0",
         400,
         (
-            BASELINE,
+            *DENSE,
             "torch-fp16",
             "int4",
             "qsgd:bits=4",
@@ -334,7 +358,7 @@ STUDIES: Mapping[str, Study] = {
         "gpt:dropout=0.2",
         1500,
         (
-            BASELINE,
+            *DENSE,
             "none @ local=(diloco:sync_every=30)",
             "chunktopk:k=64,chunk=4096 | codebook:bits=2 @ local=(sparseloco:sync_every=30)",
         ),

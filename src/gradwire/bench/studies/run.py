@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 from gradwire.bench.cases.local import LocalCase
 from gradwire.bench.cases.parse import parse_case
 from gradwire.bench.machine import device_facts
-from gradwire.bench.predictions.measured_model import MeasuredModel, controller_of
+from gradwire.bench.predictions.measured_model import MeasuredModel, controller_of, plan_of
 from gradwire.bench.predictions.simulate import Links, SimulateBench
 from gradwire.bench.records.compare import Target, parse_target
 from gradwire.bench.records.schema import TrainRecord
@@ -130,7 +130,8 @@ class Run:
         case = parse_case(self.case)
         if isinstance(case, LocalCase):
             local = stack.enter_context(local_trainer(workload, case, workers, self.seed))
-            arguments = compute_s, workers, case.sync_schedule()
+            codec = self._codec_s(case, measured, device_lock)
+            arguments = compute_s, workers, case.sync_schedule(), *codec
             return local, {
                 rate: ByteCountRunClock(link, *arguments) for rate, link in links.items()
             }
@@ -139,6 +140,16 @@ class Run:
             rate: self._predicted_clock(trainer, measured, device_lock, link)
             for rate, link in links.items()
         }
+
+    def _codec_s(
+        self, case: LocalCase, measured: MeasuredModel, device_lock: DeviceLock | None
+    ) -> tuple[float, float]:
+        """Measures encoding and decoding in a sync, as in an exchange of the same method."""
+        plan = plan_of(case.spec, measured.tensors, self.study.workers)
+        with nullcontext() if device_lock is None else device_lock.exclusive():
+            buckets = measured.exchange_cost(plan, self.study.workers).buckets
+        encode_s = sum(bucket.codec_s[0] for bucket in buckets)
+        return encode_s, sum(sum(bucket.codec_s[1:]) for bucket in buckets)
 
     def _predicted_clock(
         self,
