@@ -51,6 +51,7 @@ def gradwire(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
         ("bench kernels --sizes 1e30", "sizes: expected whole numbers from 1 to 1e15 such as"),
         ("bench kernels --sizes 1e6,1e14", "kernels: sizes must leave room for 3 float32 tensors"),
         ("bench guards --case ddp-fp32", "guards: baselines have no guards, got 'ddp-fp32'"),
+        ("bench integrations --ranks 0", "integrations: ranks must be at least 1, got 0"),
         ("methods --markdown nowhere.md", "markdown: must be a file, got nowhere.md: No such file"),
         ("methods --markdown .", "markdown: must be a file, got .: Is a directory"),
         ("bench step --steps 0", "bench: steps must be at least 1, got 0"),

@@ -37,6 +37,7 @@ bench.command()(benchmarks.workloads)
 bench.command()(benchmarks.fuzz)
 bench.command()(benchmarks.faults)
 bench.command()(benchmarks.guards)
+bench.command()(benchmarks.integrations)
 bench.command()(benchmarks.validate)
 
 

@@ -242,6 +242,22 @@ def guards(
     measure.run(open_console())
 
 
+def integrations(
+    ranks: Annotated[int, typer.Option(help="Processes on this machine.")] = 2,
+    steps: Annotated[int, typer.Option(help="Timed steps of each kind.")] = 50,
+    json: Annotated[bool, typer.Option("--json", help="Prints one JSON object per line.")] = False,
+) -> None:
+    """Compares `none` through DDP, FSDP2, loop and optimiser with the same steps without it."""
+    from gradwire.bench.microbench.integrations import IntegrationBench, show
+
+    rows = IntegrationBench(ranks, steps).run()
+    if json:
+        for row in rows:
+            print(dumps(row._asdict()))
+    else:
+        show(rows, open_console())
+
+
 def validate(
     workers: Annotated[str, typer.Option(help="Numbers of hosts, separated by commas.")] = "2,4,8",
     rates: Annotated[

@@ -1,14 +1,13 @@
-"""The overhead of each integration: `none` through it against the same loop without Gradwire.
+"""`gradwire bench integrations`: `none` through each integration against the same loop without.
 
-`python -m gradwire.bench.microbench.integrations --ranks 2` prints a line of JSON per integration,
-whose ratio should be below 1.05. Steps of both alternate, so that a slowdown of the machine affects
-both. Each is first equally often, since the second finds warm caches.
+Steps of both alternate, so that a slowdown of the machine affects both. Each is first equally
+often, since the second finds warm caches.
 """
 
-import argparse
-import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from json import dumps, loads
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -16,17 +15,32 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from gradwire.errors import ConfigError
 from gradwire.integrations.ddp import attach
 from gradwire.integrations.fsdp import attach_fsdp
+from gradwire.integrations.optimizer import handle_of, wrap_optimizer
 from gradwire.integrations.reducer import Reducer
 
 Step: TypeAlias = Callable[[], None]
 
 WIDTH = 1024
+LIMIT = 1.03
+"""Upper bound of the ratio of step times with and without Gradwire."""
+
+
+class Overhead(NamedTuple):
+    """Medians of the time of a step without Gradwire and with, and their ratio."""
+
+    integration: str
+    plain_ms: float
+    none_ms: float
+    ratio: float
 
 
 class Pair(NamedTuple):
@@ -41,8 +55,13 @@ def _model(width: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
 
 
-def _step(model: nn.Module, x: Tensor, between: Step = lambda: None) -> Step:
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+def _step(
+    model: nn.Module,
+    x: Tensor,
+    between: Step = lambda: None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Step:
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -81,6 +100,13 @@ def pairs(width: int) -> Iterator[tuple[str, Pair]]:
     reducer = Reducer(ours, "none")
     yield "loop", Pair(_step(by_hand, x, _flat_mean(by_hand)), _step(ours, x, reducer.reduce))
     reducer.detach()
+    by_hand, ours = _model(width), _model(width)
+    optimizer = wrap_optimizer(torch.optim.SGD(ours.parameters(), lr=1e-3), "none", model=ours)
+    yield (
+        "optimizer",
+        Pair(_step(by_hand, x, _flat_mean(by_hand)), _step(ours, x, optimizer=optimizer)),
+    )
+    handle_of(optimizer).detach()
     dense, sharded = _model(width), _model(width)
     fully_shard(dense)
     fully_shard(sharded)
@@ -89,9 +115,9 @@ def pairs(width: int) -> Iterator[tuple[str, Pair]]:
     shards.detach()
 
 
-def compare(width: int, steps: int) -> list[dict[str, object]]:
-    """Returns a row per integration: both medians and their ratio; call it on all ranks."""
-    rows: list[dict[str, object]] = []
+def compare(width: int, steps: int) -> list[Overhead]:
+    """Returns the overhead of each integration; call it on all ranks."""
+    rows: list[Overhead] = []
     for name, pair in pairs(width):
         seconds: list[list[float]] = [[], []]
         for number in range(steps + 2):
@@ -102,29 +128,45 @@ def compare(width: int, steps: int) -> list[dict[str, object]]:
                 seconds[attached].append(perf_counter() - start)
         # The first two steps create buckets and lanes.
         plain_ms, none_ms = (1e3 * median(times[2:]) for times in seconds)
-        ratio = none_ms / plain_ms
-        rows.append({"mount": name, "plain_ms": plain_ms, "none_ms": none_ms, "ratio": ratio})
+        rows.append(Overhead(name, plain_ms, none_ms, none_ms / plain_ms))
     return rows
 
 
-def _rank(rank: int, ranks: int, steps: int, store: str) -> None:
+def _rank(rank: int, ranks: int, width: int, steps: int, folder: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
-    for row in compare(WIDTH, steps):
-        if rank == 0:
-            print(json.dumps(row), flush=True)
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks)
+    rows = compare(width, steps)
+    if rank == 0:
+        Path(folder, "rows").write_text(dumps(rows))
     dist.destroy_process_group()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=50)
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        store = str(Path(folder) / "store")
-        spawn(_rank, (args.ranks, args.steps, store), args.ranks)
+@dataclass(frozen=True)
+class IntegrationBench:
+    """Compares steps on processes of this machine, one thread each."""
+
+    ranks: int
+    steps: int
+    width: int = WIDTH
+
+    def __post_init__(self) -> None:
+        for name, value in (("ranks", self.ranks), ("steps", self.steps), ("width", self.width)):
+            if value < 1:
+                raise ConfigError(f"integrations: {name} must be at least 1, got {value}")
+
+    def run(self) -> list[Overhead]:
+        with tempfile.TemporaryDirectory() as folder:
+            spawn(_rank, (self.ranks, self.width, self.steps, folder), self.ranks)
+            return [Overhead(*row) for row in loads(Path(folder, "rows").read_text())]
 
 
-if __name__ == "__main__":
-    main()
+def show(rows: Sequence[Overhead], console: Console) -> None:
+    """Prints a line per integration."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("integration", "plain ms", "none ms", "ratio", "limit"):
+        table.add_column(name, justify="left" if name == "integration" else "right")
+    for row in rows:
+        times = f"{row.plain_ms:.2f}", f"{row.none_ms:.2f}"
+        table.add_row(row.integration, *times, f"{row.ratio:.3f}", f"{LIMIT:.2f}")
+    console.print(table)
