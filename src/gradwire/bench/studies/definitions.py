@@ -83,7 +83,8 @@ class Study:
         return replace(
             self,
             workload=f"{name}-tiny:{text}" if text else f"{name}-tiny",
-            steps=4,
+            # Enough for a sync of every local method but one with 256 steps between syncs.
+            steps=33,
             seeds=(0,),
             workers=2,
             evaluations=1,
