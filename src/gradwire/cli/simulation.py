@@ -135,6 +135,9 @@ def study(
     data: Data = None,
     device: Device = "cpu",
     commit: Commit = None,
+    smoke: Annotated[
+        bool, typer.Option(help="Takes a few steps of tiny models on the CPU; keeps no records.")
+    ] = False,
 ) -> None:
     """Runs convergence studies of simulated workers; resumes an earlier call."""
     from gradwire.bench.studies.definitions import STUDIES, find_study
@@ -142,6 +145,13 @@ def study(
     if not names:
         for key, one in STUDIES.items():
             print(f"{key}: {one.summary} ({len(one.cases)} cases, {one.steps:,} steps)")
+        return
+    if smoke:
+        if json is not None or device != "cpu":
+            raise ConfigError(
+                "study: --smoke keeps no records and runs on the CPU; omit --json and --device"
+            )
+        _smoke(names, minutes)
         return
     if json is None:
         raise ConfigError("study: give a file for the records with --json")
@@ -154,3 +164,19 @@ def study(
     )
     setting = CommandSettings(data, device, command_line(), commit)
     exit_with(StudyBench(chosen, setting, json, minutes, jobs).run(open_console()))
+
+
+def _smoke(names: list[str], minutes: float) -> None:
+    """Runs the smoke form of studies with records in a temporary folder."""
+    from pathlib import Path
+    from tempfile import TemporaryDirectory
+
+    from gradwire.bench.studies.bench import StudyBench
+    from gradwire.bench.studies.definitions import find_study
+    from gradwire.bench.studies.run import CommandSettings
+
+    chosen = tuple(find_study(name).smoke() for name in names)
+    setting = CommandSettings(None, "cpu", command_line(), None)
+    with TemporaryDirectory() as folder:
+        bench = StudyBench(chosen, setting, Path(folder) / "smoke.jsonl", minutes)
+        exit_with(bench.run(open_console()))

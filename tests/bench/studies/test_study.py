@@ -60,7 +60,11 @@ def test_a_study_resumes(
     assert [r.seed for r in records(path)] == [0] * 6 + [1] * 6
     capsys.readouterr()
     assert run(monkeypatch, f"{setting} 0,1 {some}") == 0
-    assert capsys.readouterr().out == ""
+    # Only the tables are printed again, over both seeds.
+    assert path.read_text().count("\n") == 12
+    out = capsys.readouterr().out
+    assert "seed 0" not in out
+    assert "Quality at the end of the schedule" in out
 
 
 def test_records_hold_the_time_on_each_network(
@@ -171,6 +175,7 @@ def test_studies_are_listed(
         ("cifar10", "--json"),
         ("cifar10 --json x --minutes 0", "minutes must be positive"),
         ("cifar10 --json x --jobs 0", "jobs must be at least 1"),
+        ("cifar10 --json x --smoke", "--smoke keeps no records"),
     ],
 )
 def test_mistakes_are_named(
@@ -183,3 +188,21 @@ def test_mistakes_are_named(
     monkeypatch.chdir(tmp_path)
     assert run(monkeypatch, words) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_smoke_run_takes_every_case_and_keeps_no_records(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, "qsparse --smoke") == 0
+    out = capsys.readouterr().out
+    for case in STUDIES["qsparse"].cases:
+        assert f"{case}, seed 0: accuracy" in out
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("name", sorted(STUDIES))
+def test_the_smoke_form_of_every_study_is_well_formed(name: str) -> None:
+    study = STUDIES[name].smoke()
+    assert parse_workload(study.workload).synthetic
+    assert study.cases == STUDIES[name].cases

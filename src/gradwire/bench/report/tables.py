@@ -14,6 +14,7 @@ from gradwire.bench.report.grid import (
     step_grid,
     train_grid,
 )
+from gradwire.bench.report.study_grids import quality_grid, time_grid
 from gradwire.catalogue import Row
 
 _STATUS_STYLE = {"done": "", "failed": "red", "diverged": "red", "interrupted": "yellow"}
@@ -22,6 +23,25 @@ _STATUS_STYLE = {"done": "", "failed": "red", "diverged": "red", "interrupted": 
 def train_tables(records: Sequence[TrainRecord]) -> list[Table]:
     groups = group(records, train_setting)
     return [_table(setting.words(), train_grid(runs)) for setting, runs in groups.items()]
+
+
+def study_tables(records: Sequence[TrainRecord]) -> list[Table]:
+    """Draws two views of every workload: quality at the end of the schedule, then the times."""
+    tables = []
+    for runs in group(records, _schedule).values():
+        words = train_setting(runs[0]).words().partition(", links")[0]
+        title = f"Quality at the end of the schedule: {runs[0].workload_spec}; {words}"
+        tables.append(_table(title, quality_grid(runs)))
+        for setting, timed in group(runs, train_setting).items():
+            rate = setting.links.words().partition(", ")[2]
+            steps = "" if setting.steps is None else f" of {setting.steps:,} steps"
+            schedule = f"Times, {rate}, in the workload's own schedule{steps}"
+            tables.append(_table(schedule, time_grid(timed)))
+    return tables
+
+
+def _schedule(record: TrainRecord) -> tuple[object, ...]:
+    return record.workload_spec, record.workers, record.steps, record.device
 
 
 def step_tables(records: Sequence[StepRecord]) -> list[Table]:

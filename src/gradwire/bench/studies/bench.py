@@ -19,6 +19,7 @@ from gradwire.bench.machine import check_device, device_facts, enable_tf32, mach
 from gradwire.bench.predictions.measured_model import MeasuredModel, measure_workload
 from gradwire.bench.records.files import append, check_writable, read
 from gradwire.bench.records.schema import TrainRecord
+from gradwire.bench.report.tables import study_tables
 from gradwire.bench.runs.cluster_run import Ending
 from gradwire.bench.studies.definitions import Study
 from gradwire.bench.studies.device_lock import DeviceLock
@@ -139,6 +140,8 @@ class StudyBench:
                 _print_line(console, f"{_describe(outcome[0])}; {took_s:.1f} s{left}")
         if late:
             _print_line(console, f"The time limit is reached; {late} runs remain.")
+        for table in study_tables(self._records()):
+            console.print(table)
         return "failed" if failed else "interrupted" if late else "done"
 
     def _remaining(self) -> list[Run]:
@@ -146,6 +149,19 @@ class StudyBench:
         finished = self._finished()
         remaining = {_key(run): run for study in self.studies for run in runs_of(study)}
         return [run for run in remaining.values() if not finished >= _keys_by_rate(run)]
+
+    def _records(self) -> list[TrainRecord]:
+        """Returns the records of these studies in the file, of this device."""
+        settings = {
+            (s.workload, s.steps, s.workers, case) for s in self.studies for case in s.cases
+        }
+        return [
+            r
+            for r in read([self.json_path])
+            if isinstance(r, TrainRecord)
+            and r.device == self.setting.device
+            and (r.workload_spec, r.steps, r.workers, r.spec) in settings
+        ]
 
     def _finished(self) -> set[tuple[object, ...]]:
         """Returns the keys of finished runs, including those that diverged."""

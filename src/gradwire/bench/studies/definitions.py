@@ -19,7 +19,9 @@ from gradwire.bench.studies.cases import (
     qsparse,
 )
 from gradwire.bench.studies.grace import GRACE_METHODS, NEWER, WITHOUT_FEEDBACK
+from gradwire.bench.workloads.base import workload_classes
 from gradwire.errors import ConfigError
+from gradwire.spec import read_settings
 
 _RESNET = "resnet9:bf16=true"
 _EPOCH = 97
@@ -65,6 +67,29 @@ class Study:
             seeds=seeds or self.seeds,
             cases=tuple(cases or self.cases),
             workers=self.workers if workers is None else workers,
+        )
+
+    def smoke(self) -> "Study":
+        """Returns a few steps of every case on the tiny form of the workload, with synthetic data.
+
+        Of the workload's settings only `flat` stays, which decides what methods select among.
+        """
+        name, settings = read_settings(self.workload)
+        workload = workload_classes()[name]
+        kept = {"flat": settings["flat"]} if "flat" in settings else {}
+        if workload.source is not None:
+            kept["synthetic"] = "true"
+        text = ",".join(f"{key}={value}" for key, value in kept.items())
+        return replace(
+            self,
+            workload=f"{name}-tiny:{text}" if text else f"{name}-tiny",
+            # Enough for a sync of every local method but one with 256 steps between syncs.
+            steps=33,
+            seeds=(0,),
+            workers=2,
+            evaluations=1,
+            target=None,
+            rates=("1gbit",),
         )
 
 
