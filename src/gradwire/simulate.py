@@ -1,11 +1,12 @@
 """Simulation: N workers in lock step in this process, with exact byte counts and no network."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from gradwire.base import Compressor, Memory
+from gradwire.base import Compressor, Memory, UpdateRule
 from gradwire.checkpoint.state import load, own_part, save
 from gradwire.checks import check_number, check_whole
 from gradwire.comm.cost_model import LinkModel
@@ -68,6 +69,7 @@ class Simulation:
         """Changes the method of all workers between two steps; residuals are kept."""
         tensors = self.workers[0].tensors.values()
         plan = make_plan(compressor, memory, exchange, tensors, len(self.workers))
+        plan = replace(plan, rules=self.workers[0].plan.rules)
         for worker in self.workers:
             worker.switch(plan)
 
@@ -130,6 +132,20 @@ def _named(parameters: torch.nn.Module | Mapping[str, Tensor]) -> dict[str, Tens
     return named
 
 
+def _rules(
+    update: UpdateRule | Mapping[str, UpdateRule] | None, named: Mapping[str, Tensor]
+) -> tuple[tuple[str, UpdateRule], ...]:
+    """Returns the update rule of every parameter; none if gradients are exchanged."""
+    if update is None:
+        return ()
+    rules = update if isinstance(update, Mapping) else dict.fromkeys(named, update)
+    if rules.keys() != named.keys() or not all(isinstance(r, UpdateRule) for r in rules.values()):
+        raise ConfigError(
+            f"simulate: update must be an update rule, or one for each of {[*named]}, got {update}"
+        )
+    return tuple((name, rules[name]) for name in named)
+
+
 def simulate(
     parameters: torch.nn.Module | Mapping[str, Tensor],
     compressor: Compressor | str,
@@ -137,6 +153,7 @@ def simulate(
     workers: int,
     memory: Memory | str | None = None,
     exchange: str = "auto",
+    update: UpdateRule | Mapping[str, UpdateRule] | None = None,
     seed: int = 0,
     nan_policy: NanPolicy = "propagate",
     controller: Controller | str | None = None,
@@ -146,8 +163,11 @@ def simulate(
 ) -> Simulation:
     """Returns N simulated workers for a model, or for tensors by name.
 
-    A controller sees the times of a `link` (by default 1 Gbit/s with 1 ms latency) and a step of
-    `compute_s`, so that a run makes the same decisions on any machine.
+    With an `update` rule of `gradwire.optim`, of all parameters or by name, workers exchange the
+    updates that they compute from their gradients: `step` returns the mean update, which the caller
+    multiplies by minus the learning rate. A controller sees the times of a `link` (by default
+    1 Gbit/s with 1 ms latency) and a step of `compute_s`, so that a run makes the same decisions on
+    any machine.
     """
     check_whole("simulate", "workers", workers, 1)
     check_number("simulate", "compute_s", compute_s)
@@ -157,6 +177,9 @@ def simulate(
         raise ConfigError(f"simulate: link must be a LinkModel, got {link!r}")
     named = _named(parameters)
     plan = make_plan(compressor, memory, exchange, named.values(), workers)
+    plan = replace(plan, rules=_rules(update, named))
+    if plan.rules and controller is not None:
+        raise ConfigError("simulate: a controller measures gradients, so it goes without update")
     simulation = Simulation(
         [
             Engine(plan, named, rank, workers, seed, nan_policy, cuda_graphs, wants_mean=rank == 0)

@@ -19,6 +19,7 @@ from gradwire.engine.observer import StepObserver
 from gradwire.engine.plan import Plan
 from gradwire.engine.step import BucketResult, Lane, lane_rounds, run_rounds
 from gradwire.errors import ConfigError, NonFiniteError, WireError
+from gradwire.memory._update import kept_moments
 
 log = logging.getLogger("gradwire")
 
@@ -103,8 +104,11 @@ class Engine:
         """Runs a bucket's exchange, live or from a CUDA graph, and notes its results."""
         if self.observer is not None:
             self.observer.bucket_started(names, grads, self.loss_scale)
+        if self.plan.rules and self.loss_scale != 1:
+            # Moments and updates do not depend on the loss scale.
+            torch._foreach_mul_(list(grads), 1 / self.loss_scale)
         result = yield from start()
-        if self.plan.counts_votes and self.loss_scale != 1:
+        if (self.plan.counts_votes or self.plan.rules) and self.loss_scale != 1:
             # A majority is +1 or -1 at any loss scale, and will be unscaled with the rest.
             torch._foreach_mul_(list(grads), self.loss_scale)
         if result.nonfinite is not None and result.corrupted is not None:
@@ -165,6 +169,8 @@ class Engine:
 
         Then no flag and no statistics travel with them: a sum propagates NaN by itself.
         """
+        if self.plan.rules:
+            return False
         return self.plan.is_dense and self.observer is None and not self._is_guarded()
 
     def count_dense_bucket(self, names: Sequence[str], nbytes: int) -> None:
@@ -224,9 +230,12 @@ class Engine:
         dropped: list[Tensor] = []
         for name, lane in self.lanes.items():
             lane.ctx = lane.ctx._replace(step=old[name].ctx.step)
-            same = lane.memory_state.keys() == old[name].memory_state.keys()
+            before = old[name].memory_state
+            same = lane.memory_state.keys() == before.keys()
             if same:
-                lane.memory_state = old[name].memory_state
+                lane.memory_state = before
+            else:
+                lane.memory_state |= kept_moments(lane.memory, old[name].memory, before)
             dropped += old[name].unsent(with_memory=not same)
         norm = hypot(*(float(tensor.norm()) for tensor in dropped))
         if norm:
@@ -274,8 +283,9 @@ class Engine:
             raise ConfigError(f"the loss scale must be positive, got {scale}")
         self.commit_step()
         if scale != self.loss_scale:
-            for lane in self.lanes.values():
-                lane.scale_loss(scale / self.loss_scale)
+            if not self.plan.rules:
+                for lane in self.lanes.values():
+                    lane.scale_loss(scale / self.loss_scale)
             self.loss_scale = scale
 
     def steps(self) -> int:

@@ -9,7 +9,15 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from gradwire.base import Aggregator, Compressor, Memory, MultiRound, OneRound, TwoLevelExchange
+from gradwire.base import (
+    Aggregator,
+    Compressor,
+    Memory,
+    MultiRound,
+    OneRound,
+    TwoLevelExchange,
+    UpdateRule,
+)
 from gradwire.comm.cost_model import LinkModel
 from gradwire.comm.meter import ring_bytes
 from gradwire.compressors.bf16 import Bf16
@@ -19,6 +27,7 @@ from gradwire.engine.step import Lane
 from gradwire.errors import ConfigError
 from gradwire.exchange.auto import choose
 from gradwire.identity import code_digests, identity_of
+from gradwire.memory._update import LocalUpdate
 from gradwire.memory.none import NoMemory
 from gradwire.spec import (
     ExchangeConfig,
@@ -60,6 +69,8 @@ class Plan:
     dense_bytes: Callable[[int, int], int] = ring_bytes
     """Bytes that a rank would send for gradients of so many bytes among so many ranks without
     compression; `stats()["ratio"]` is relative to it."""
+    rules: tuple[tuple[str, UpdateRule], ...] = ()
+    """The update rule of every parameter by name, if updates are sent instead of gradients."""
 
     def lane(
         self, name: str, tensor: Tensor, rank: int, size: int, seed: int, reversible: bool = True
@@ -69,6 +80,8 @@ class Plan:
             raise ConfigError(f"parameter {name!r} is {tensor.dtype}; expected {[*DENSE]}")
         ctx = EncodeContext(tuple(tensor.shape), rank, size, seed, crc32(name.encode()))
         compressor, memory = self._choice(tensor)
+        if self.rules:
+            memory = LocalUpdate(self._rule_by_name[name], memory, ctx.shape)
         aggregator = self.wrap(self.exchange, compressor)
         return Lane(name, compressor, aggregator, memory, ctx, tensor.device, reversible)
 
@@ -100,16 +113,22 @@ class Plan:
         return self.is_dense and self.exchange.aggregate == "mean"
 
     @cached_property
+    def _rule_by_name(self) -> dict[str, UpdateRule]:
+        return dict(self.rules)
+
+    @cached_property
     def counts_votes(self) -> bool:
         """True if the gradient becomes a majority of signs instead of a mean."""
         return self.compressor.traits().is_vote or self.exchange.aggregate == "majority"
 
     def describe(self) -> dict[str, str]:
         """Returns the method, memory and exchange as specs, for statistics and logs."""
+        names = dict.fromkeys(rule.name for _, rule in self.rules)
         return {
             "spec": format_spec(self.compressor),
             "memory": format_spec(self.memory),
             "exchange": str(self.exchange),
+            **({"update": " and ".join(names)} if names else {}),
         }
 
     def identity(self) -> dict[str, object]:
@@ -118,11 +137,23 @@ class Plan:
             "compressor": identity_of(self.compressor),
             "memory": identity_of(self.memory),
             "exchange": self.exchange.identity(),
+            **({"updates": self._rules_identity()} if self.rules else {}),
         }
+
+    def _rules_identity(self) -> dict[str, object]:
+        """Returns the different rules, and a checksum of which parameter has which."""
+        rules = list(dict.fromkeys(rule for _, rule in self.rules))
+        places = [f"{name} {rules.index(rule)}" for name, rule in self.rules]
+        found: dict[str, object] = {str(i): identity_of(rule) for i, rule in enumerate(rules)}
+        return {**found, "parameters": crc32(" ".join(places).encode())}
 
     def code_digests(self) -> dict[str, str]:
         """Returns digests of the code of classes outside the package, which ranks compare."""
-        return {**code_digests(self.compressor), **code_digests(self.memory)}
+        rules = {rule for _, rule in self.rules}
+        found = {**code_digests(self.compressor), **code_digests(self.memory)}
+        for rule in rules:
+            found |= code_digests(rule)
+        return found
 
 
 def make_plan(

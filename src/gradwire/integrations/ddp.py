@@ -23,7 +23,7 @@ from gradwire.integrations.backward_pass import BackwardPass, at_end_of_backward
 from gradwire.integrations.bucketing import PendingBucket, Ready
 from gradwire.integrations.comm_runner import StreamRunner, ThreadRunner
 from gradwire.integrations.dense_allreduce import start_means
-from gradwire.integrations.handle import Handle
+from gradwire.integrations.handle import Handle, Planner
 from gradwire.integrations.parameters import COMPILED, check_dense
 from gradwire.integrations.settings import Options, Settings, settings_of
 from gradwire.integrations.unused_parameters import UnusedParameters
@@ -100,6 +100,7 @@ class Link(Handle):
         names: dict[nn.Parameter, str],
         settings: Settings,
         unused: UnusedParameters | None,
+        planner: Planner,
     ) -> None:
         self._slot = slot
         self._unused = unused
@@ -112,7 +113,7 @@ class Link(Handle):
                 self._lease.group,
                 tensors,
                 names,
-                make_plan,
+                planner,
                 settings,
                 discards_lanes=unused is not None,
             )
@@ -272,26 +273,36 @@ def attach(
     cuda_graphs, least_bytes. Before every forward pass the loss scale is read from `scaler`, and
     residuals follow it.
     """
+    return attach_planned(model, settings_of(compressor, options), make_plan, process_group, scaler)
+
+
+def attach_planned(
+    model: DDP,
+    settings: Settings,
+    planner: Planner,
+    process_group: dist.ProcessGroup | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+) -> Link:
+    """Attaches a model with a planner of the caller's own; see `attach`."""
     while _orphans:
         _release(_orphans.pop())
-    settings = settings_of(compressor, options)
-    names = _names(model)
+    names = trained_parameters(model)
     group = model.process_group if process_group is None else process_group
     check_member(group)
     if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
         raise ConfigError(f"attach: scaler must be a GradScaler, with get_scale(), got {scaler!r}")
     # Before the slot is taken, which cannot be undone.
-    make_plan(settings.compressor, settings.memory, settings.exchange, names, group.size())
+    planner(settings.compressor, settings.memory, settings.exchange, names, group.size())
     drops_unused = model.find_unused_parameters or model.static_graph
     unused = UnusedParameters(model, names) if drops_unused else None
     slot = _take_slot(model)
-    slot.link = Link(slot, group, names, settings, unused)
+    slot.link = Link(slot, group, names, settings, unused, planner)
     if scaler is not None:
         slot.link._follow_loss_scale(model, scaler)
     return slot.link
 
 
-def _names(model: DDP) -> dict[nn.Parameter, str]:
+def trained_parameters(model: DDP) -> dict[nn.Parameter, str]:
     """Returns the parameters whose gradients DDP exchanges, in order."""
     if not dist.is_initialized():
         raise ConfigError(

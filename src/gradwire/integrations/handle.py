@@ -178,6 +178,10 @@ class Handle(ABC):
         overlap = {"waited_s": meter.waited_s, "hidden": meter.hidden()} if self.overlaps else {}
         return {**own, **overlap, "auxiliary_bytes": self._check_comm.meter.sent_bytes}
 
+    def passes(self) -> int:
+        """Returns the number of backward passes whose gradients were exchanged."""
+        return self._passes
+
     @between_steps
     def switch(
         self,
