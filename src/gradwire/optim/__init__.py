@@ -7,5 +7,15 @@ computed, compressed with error feedback and exchanged, during the backward pass
 from gradwire.optim.adamw import Adam, AdamUpdate, AdamW
 from gradwire.optim.lion import Lion, LionUpdate
 from gradwire.optim.muon import Muon, MuonUpdate
+from gradwire.optim.sgd import SGDUpdate
 
-__all__ = ["Adam", "AdamUpdate", "AdamW", "Lion", "LionUpdate", "Muon", "MuonUpdate"]
+__all__ = [
+    "Adam",
+    "AdamUpdate",
+    "AdamW",
+    "Lion",
+    "LionUpdate",
+    "Muon",
+    "MuonUpdate",
+    "SGDUpdate",
+]

@@ -72,6 +72,20 @@ WITH_AND_WITHOUT = (
 )
 
 
+def both_sides(ratio: float) -> tuple[str, ...]:
+    """Returns methods on gradients, and on the updates of each worker's own optimiser."""
+    methods = (
+        f"topk:ratio={ratio}",
+        f"chunktopk:ratio={ratio}",
+        "efsign",
+        "int4",
+        "powersgd:rank=4",
+        f"dct:ratio={ratio}",
+    )
+    sides = (case for method in methods for case in (method, f"{method} @ side=update"))
+    return (BASELINE, "none @ side=update", *sides)
+
+
 def cser(updates: int, errors: int, sync_every: int, qsparse: int) -> tuple[str, ...]:
     """Returns CSER, error feedback at every step, and Qsparse, all at the same overall ratio."""
 
