@@ -70,6 +70,7 @@ class Simulation:
         tensors = self.workers[0].tensors.values()
         plan = make_plan(compressor, memory, exchange, tensors, len(self.workers))
         plan = replace(plan, rules=self.workers[0].plan.rules)
+        plan = plan.in_chunks(self.workers[0].tensors, self.workers[0].plan.chunk_bytes)
         for worker in self.workers:
             worker.switch(plan)
 
@@ -160,12 +161,14 @@ def simulate(
     cuda_graphs: bool = True,
     link: LinkModel | None = None,
     compute_s: float = 0.01,
+    chunk_bytes: int = 0,
 ) -> Simulation:
     """Returns N simulated workers for a model, or for tensors by name.
 
     With an `update` rule of `gradwire.optim`, of all parameters or by name, workers exchange the
     updates that they compute from their gradients: `step` returns the mean update, which the caller
-    multiplies by minus the learning rate. A controller sees the times of a `link` (by default
+    multiplies by minus the learning rate. Parameters of more than `chunk_bytes` are cut into
+    chunks, as `attach` does, unless it is 0. A controller sees the times of a `link` (by default
     1 Gbit/s with 1 ms latency) and a step of `compute_s`, so that a run makes the same decisions on
     any machine.
     """
@@ -176,10 +179,12 @@ def simulate(
     if link is not None and not isinstance(link, LinkModel):
         raise ConfigError(f"simulate: link must be a LinkModel, got {link!r}")
     named = _named(parameters)
+    check_whole("simulate", "chunk_bytes", chunk_bytes, 0)
     plan = make_plan(compressor, memory, exchange, named.values(), workers)
     plan = replace(plan, rules=_rules(update, named))
     if plan.rules and controller is not None:
         raise ConfigError("simulate: a controller measures gradients, so it goes without update")
+    plan = plan.in_chunks(named, chunk_bytes)
     simulation = Simulation(
         [
             Engine(plan, named, rank, workers, seed, nan_policy, cuda_graphs, wants_mean=rank == 0)

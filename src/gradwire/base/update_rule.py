@@ -17,8 +17,15 @@ class UpdateRule(ABC):
     """
 
     name: ClassVar[str]
+    is_elementwise: ClassVar[bool] = True
+    """True if the update of an entry depends on that entry alone, unless a norm is bounded."""
     clip: float
     """The largest norm of a tensor's gradient on this worker; 0 means no limit."""
+
+    @property
+    def may_cut(self) -> bool:
+        """True if the chunks of a tensor have the updates that the whole has."""
+        return self.is_elementwise and not self.clip
 
     @abstractmethod
     def state(self, numel: int, device: torch.device) -> State:

@@ -1,6 +1,6 @@
 """The plan: the compressor, memory and exchange of each parameter, and what combines legally."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
@@ -23,6 +23,7 @@ from gradwire.comm.meter import ring_bytes
 from gradwire.compressors.bf16 import Bf16
 from gradwire.compressors.fp16 import Fp16
 from gradwire.compressors.none import NoCompression
+from gradwire.engine.chunks import Chunk, check_chunk_bytes, cut
 from gradwire.engine.step import Lane
 from gradwire.errors import ConfigError
 from gradwire.exchange.auto import choose
@@ -71,6 +72,24 @@ class Plan:
     compression; `stats()["ratio"]` is relative to it."""
     rules: tuple[tuple[str, UpdateRule], ...] = ()
     """The update rule of every parameter by name, if updates are sent instead of gradients."""
+    chunk_bytes: int = 0
+    """Larger parameters are cut into chunks of at most this size, unless it is 0."""
+
+    def in_chunks(self, tensors: Mapping[str, Tensor], chunk_bytes: int) -> "Plan":
+        """Returns the plan with chunks of this size; raises ConfigError if a parameter forbids it.
+
+        A size of 0 means that no parameter is cut.
+        """
+        if chunk_bytes:
+            compressed = {n: t for n, t in tensors.items() if self._may_cut(n, t)}
+            check_chunk_bytes(self.compressor, compressed, chunk_bytes)
+        return replace(self, chunk_bytes=chunk_bytes)
+
+    def chunks(self, name: str, tensor: Tensor) -> list[Chunk]:
+        """Returns the chunks of one parameter; none if it is not cut, or is sent dense."""
+        if not self.chunk_bytes or not self._may_cut(name, tensor):
+            return []
+        return cut(name, tensor, self.compressor.traits().block, self.chunk_bytes)
 
     def lane(
         self, name: str, tensor: Tensor, rank: int, size: int, seed: int, reversible: bool = True
@@ -81,9 +100,21 @@ class Plan:
         ctx = EncodeContext(tuple(tensor.shape), rank, size, seed, crc32(name.encode()))
         compressor, memory = self._choice(tensor)
         if self.rules:
-            memory = LocalUpdate(self._rule_by_name[name], memory, ctx.shape)
+            memory = LocalUpdate(self._rule_of(name), memory, ctx.shape)
         aggregator = self.wrap(self.exchange, compressor)
         return Lane(name, compressor, aggregator, memory, ctx, tensor.device, reversible)
+
+    def _may_cut(self, name: str, tensor: Tensor) -> bool:
+        """Returns whether a parameter is compressed, and its update rule allows chunks."""
+        if self.rules and not self._rule_of(name).may_cut:
+            return False
+        # `lane` refuses other dtypes.
+        return tensor.dtype in DENSE and self._choice(tensor)[0] is self.compressor
+
+    def _rule_of(self, lane: str) -> UpdateRule:
+        """Returns the update rule of a lane: that of its parameter, whose chunk it may be."""
+        rules = self._rule_by_name
+        return rules[lane] if lane in rules else rules[lane[: lane.rindex("[")]]
 
     def _choice(self, tensor: Tensor) -> tuple[Compressor, Memory]:
         dense = DENSE[tensor.dtype]
@@ -138,6 +169,7 @@ class Plan:
             "memory": identity_of(self.memory),
             "exchange": self.exchange.identity(),
             **({"updates": self._rules_identity()} if self.rules else {}),
+            "chunk_bytes": self.chunk_bytes,
         }
 
     def _rules_identity(self) -> dict[str, object]:

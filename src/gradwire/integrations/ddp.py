@@ -1,6 +1,8 @@
 """DistributedDataParallel: one line that compresses the gradients of a DDP script."""
 
 import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, finalize
@@ -13,11 +15,12 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.hooks import RemovableHandle
 
-from gradwire.base import Compressor
+from gradwire.base import Compressor, Memory
 from gradwire.comm.consistency import check_equal_tensors
 from gradwire.comm.groups import check_member, lease_group
+from gradwire.engine.chunks import CHUNK_BYTES
 from gradwire.engine.ownership import release
-from gradwire.engine.plan import make_plan
+from gradwire.engine.plan import Plan, make_plan
 from gradwire.errors import ConfigError, NonFiniteError, PeerError
 from gradwire.integrations.backward_pass import BackwardPass, at_end_of_backward, graph_task
 from gradwire.integrations.bucketing import PendingBucket, Ready
@@ -167,9 +170,13 @@ class Link(Handle):
         if ready is not None and plain:
             self._start_plain_means(ready, is_last)
         elif ready is not None:
-            # Created in autograd's thread: `bucket_program` commits the previous step, which must
+            # Created in autograd's thread: `bucket_programs` commits the previous step, which must
             # not happen while the runner uses the lanes.
-            programs = [self._engine.bucket_program(*message) for message in ready.messages]
+            programs = [
+                program
+                for message in ready.messages
+                for program in self._engine.bucket_programs(*message)
+            ]
             self._runner.submit(programs, ready.buckets, is_last=is_last)
         if is_last:
             self._end_step_after_backward()
@@ -226,7 +233,8 @@ class Link(Handle):
             if self._unused.pending and not wait and self._engine.nan_policy != "raise":
                 return None
             for name in self._unused.take():
-                self._engine.lanes[name].discard()
+                for lane in self._engine.lanes_of(name):
+                    lane.discard()
         return self._engine.commit_step(wait=wait)
 
     def _complete_step(self) -> None:
@@ -270,20 +278,20 @@ def attach(
 
     Called on all ranks of the model's group, which check that they agree. The options are the
     fields of `Settings`: memory, exchange, seed, nan_policy, check_every, checksum, controller,
-    cuda_graphs, least_bytes. Before every forward pass the loss scale is read from `scaler`, and
-    residuals follow it.
+    cuda_graphs, least_bytes, chunk_bytes. Before every forward pass the loss scale is read from
+    `scaler`, and residuals follow it.
     """
-    return attach_planned(model, settings_of(compressor, options), make_plan, process_group, scaler)
+    return attach_planned(model, settings_of(compressor, options), None, process_group, scaler)
 
 
 def attach_planned(
     model: DDP,
     settings: Settings,
-    planner: Planner,
+    adapt: Callable[[Plan], Plan] | None,
     process_group: dist.ProcessGroup | None = None,
     scaler: torch.amp.GradScaler | None = None,
 ) -> Link:
-    """Attaches a model with a planner of the caller's own; see `attach`."""
+    """Attaches a model, as `attach` does, with plans that the caller checks and changes."""
     while _orphans:
         _release(_orphans.pop())
     names = trained_parameters(model)
@@ -292,6 +300,8 @@ def attach_planned(
     if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
         raise ConfigError(f"attach: scaler must be a GradScaler, with get_scale(), got {scaler!r}")
     # Before the slot is taken, which cannot be undone.
+    tensors: dict[str, Tensor] = {name: p for p, name in names.items()}
+    planner = _planner(tensors, settings, next(model.parameters()).device, adapt)
     planner(settings.compressor, settings.memory, settings.exchange, names, group.size())
     drops_unused = model.find_unused_parameters or model.static_graph
     unused = UnusedParameters(model, names) if drops_unused else None
@@ -300,6 +310,32 @@ def attach_planned(
     if scaler is not None:
         slot.link._follow_loss_scale(model, scaler)
     return slot.link
+
+
+def _planner(
+    tensors: Mapping[str, Tensor],
+    settings: Settings,
+    device: torch.device,
+    adapt: Callable[[Plan], Plan] | None,
+) -> Planner:
+    """Returns the function that makes the link's plans, which cut large parameters into chunks."""
+
+    def planner(
+        compressor: Compressor | str,
+        memory: Memory | str | None,
+        exchange: str,
+        all_tensors: Iterable[Tensor],
+        size: int,
+    ) -> Plan:
+        plan = make_plan(compressor, memory, exchange, all_tensors, size)
+        if adapt is not None:
+            plan = adapt(plan)
+        if settings.chunk_bytes is not None:
+            return plan.in_chunks(tensors, settings.chunk_bytes)
+        # Only where the pipeline encodes one chunk while another is on the wire.
+        return replace(plan, chunk_bytes=CHUNK_BYTES if device.type == "cpu" else 0)
+
+    return planner
 
 
 def trained_parameters(model: DDP) -> dict[nn.Parameter, str]:

@@ -24,6 +24,7 @@ class Options(TypedDict, total=False):
     controller: Controller | str | None
     cuda_graphs: bool
     least_bytes: int | None
+    chunk_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class Settings:
     `cuda_graphs` a bucket's work on a GPU is captured as CUDA graphs where it is the same at every
     step. Buckets whose messages have less than `least_bytes` are sent with the next; None means a
     million where a GPU's messages are staged through the host, which waits for the GPU each time,
-    else 0.
+    else 0. Parameters of more than `chunk_bytes` are cut into chunks with messages of their own,
+    unless it is 0; None means 25 MiB on a CPU, where the exchange is pipelined, else 0.
     """
 
     compressor: Compressor | str
@@ -56,6 +58,7 @@ class Settings:
     controller: Controller | str | None = None
     cuda_graphs: bool = True
     least_bytes: int | None = None
+    chunk_bytes: int | None = None
 
     def __post_init__(self) -> None:
         check_whole("settings", "check_every", self.check_every, 0)
@@ -63,6 +66,8 @@ class Settings:
         check_flag("settings", "cuda_graphs", self.cuda_graphs)
         if self.least_bytes is not None:
             check_whole("settings", "least_bytes", self.least_bytes, 0)
+        if self.chunk_bytes is not None:
+            check_whole("settings", "chunk_bytes", self.chunk_bytes, 0)
         find_controller(self.controller)
 
     def make_controller(self) -> Controller | None:

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias, overload
 
 import torch
@@ -10,11 +11,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from gradwire.base import Compressor, Memory, UpdateRule
-from gradwire.engine.plan import Plan, make_plan
+from gradwire.base import Compressor, UpdateRule
+from gradwire.engine.plan import Plan
 from gradwire.errors import ConfigError
 from gradwire.integrations.ddp import Link, attach_planned, trained_parameters
-from gradwire.integrations.handle import Planner
 from gradwire.integrations.settings import Settings, settings_of
 from gradwire.memory.lowbit import LowBit
 from gradwire.memory.none import NoMemory
@@ -63,10 +63,8 @@ class CompressedOptimizer(torch.optim.Optimizer, ABC):
         self._rules = self._current_rules()
         self._scaler = exchange.scaler
         self._checks_finite = settings.nan_policy != "ignore"
-        planner = _planner(kind, tuple(self._rules.items()))
-        self.link = attach_planned(
-            model, settings, planner, exchange.process_group, exchange.scaler
-        )
+        adapt = partial(update_plan, kind, rules=tuple(self._rules.items()))
+        self.link = attach_planned(model, settings, adapt, exchange.process_group, exchange.scaler)
         self._passes = self.link.passes()
         # Where `handle_of` finds the handle; torch neither pickles nor copies it.
         vars(self)["gradwire"] = self.link
@@ -163,21 +161,6 @@ class CompressedOptimizer(torch.optim.Optimizer, ABC):
                 "optimiser anew"
             )
         torch.optim.Optimizer.add_param_group(self, param_group)
-
-
-def _planner(kind: str, rules: tuple[tuple[str, UpdateRule], ...]) -> Planner:
-    """Returns a planner whose plans send updates."""
-
-    def make(
-        compressor: Compressor | str,
-        memory: Memory | str | None,
-        exchange: str,
-        tensors: Iterable[Tensor],
-        size: int,
-    ) -> Plan:
-        return update_plan(kind, make_plan(compressor, memory, exchange, tensors, size), rules)
-
-    return make
 
 
 def update_plan(kind: str, plan: Plan, rules: tuple[tuple[str, UpdateRule], ...]) -> Plan:

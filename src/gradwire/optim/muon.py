@@ -54,6 +54,7 @@ class MuonUpdate(UpdateRule):
     clip: float = 0.0
 
     name: ClassVar = "muon"
+    is_elementwise: ClassVar = False
 
     def __post_init__(self) -> None:
         check_fraction_below_one("muon", "momentum", self.momentum)

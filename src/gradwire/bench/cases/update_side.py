@@ -36,7 +36,8 @@ def rules_of(
 
 def _rule(optimiser: Optimizer, group: Mapping[str, Any], clip: float) -> UpdateRule:
     if isinstance(optimiser, torch.optim.AdamW):
-        return AdamUpdate(*group["betas"], group["eps"], clip)
+        beta1, beta2 = group["betas"]
+        return AdamUpdate(beta1, beta2, group["eps"], clip)
     if isinstance(optimiser, SGD) and not group["dampening"]:
         return SGDUpdate(group["momentum"], group["nesterov"], clip)
     raise ConfigError(

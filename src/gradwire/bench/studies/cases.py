@@ -72,18 +72,23 @@ WITH_AND_WITHOUT = (
 )
 
 
-def both_sides(ratio: float) -> tuple[str, ...]:
-    """Returns methods on gradients, and on the updates of each worker's own optimiser."""
-    methods = (
-        f"topk:ratio={ratio}",
-        f"chunktopk:ratio={ratio}",
-        "efsign",
-        "int4",
-        "powersgd:rank=4",
-        f"dct:ratio={ratio}",
-    )
-    sides = (case for method in methods for case in (method, f"{method} @ side=update"))
-    return (BASELINE, "none @ side=update", *sides)
+BOTH_SIDES = (
+    BASELINE,
+    "none @ side=update",
+    *(
+        case
+        for method in (
+            "topk:ratio=0.01",
+            "chunktopk:k=41,chunk=4096",
+            "efsign",
+            "int4",
+            "powersgd:rank=4",
+            "dct:k=1,chunk=64",
+        )
+        for case in (method, f"{method} @ side=update")
+    ),
+)
+"""Methods on gradients, and on the updates of each worker's own optimiser."""
 
 
 def cser(updates: int, errors: int, sync_every: int, qsparse: int) -> tuple[str, ...]:

@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 
 from gradwire.bench.records.schema import BASELINE
 from gradwire.bench.studies.cases import (
+    BOTH_SIDES,
     LATE_LSTM,
     LATE_RESNET,
     RARE,
     RAW,
     SWEEP,
     WITH_AND_WITHOUT,
-    both_sides,
     by_gravac,
     cser,
     gravac,
@@ -336,8 +336,8 @@ STUDIES: Mapping[str, Study] = {
     "optim-gpt": Study(
         "compressed updates of each worker's own AdamW against compressed gradients",
         _SMALL_GPT,
-        400,
-        both_sides(0.01),
+        240,
+        BOTH_SIDES,
         seeds=(0, 1, 2),
         workers=2,
         evaluations=4,
@@ -347,7 +347,7 @@ STUDIES: Mapping[str, Study] = {
         "compressed updates against compressed gradients under AdamW, on a GPT of 30 million",
         "gpt:layers=8,heads=8,width=552,dropout=0.1",
         1500,
-        both_sides(0.01),
+        BOTH_SIDES,
         seeds=(0, 1, 2),
         workers=4,
     ),
@@ -355,7 +355,7 @@ STUDIES: Mapping[str, Study] = {
         "compressed momentum of each worker against compressed gradients under SGD",
         _RESNET,
         12 * _EPOCH,
-        both_sides(0.01),
+        BOTH_SIDES,
         seeds=(0, 1, 2),
         target="accuracy=0.9",
     ),
