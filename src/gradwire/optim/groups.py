@@ -11,15 +11,21 @@ from gradwire.errors import ConfigError
 
 
 def check_model(kind: str, model: object) -> None:
-    """Raises ConfigError unless the model is a DDP object on one device."""
+    """Raises ConfigError unless the model is a DDP object of one device and one dtype."""
     if not isinstance(model, DDP):
         raise ConfigError(
             f"{kind}: expected a DistributedDataParallel, got {type(model).__name__}; updates are "
             "exchanged in its buckets, so give the model, not its parameters (groups go to params=)"
         )
-    devices = sorted({str(p.device) for p in model.module.parameters() if p.requires_grad})
+    trained = [p for p in model.module.parameters() if p.requires_grad]
+    devices = sorted({str(p.device) for p in trained})
     if len(devices) > 1:
         raise ConfigError(f"{kind}: parameters must be on one device, got {devices}")
+    dtypes = sorted({str(p.dtype) for p in trained})
+    if len(dtypes) > 1:
+        raise ConfigError(
+            f"{kind}: parameters must have one dtype, got {dtypes}; use autocast for some layers"
+        )
 
 
 def check_groups(
