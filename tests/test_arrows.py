@@ -19,7 +19,7 @@ LEVELS = (
     ("engine",),
     ("catalogue", "checkpoint", "control"),
     ("integrations", "local", "simulate"),
-    ("perfmodel",),
+    ("optim", "perfmodel"),
     # The package itself: its public names.
     ("gradwire", "keras"),
     ("bench",),

@@ -4,7 +4,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from types import ModuleType
 
-from gradwire import local
+from gradwire import local, optim
 from gradwire.base import Compressor
 from gradwire.checkpoint.files import Checkpoints
 from gradwire.control.accordion import Accordion
@@ -61,6 +61,7 @@ __all__ = [
     "handle_of",
     "local",
     "methods",
+    "optim",
     "parse",
     "reduce_gradients",
     "simulate",

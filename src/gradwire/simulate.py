@@ -1,11 +1,12 @@
 """Simulation: N workers in lock step in this process, with exact byte counts and no network."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from gradwire.base import Compressor, Memory
+from gradwire.base import Compressor, Memory, UpdateRule
 from gradwire.checkpoint.state import load, own_part, save
 from gradwire.checks import check_number, check_whole
 from gradwire.comm.cost_model import LinkModel
@@ -68,6 +69,7 @@ class Simulation:
         """Changes the method of all workers between two steps; residuals are kept."""
         tensors = self.workers[0].tensors.values()
         plan = make_plan(compressor, memory, exchange, tensors, len(self.workers))
+        plan = replace(plan, rules=self.workers[0].plan.rules)
         plan = plan.in_chunks(self.workers[0].tensors, self.workers[0].plan.chunk_bytes)
         for worker in self.workers:
             worker.switch(plan)
@@ -131,6 +133,20 @@ def _named(parameters: torch.nn.Module | Mapping[str, Tensor]) -> dict[str, Tens
     return named
 
 
+def _rules(
+    update: UpdateRule | Mapping[str, UpdateRule] | None, named: Mapping[str, Tensor]
+) -> tuple[tuple[str, UpdateRule], ...]:
+    """Returns the update rule of every parameter; none if gradients are exchanged."""
+    if update is None:
+        return ()
+    rules = update if isinstance(update, Mapping) else dict.fromkeys(named, update)
+    if rules.keys() != named.keys() or not all(isinstance(r, UpdateRule) for r in rules.values()):
+        raise ConfigError(
+            f"simulate: update must be an update rule, or one for each of {[*named]}, got {update}"
+        )
+    return tuple((name, rules[name]) for name in named)
+
+
 def simulate(
     parameters: torch.nn.Module | Mapping[str, Tensor],
     compressor: Compressor | str,
@@ -138,6 +154,7 @@ def simulate(
     workers: int,
     memory: Memory | str | None = None,
     exchange: str = "auto",
+    update: UpdateRule | Mapping[str, UpdateRule] | None = None,
     seed: int = 0,
     nan_policy: NanPolicy = "propagate",
     controller: Controller | str | None = None,
@@ -148,9 +165,12 @@ def simulate(
 ) -> Simulation:
     """Returns N simulated workers for a model, or for tensors by name.
 
-    Parameters of more than `chunk_bytes` are cut into chunks, as `attach` does, unless it is 0.
-    A controller sees the times of a `link` (by default 1 Gbit/s with 1 ms latency) and a step of
-    `compute_s`, so that a run makes the same decisions on any machine.
+    With an `update` rule of `gradwire.optim`, of all parameters or by name, workers exchange the
+    updates that they compute from their gradients: `step` returns the mean update, which the caller
+    multiplies by minus the learning rate. Parameters of more than `chunk_bytes` are cut into
+    chunks, as `attach` does, unless it is 0. A controller sees the times of a `link` (by default
+    1 Gbit/s with 1 ms latency) and a step of `compute_s`, so that a run makes the same decisions on
+    any machine.
     """
     check_whole("simulate", "workers", workers, 1)
     check_number("simulate", "compute_s", compute_s)
@@ -161,6 +181,9 @@ def simulate(
     named = _named(parameters)
     check_whole("simulate", "chunk_bytes", chunk_bytes, 0)
     plan = make_plan(compressor, memory, exchange, named.values(), workers)
+    plan = replace(plan, rules=_rules(update, named))
+    if plan.rules and controller is not None:
+        raise ConfigError("simulate: a controller measures gradients, so it goes without update")
     plan = plan.in_chunks(named, chunk_bytes)
     simulation = Simulation(
         [

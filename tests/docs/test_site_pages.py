@@ -11,8 +11,8 @@ ROOT = Path(__file__).parents[2]
 
 def test_every_public_name_is_on_the_page() -> None:
     page = api.page()
-    for name in [*gradwire.__all__, *gradwire.local.__all__]:
-        if name != "local":
+    for name in [*gradwire.__all__, *gradwire.local.__all__, *gradwire.optim.__all__]:
+        if name not in ("local", "optim"):
             assert f"### {name}\n" in page
     assert "gradwire.parse(spec: str) -> Compressor" in page
     assert "compressor: Compressor | str | Settings,\n    *,\n    process_group:" in page

@@ -13,10 +13,9 @@ COLUMNS = 88
 
 
 def page() -> str:
-    """Returns the page: all names of `gradwire`, then those of `gradwire.local`."""
-    return "\n\n".join(
-        ["## gradwire", *_names(gradwire), "## gradwire.local", *_names(gradwire.local)]
-    )
+    """Returns the page: all names of `gradwire`, then those of its two public modules."""
+    modules = (gradwire, gradwire.local, gradwire.optim)
+    return "\n\n".join(text for m in modules for text in (f"## {m.__name__}", *_names(m)))
 
 
 def _names(module: ModuleType) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Abstract base classes of the catalogue: compressors, memories, exchanges.
+"""Abstract base classes of the catalogue: compressors, memories, exchanges, update rules.
 
 A method is a frozen dataclass (the algorithm *is* its parameters). It derives from `OneRound` if
 one message per rank is enough, or from `MultiRound`. The families in `gradwire.compressors`
@@ -19,6 +19,7 @@ from gradwire.base.compressor import (
 )
 from gradwire.base.exchange import Aggregator, Exchange, TwoLevelExchange, refuses_own_rounds
 from gradwire.base.memory import Memory, weighted_sum
+from gradwire.base.update_rule import UpdateRule
 
 __all__ = [
     "Aggregator",
@@ -31,6 +32,7 @@ __all__ = [
     "OneRound",
     "Traits",
     "TwoLevelExchange",
+    "UpdateRule",
     "check_payload",
     "encode_with_feedback",
     "flat32",

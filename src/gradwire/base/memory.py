@@ -31,7 +31,10 @@ class Memory(ABC):
 
     @abstractmethod
     def before(self, grad: Tensor, state: State, pending: State) -> EFInput:
-        """Returns the compressor's input for this gradient (flat); does not change the gradient."""
+        """Returns the compressor's input for this gradient (flat).
+
+        It does not change the gradient, unless an update takes its place (`memory/_update.py`).
+        """
 
     @abstractmethod
     def after(self, ef: EFInput, mean: Tensor, state: State, pending: State) -> Tensor:

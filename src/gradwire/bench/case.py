@@ -48,6 +48,8 @@ class Mounted(ABC):
     """Number of steps into a period after which no message is in flight."""
     in_backward: bool = field(default=True, kw_only=True)
     """True if buckets of gradients are sent during the backward pass."""
+    clips: bool = field(default=True, kw_only=True)
+    """True if the workload's limit of the norm holds for what the model's gradients are."""
     averaged: Callable[[], AbstractContextManager[None]] = field(default=nullcontext, kw_only=True)
     """Context manager in which the models of all workers hold the average; entered on all."""
 

@@ -100,11 +100,14 @@ def load_resized(
 
 
 def _resized_memory(lane: Lane, states: list[State], residuals: Residuals) -> State:
-    if residuals == "drop":
+    if residuals == "drop" and not lane.memory.is_debt:
         return lane.memory.state(lane.ctx.numel, lane.device)
     rank, size = lane.ctx.rank, lane.ctx.world_size
     weights = [1 / len(states)] * len(states)
-    if residuals == "fold":
+    if residuals == "drop":
+        # Not a new state: the moments of an optimiser are kept.
+        weights = [0.0] * len(states)
+    elif residuals == "fold":
         weights = [float(old_rank % size == rank) for old_rank in range(len(states))]
     return lane.memory.combined(states, weights)
 

@@ -312,7 +312,7 @@ class GraVAC(Controller):
     kept and the search ends. The gate uses smoothed gains up to the last step, which all ranks
     already know; the first step has none, so it is dense. `alpha` 0 means N/100 for N ranks. The
     defaults are calibrated on training runs with error feedback: in them the top 0.1 % kept 0.28 of
-    the norm of a gradient once the residual had grown. `gravac_paper` has the authors' gain.
+    the norm of a gradient once the residual had grown. `gravac-paper` has the authors' gain.
     """
 
     low: float = 10.0

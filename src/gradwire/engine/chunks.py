@@ -112,10 +112,22 @@ def split_messages(
 def recut(states: Sequence[State], lengths: Sequence[int]) -> list[State] | None:
     """Returns the states of lanes that cover the same entries in other chunks.
 
-    None if a state does not have one value per entry, so that it cannot be cut.
+    A scalar, such as a number of steps, is equal in all chunks. None if another tensor does not
+    have one value per entry, so that it cannot be cut.
     """
-    joined = {key: torch.cat([state[key].view(-1) for state in states]) for key in states[0]}
+    scalars = {key: tensor for key, tensor in states[0].items() if not tensor.dim()}
+    joined = {
+        key: torch.cat([state[key].view(-1) for state in states])
+        for key in states[0]
+        if key not in scalars
+    }
     if any(tensor.numel() != sum(lengths) for tensor in joined.values()):
         return None
     pieces = {key: tensor.split(list(lengths)) for key, tensor in joined.items()}
-    return [{key: pieces[key][i].clone() for key in pieces} for i in range(len(lengths))]
+    return [
+        {
+            **{k: t.clone() for k, t in scalars.items()},
+            **{k: p[i].clone() for k, p in pieces.items()},
+        }
+        for i in range(len(lengths))
+    ]

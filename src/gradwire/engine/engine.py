@@ -20,6 +20,7 @@ from gradwire.engine.observer import StepObserver
 from gradwire.engine.plan import Plan
 from gradwire.engine.step import BucketResult, Lane, lane_rounds, run_rounds
 from gradwire.errors import ConfigError, NonFiniteError, WireError
+from gradwire.memory._update import kept_moments
 from gradwire.types import State
 
 log = logging.getLogger("gradwire")
@@ -140,8 +141,11 @@ class Engine:
         """Runs a bucket's exchange, live or from a CUDA graph, and notes its results."""
         if self.observer is not None:
             self.observer.bucket_started(names, grads, self.loss_scale)
+        if self.plan.rules and self.loss_scale != 1:
+            # Moments and updates do not depend on the loss scale.
+            torch._foreach_mul_(list(grads), 1 / self.loss_scale)
         result = yield from start()
-        if self.plan.counts_votes and self.loss_scale != 1:
+        if (self.plan.counts_votes or self.plan.rules) and self.loss_scale != 1:
             # A majority is +1 or -1 at any loss scale, and will be unscaled with the rest.
             torch._foreach_mul_(list(grads), self.loss_scale)
         if result.nonfinite is not None and result.corrupted is not None:
@@ -202,7 +206,8 @@ class Engine:
 
         Then no flag and no statistics travel with them: a sum propagates NaN by itself.
         """
-        return self.plan.is_dense and self.observer is None and not self._is_guarded()
+        dense = self.plan.is_dense and not self.plan.rules
+        return dense and self.observer is None and not self._is_guarded()
 
     def count_dense_bucket(self, names: Sequence[str], nbytes: int) -> None:
         """Counts a step of some parameters whose gradients are averaged elsewhere."""
@@ -324,8 +329,9 @@ class Engine:
             raise ConfigError(f"the loss scale must be positive, got {scale}")
         self.commit_step()
         if scale != self.loss_scale:
-            for lane in self.lanes.values():
-                lane.scale_loss(scale / self.loss_scale)
+            if not self.plan.rules:
+                for lane in self.lanes.values():
+                    lane.scale_loss(scale / self.loss_scale)
             self.loss_scale = scale
 
     def steps(self) -> int:
@@ -365,11 +371,23 @@ def _take_over(old: Sequence[Lane], new: Sequence[Lane]) -> list[Tensor]:
     """Gives a parameter's new lanes the step and memory of the old; returns what is dropped."""
     for lane in new:
         lane.ctx = lane.ctx._replace(step=old[0].ctx.step)
-    kept: Sequence[State] | None = None
-    if new[0].memory_state.keys() == old[0].memory_state.keys():
-        kept = [lane.memory_state for lane in old]
-        if [lane.ctx.shape for lane in old] != [lane.ctx.shape for lane in new]:
-            kept = recut(kept, [lane.ctx.numel for lane in new])
+    states: Sequence[State] = [lane.memory_state for lane in old]
+    is_same = new[0].memory_state.keys() == states[0].keys()
+    kept = _fitted(states, old, new) if is_same else None
+    if kept is None:
+        # Not the residuals, but the moments of an optimiser.
+        moments = [kept_moments(new[0].memory, lane.memory, lane.memory_state) for lane in old]
+        for lane, state in zip(new, _fitted(moments, old, new) or (), strict=True):
+            lane.memory_state |= state
     for lane, state in zip(new, kept or (), strict=kept is not None):
         lane.memory_state = state
     return [tensor for lane in old for tensor in lane.unsent(with_memory=kept is None)]
+
+
+def _fitted(
+    states: Sequence[State], old: Sequence[Lane], new: Sequence[Lane]
+) -> Sequence[State] | None:
+    """Returns states in the new lanes' chunks, or None if they cannot be cut."""
+    if [lane.ctx.shape for lane in old] == [lane.ctx.shape for lane in new]:
+        return states
+    return recut(states, [lane.ctx.numel for lane in new])

@@ -9,7 +9,15 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from gradwire.base import Aggregator, Compressor, Memory, MultiRound, OneRound, TwoLevelExchange
+from gradwire.base import (
+    Aggregator,
+    Compressor,
+    Memory,
+    MultiRound,
+    OneRound,
+    TwoLevelExchange,
+    UpdateRule,
+)
 from gradwire.comm.cost_model import LinkModel
 from gradwire.comm.meter import ring_bytes
 from gradwire.compressors.bf16 import Bf16
@@ -20,6 +28,7 @@ from gradwire.engine.step import Lane
 from gradwire.errors import ConfigError
 from gradwire.exchange.auto import choose
 from gradwire.identity import code_digests, identity_of
+from gradwire.memory._update import LocalUpdate
 from gradwire.memory.none import NoMemory
 from gradwire.spec import (
     ExchangeConfig,
@@ -61,6 +70,8 @@ class Plan:
     dense_bytes: Callable[[int, int], int] = ring_bytes
     """Bytes that a rank would send for gradients of so many bytes among so many ranks without
     compression; `stats()["ratio"]` is relative to it."""
+    rules: tuple[tuple[str, UpdateRule], ...] = ()
+    """The update rule of every parameter by name, if updates are sent instead of gradients."""
     chunk_bytes: int = 0
     """Larger parameters are cut into chunks of at most this size, unless it is 0."""
 
@@ -70,13 +81,13 @@ class Plan:
         A size of 0 means that no parameter is cut.
         """
         if chunk_bytes:
-            compressed = {n: t for n, t in tensors.items() if self._is_compressed(t)}
+            compressed = {n: t for n, t in tensors.items() if self._may_cut(n, t)}
             check_chunk_bytes(self.compressor, compressed, chunk_bytes)
         return replace(self, chunk_bytes=chunk_bytes)
 
     def chunks(self, name: str, tensor: Tensor) -> list[Chunk]:
         """Returns the chunks of one parameter; none if it is not cut, or is sent dense."""
-        if not self.chunk_bytes or not self._is_compressed(tensor):
+        if not self.chunk_bytes or not self._may_cut(name, tensor):
             return []
         return cut(name, tensor, self.compressor.traits().block, self.chunk_bytes)
 
@@ -88,12 +99,22 @@ class Plan:
             raise ConfigError(f"parameter {name!r} is {tensor.dtype}; expected {[*DENSE]}")
         ctx = EncodeContext(tuple(tensor.shape), rank, size, seed, crc32(name.encode()))
         compressor, memory = self._choice(tensor)
+        if self.rules:
+            memory = LocalUpdate(self._rule_of(name), memory, ctx.shape)
         aggregator = self.wrap(self.exchange, compressor)
         return Lane(name, compressor, aggregator, memory, ctx, tensor.device, reversible)
 
-    def _is_compressed(self, tensor: Tensor) -> bool:
+    def _may_cut(self, name: str, tensor: Tensor) -> bool:
+        """Returns whether a parameter is compressed, and its update rule allows chunks."""
+        if self.rules and not self._rule_of(name).may_cut:
+            return False
         # `lane` refuses other dtypes.
         return tensor.dtype in DENSE and self._choice(tensor)[0] is self.compressor
+
+    def _rule_of(self, lane: str) -> UpdateRule:
+        """Returns the update rule of a lane: that of its parameter, whose chunk it may be."""
+        rules = self._rule_by_name
+        return rules[lane] if lane in rules else rules[lane[: lane.rindex("[")]]
 
     def _choice(self, tensor: Tensor) -> tuple[Compressor, Memory]:
         dense = DENSE[tensor.dtype]
@@ -118,9 +139,18 @@ class Plan:
         return isinstance(self.compressor, NoCompression)
 
     @cached_property
+    def is_plain_mean(self) -> bool:
+        """True if all that happens to gradients is their mean, which any all-reduce computes."""
+        return self.is_dense and self.exchange.name == "mean" and not self.rules
+
+    @cached_property
     def propagates_nonfinite(self) -> bool:
         """True if a non-finite gradient of any rank always makes the result non-finite."""
         return self.is_dense and self.exchange.aggregate == "mean"
+
+    @cached_property
+    def _rule_by_name(self) -> dict[str, UpdateRule]:
+        return dict(self.rules)
 
     @cached_property
     def counts_votes(self) -> bool:
@@ -129,10 +159,12 @@ class Plan:
 
     def describe(self) -> dict[str, str]:
         """Returns the method, memory and exchange as specs, for statistics and logs."""
+        names = dict.fromkeys(rule.name for _, rule in self.rules)
         return {
             "spec": format_spec(self.compressor),
             "memory": format_spec(self.memory),
             "exchange": str(self.exchange),
+            **({"update": " and ".join(names)} if names else {}),
         }
 
     def identity(self) -> dict[str, object]:
@@ -141,12 +173,24 @@ class Plan:
             "compressor": identity_of(self.compressor),
             "memory": identity_of(self.memory),
             "exchange": self.exchange.identity(),
+            **({"updates": self._rules_identity()} if self.rules else {}),
             "chunk_bytes": self.chunk_bytes,
         }
 
+    def _rules_identity(self) -> dict[str, object]:
+        """Returns the different rules, and a checksum of which parameter has which."""
+        rules = list(dict.fromkeys(rule for _, rule in self.rules))
+        places = [f"{name} {rules.index(rule)}" for name, rule in self.rules]
+        found: dict[str, object] = {str(i): identity_of(rule) for i, rule in enumerate(rules)}
+        return {**found, "parameters": crc32(" ".join(places).encode())}
+
     def code_digests(self) -> dict[str, str]:
         """Returns digests of the code of classes outside the package, which ranks compare."""
-        return {**code_digests(self.compressor), **code_digests(self.memory)}
+        rules = {rule for _, rule in self.rules}
+        found = {**code_digests(self.compressor), **code_digests(self.memory)}
+        for rule in rules:
+            found |= code_digests(rule)
+        return found
 
 
 def make_plan(

@@ -70,6 +70,7 @@ class Link(Handle):
         names: dict[nn.Parameter, str],
         settings: Settings,
         unused: UnusedParameters | None,
+        planner: Planner,
     ) -> None:
         self._slot = slot
         # The model must not live longer for its link.
@@ -84,7 +85,7 @@ class Link(Handle):
                 self._lease.group,
                 tensors,
                 names,
-                _planner(tensors, settings, slot.device),
+                planner,
                 settings,
                 discards_lanes=unused is not None,
             )
@@ -299,27 +300,42 @@ def attach(
     cuda_graphs, least_bytes, chunk_bytes. Before every forward pass the loss scale is read from
     `scaler`, and residuals follow it.
     """
+    return attach_planned(model, settings_of(compressor, options), None, process_group, scaler)
+
+
+def attach_planned(
+    model: DDP,
+    settings: Settings,
+    adapt: Callable[[Plan], Plan] | None,
+    process_group: dist.ProcessGroup | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+) -> Link:
+    """Attaches a model, as `attach` does, with plans that the caller checks and changes."""
     release_orphans()
-    settings = settings_of(compressor, options)
-    names = _names(model)
+    names = trained_parameters(model)
     group = model.process_group if process_group is None else process_group
     check_member(group)
     if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
         raise ConfigError(f"attach: scaler must be a GradScaler, with get_scale(), got {scaler!r}")
     # Before the slot is taken, which cannot be undone.
     tensors: dict[str, Tensor] = {name: p for p, name in names.items()}
-    planner = _planner(tensors, settings, next(model.parameters()).device)
+    planner = _planner(tensors, settings, next(model.parameters()).device, adapt)
     planner(settings.compressor, settings.memory, settings.exchange, names, group.size())
     drops_unused = model.find_unused_parameters or model.static_graph
     unused = UnusedParameters(model, names) if drops_unused else None
     slot = take_slot(model)
-    slot.link = link = Link(slot, model, group, names, settings, unused)
+    slot.link = link = Link(slot, model, group, names, settings, unused, planner)
     if scaler is not None:
         link._follow_loss_scale(model, scaler)
     return link
 
 
-def _planner(tensors: Mapping[str, Tensor], settings: Settings, device: torch.device) -> Planner:
+def _planner(
+    tensors: Mapping[str, Tensor],
+    settings: Settings,
+    device: torch.device,
+    adapt: Callable[[Plan], Plan] | None,
+) -> Planner:
     """Returns the function that makes the link's plans, which cut large parameters into chunks."""
 
     def planner(
@@ -330,6 +346,8 @@ def _planner(tensors: Mapping[str, Tensor], settings: Settings, device: torch.de
         size: int,
     ) -> Plan:
         plan = make_plan(compressor, memory, exchange, all_tensors, size)
+        if adapt is not None:
+            plan = adapt(plan)
         if settings.chunk_bytes is not None:
             return plan.in_chunks(tensors, settings.chunk_bytes)
         # Only where the pipeline encodes one chunk while another is on the wire.
@@ -338,7 +356,7 @@ def _planner(tensors: Mapping[str, Tensor], settings: Settings, device: torch.de
     return planner
 
 
-def _names(model: DDP) -> dict[nn.Parameter, str]:
+def trained_parameters(model: DDP) -> dict[nn.Parameter, str]:
     """Returns the parameters whose gradients DDP exchanges, in order."""
     if not dist.is_initialized():
         raise ConfigError(

@@ -191,6 +191,13 @@ class Handle(ABC):
         overlap = {"waited_s": meter.waited_s, "hidden": meter.hidden()} if self.overlaps else {}
         return {**own, **overlap, "auxiliary_bytes": self._check_comm.meter.sent_bytes}
 
+    def passes(self) -> int:
+        """Returns the number of backward passes that were exchanged here; may be called at any time.
+
+        Those that were left to the framework are counted when they are asked for in `stats`.
+        """
+        return self._passes
+
     @between_steps
     def switch(
         self,
@@ -207,7 +214,7 @@ class Handle(ABC):
         tensors = self._engine.tensors
         plan = self._planner(compressor, memory, exchange, tensors.values(), self._comm.size)
         refused, begin_exchange = None, _nothing
-        if not (plan.is_dense and plan.exchange.name == "mean"):
+        if not plan.is_plain_mean:
             try:
                 begin_exchange = self._prepare_own_exchange("switch")
             except ConfigError as error:
@@ -319,7 +326,7 @@ class Handle(ABC):
 
         No result depends on the count while gradients are sent as they are.
         """
-        return self._engine.plan.is_dense and self._engine.observer is None
+        return self._engine.plan.is_plain_mean and self._engine.observer is None
 
     def _agree_on_steps(self) -> None:
         """Adopts, by parameter, the steps of the rank that has counted most."""
@@ -349,7 +356,7 @@ class Handle(ABC):
 
     def _is_plain_mean(self) -> bool:
         """Returns whether the gradients can be averaged as they lie in memory."""
-        plain = self._engine.is_plain_mean() and self._engine.plan.exchange.name == "mean"
+        plain = self._engine.is_plain_mean() and self._engine.plan.is_plain_mean
         return plain and self._comm.is_direct(self._device)
 
     def _is_check_due(self) -> bool:

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire.base import Compressor
 from gradwire.errors import ConfigError
+from gradwire.integrations.handle import Handle
 from gradwire.integrations.parameters import names_of
 from gradwire.integrations.reducer import Reducer
 from gradwire.integrations.settings import Options, Settings, settings_of
@@ -74,15 +75,15 @@ def wrap_optimizer(
     return optimizer
 
 
-def handle_of(optimizer: torch.optim.Optimizer) -> Reducer:
-    """Returns the handle of an optimiser that went through `wrap_optimizer`."""
-    reducer = getattr(optimizer, "gradwire", None)
-    if not isinstance(reducer, Reducer):
+def handle_of(optimizer: torch.optim.Optimizer) -> Handle:
+    """Returns the handle of an optimiser of `gradwire.optim`, or one from `wrap_optimizer`."""
+    handle = getattr(optimizer, "gradwire", None)
+    if not isinstance(handle, Handle):
         raise ConfigError(
             f"handle_of: this {type(optimizer).__name__} is not wrapped, or was detached since; "
             "call wrap_optimizer first"
         )
-    return reducer
+    return handle
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:

@@ -6,7 +6,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from gradwire.kernels.specs import DriftTensors, RoundingSpec, ThresholdSpec
+from gradwire.kernels.specs import (
+    AdamSpec,
+    DriftTensors,
+    Moments,
+    RoundingSpec,
+    ThresholdSpec,
+)
 from gradwire.types import EFInput, Key
 
 
@@ -118,3 +124,9 @@ class Kernels(Protocol):
     def capture_drift(self, drifts: DriftTensors, lookahead: float) -> None: ...
     def apply_outer_mean(self, drifts: DriftTensors, rate: float) -> None: ...
     def apply_and_capture(self, drifts: DriftTensors, rate: float, lookahead: float) -> None: ...
+
+    # Updates of optimisers, which replace a gradient.
+    def adam_update(self, grad: Tensor, moments: Moments, spec: AdamSpec, step: Tensor) -> None: ...
+    def lion_update(
+        self, grad: Tensor, mean: Tensor, mean_out: Tensor, beta1: float, beta2: float
+    ) -> None: ...

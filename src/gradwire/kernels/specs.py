@@ -80,3 +80,23 @@ class DriftTensors(NamedTuple):
     """The parameters that all workers agree on."""
     drift: list[Tensor]
     """The drift to be sent; when a mean is applied, that mean."""
+
+
+class Moments(NamedTuple):
+    """Two running means of a gradient, before a step and after it; all float32 of one length.
+
+    The outputs may be the inputs themselves.
+    """
+
+    mean: Tensor
+    square: Tensor
+    mean_out: Tensor
+    square_out: Tensor
+
+
+class AdamSpec(NamedTuple):
+    """The settings of Adam's update."""
+
+    beta1: float
+    beta2: float
+    eps: float

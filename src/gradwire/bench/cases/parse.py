@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Optimizer
@@ -10,12 +11,15 @@ from gradwire.bench.case import Case, Change, Mounted, Traffic
 from gradwire.bench.cases.baselines import BASELINES
 from gradwire.bench.cases.local import LocalCase
 from gradwire.bench.cases.options import read_options, split_commas
+from gradwire.bench.cases.update_side import compressed_optimiser
 from gradwire.control.accordion import Accordion
 from gradwire.control.base import Controller, find_controller
 from gradwire.engine.engine import NanPolicy
 from gradwire.engine.plan import make_plan
 from gradwire.errors import ConfigError
 from gradwire.integrations.ddp import Link, attach
+from gradwire.integrations.settings import Settings
+from gradwire.optim.base import update_plan
 from gradwire.spec import from_settings, parse_exchange, read_settings
 
 
@@ -30,6 +34,8 @@ class MethodCase(Case):
     checksum: bool = False
     controller: str = "none"
     least_bytes: str = "auto"
+    side: Literal["gradient", "update"] = "gradient"
+    """What workers exchange: gradients, or the updates that their optimiser makes of them."""
 
     def __post_init__(self) -> None:
         node = None if self.exchange == "auto" else parse_exchange(self.exchange).node
@@ -38,10 +44,13 @@ class MethodCase(Case):
         if (controller := self.make_controller()) is not None:
             controller.create_state(plan.compressor, [], size)
         self._least_bytes()
+        if self.side == "update":
+            if controller is not None:
+                raise ConfigError(f"{self.spec}: a controller measures gradients, not side=update")
+            update_plan("side=update", plan, ())
 
     def mount(self, ddp: DDP, optimizer: Optimizer, seed: int) -> Mounted:
-        link = attach(
-            ddp,
+        settings = Settings(
             self.spec,
             memory=self._memory(),
             exchange=self.exchange,
@@ -51,7 +60,10 @@ class MethodCase(Case):
             least_bytes=self._least_bytes(),
             seed=seed,
         )
-        return _MountedMethod(optimizer, link)
+        if self.side == "gradient":
+            return _MountedMethod(optimizer, attach(ddp, settings))
+        compressed = compressed_optimiser(ddp, optimizer, settings)
+        return _MountedMethod(compressed, compressed.link, clips=False)
 
     def make_controller(self) -> Controller | None:
         """Builds the controller that changes settings during training, or None."""
@@ -94,6 +106,12 @@ class _MountedMethod(Mounted):
 
     def close(self) -> None:
         self.link.detach()
+
+
+def is_update_side(text: str) -> bool:
+    """Returns whether the workers of a case exchange updates."""
+    case = parse_case(text)
+    return isinstance(case, MethodCase) and case.side == "update"
 
 
 def is_baseline(text: str) -> bool:

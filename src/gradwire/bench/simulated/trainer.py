@@ -7,7 +7,7 @@ evaluates. With a local method every worker has its own model.
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -16,7 +16,8 @@ from torch.optim import Optimizer
 
 from gradwire.bench.case import Change
 from gradwire.bench.cases.local import LocalCase, WorkerContext
-from gradwire.bench.cases.parse import timeline_of
+from gradwire.bench.cases.parse import is_update_side, timeline_of
+from gradwire.bench.cases.update_side import applier_of, rules_of
 from gradwire.bench.predictions.measured_model import controller_of, plan_of
 from gradwire.bench.simulated.base import SimulatedTrainer
 from gradwire.bench.simulated.clock import RunTimes, track_times
@@ -39,6 +40,8 @@ class ExchangeTrainer(SimulatedTrainer):
     optimiser: Optimizer
     exchange: Simulation
     seed: int
+    clips: bool = True
+    """False if workers exchange updates, which they compute from gradients that they clipped."""
     _epochs: list[Epochs] = field(default_factory=list, init=False, repr=False)
     """Empty before the first step, which gives the number of steps."""
 
@@ -55,7 +58,7 @@ class ExchangeTrainer(SimulatedTrainer):
         parameters = dict(self.model.named_parameters())
         for name, mean in self.exchange.step(result.gradients).items():
             parameters[name].grad = mean
-        update(self.workload, self.model, self.optimiser, step, steps)
+        update(self.workload, self.model, self.optimiser, step, steps, clips=self.clips)
         self._report_epochs(step + 1, steps)
         return result.losses
 
@@ -90,8 +93,12 @@ def exchange_trainer(workload: Workload, case: str, workers: int, seed: int) -> 
     model = workload.build().to(workload.device)
     tensors = {n: p for n, p in model.named_parameters() if p.requires_grad}
     plan = plan_of(case, tensors, workers, controlled=True)
+    optimiser, clips = workload.optimiser(model), True
+    if is_update_side(case):
+        rules = rules_of(model, optimiser, workload.clip_norm)
+        plan, optimiser, clips = replace(plan, rules=rules), applier_of(optimiser), False
     engines = [Engine(plan, tensors, r, workers, seed, wants_mean=r == 0) for r in range(workers)]
-    return ExchangeTrainer(workload, model, workload.optimiser(model), Simulation(engines), seed)
+    return ExchangeTrainer(workload, model, optimiser, Simulation(engines), seed, clips)
 
 
 class LocalTrainer(SimulatedTrainer):

@@ -78,6 +78,25 @@ WITH_AND_WITHOUT = (
 )
 
 
+BOTH_SIDES = (
+    BASELINE,
+    "none @ side=update",
+    *(
+        case
+        for method in (
+            "topk:ratio=0.01",
+            "chunktopk:k=41,chunk=4096",
+            "efsign",
+            "int4",
+            "powersgd:rank=4",
+            "dct:k=1,chunk=64",
+        )
+        for case in (method, f"{method} @ side=update")
+    ),
+)
+"""Methods on gradients, and on the updates of each worker's own optimiser."""
+
+
 def cser(updates: int, errors: int, sync_every: int, qsparse: int) -> tuple[str, ...]:
     """Returns CSER, error feedback at every step, and Qsparse, all at the same overall ratio."""
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gradwire.bench.studies.cases import (
+    BOTH_SIDES,
     DENSE,
     EF,
     LATE_LSTM,
@@ -32,6 +33,9 @@ _NARROW = f"{_RESNET},flat=true,width=32,batch_size=32,learning_rate=0.2"
 
 _EPOCHS_OF_FOUR = 195, 332
 """Steps of one epoch of CIFAR-10, and of Penn Treebank, with 4 workers."""
+
+_SMALL_GPT = "gpt:layers=4,heads=4,width=128,context=64,dropout=0"
+"""0.8 million parameters."""
 
 _LONG_LSTM = 30 * _EPOCHS_OF_FOUR[1]
 
@@ -358,7 +362,7 @@ STUDIES: Mapping[str, Study] = {
     ),
     "gpt-adamw": Study(
         "compressed gradients under AdamW, which divides them by their running magnitude",
-        "gpt:layers=4,heads=4,width=128,context=64,dropout=0",
+        _SMALL_GPT,
         400,
         (
             *DENSE,
@@ -377,6 +381,32 @@ STUDIES: Mapping[str, Study] = {
         workers=2,
         evaluations=4,
         rates=("1gbit",),
+    ),
+    "optim-gpt": Study(
+        "compressed updates of each worker's own AdamW against compressed gradients",
+        _SMALL_GPT,
+        240,
+        BOTH_SIDES,
+        seeds=(0, 1, 2),
+        workers=2,
+        evaluations=4,
+        rates=("1gbit",),
+    ),
+    "optim-gpt30": Study(
+        "compressed updates against compressed gradients under AdamW, on a GPT of 30 million",
+        "gpt:layers=8,heads=8,width=552,dropout=0.1",
+        1500,
+        BOTH_SIDES,
+        seeds=(0, 1, 2),
+        workers=4,
+    ),
+    "optim-resnet9": Study(
+        "compressed momentum of each worker against compressed gradients under SGD",
+        _RESNET,
+        12 * _EPOCH,
+        BOTH_SIDES,
+        seeds=(0, 1, 2),
+        target="accuracy=0.9",
     ),
     "sparseloco": Study(
         "SparseLoCo with 30 steps between syncs against dense steps",

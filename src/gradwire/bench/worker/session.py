@@ -71,7 +71,8 @@ class Session:
         loss.backward()
         # Blocks of steps continue with one model; each runs through the whole schedule.
         step = self.steps % self.planned
-        update(self.workload, self.ddp.module, optimizer, step, self.planned)
+        clips = self.mounted.clips
+        update(self.workload, self.ddp.module, optimizer, step, self.planned, clips=clips)
         self.steps += 1
         # Counted in the step: waiting for the controller is part of every training loop.
         if (rate := self.epochs.ended(self.steps)) is not None:

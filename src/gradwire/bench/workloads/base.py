@@ -143,10 +143,16 @@ class Workload(ABC):
 
 
 def update(
-    workload: Workload, model: nn.Module, optimiser: Optimizer, step: int, steps: int
+    workload: Workload,
+    model: nn.Module,
+    optimiser: Optimizer,
+    step: int,
+    steps: int,
+    *,
+    clips: bool = True,
 ) -> None:
     """Takes step number `step` of `steps`, with the mean gradient that the model holds."""
-    if workload.clip_norm is not None:
+    if workload.clip_norm is not None and clips:
         clip_grad_norm_(model.parameters(), workload.clip_norm)
     # Evaluated at the middle of a step, where no schedule is 0.
     rate = workload.learning_rate_at((step + 0.5) / steps)

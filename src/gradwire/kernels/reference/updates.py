@@ -1,0 +1,33 @@
+"""Updates of optimisers: the moments of a gradient, and the update in the gradient's place.
+
+An update is NaN wherever a moment is not finite, so that a step whose gradient overflows is
+noticed: Adam's quotient of a finite mean and an infinite square would be zero, and so would be the
+sign of NaN.
+"""
+
+import torch
+from torch import Tensor
+
+from gradwire.kernels.specs import AdamSpec, Moments
+
+
+def adam_update(grad: Tensor, moments: Moments, spec: AdamSpec, step: Tensor) -> None:
+    """Replaces the gradient by mean / (sqrt(square) + eps), both corrected for their start at zero.
+
+    `step` is the number of this step, from 1 on, as one float64.
+    """
+    mean, square, mean_out, square_out = moments
+    torch.lerp(mean, grad, 1 - spec.beta1, out=mean_out)
+    torch.mul(square, spec.beta2, out=square_out).addcmul_(grad, grad, value=1 - spec.beta2)
+    mean_correction, square_correction = 1 - spec.beta1**step, 1 - spec.beta2**step
+    scale = (square_out / square_correction).sqrt_().add_(spec.eps).mul_(mean_correction)
+    torch.div(mean_out, scale, out=grad)
+    grad.masked_fill_(~square_out.isfinite(), torch.nan)
+
+
+def lion_update(grad: Tensor, mean: Tensor, mean_out: Tensor, beta1: float, beta2: float) -> None:
+    """Replaces the gradient by the sign of its mix with the running mean, which then follows it."""
+    mixed = torch.lerp(mean, grad, 1 - beta1)
+    torch.lerp(mean, grad, 1 - beta2, out=mean_out)
+    torch.sign(mixed, out=grad)
+    grad.masked_fill_(~mixed.isfinite(), torch.nan)

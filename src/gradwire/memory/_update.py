@@ -1,0 +1,70 @@
+"""A worker's own update in place of its gradient, with error feedback around it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gradwire.base import Memory, UpdateRule, weighted_sum
+from gradwire.types import EFInput, State
+
+
+@dataclass(frozen=True)
+class LocalUpdate(Memory):
+    """Sends the update that a rule computes from this worker's gradients, and keeps its moments.
+
+    `inner` keeps what was not sent of the updates. The moments never travel; learning rate and
+    weight decay are applied to the mean, so neither is part of the residual.
+    """
+
+    rule: UpdateRule
+    inner: Memory
+    shape: tuple[int, ...]
+
+    examples: ClassVar = ()
+    needs_contraction: ClassVar = False
+    # The engine divides gradients by the loss scale, so no state depends on it.
+    loss_scaled_keys: ClassVar = ()
+    separates_residual: ClassVar = True
+    is_debt: ClassVar = True
+
+    def state(self, numel: int, device: torch.device) -> State:
+        return {**self.rule.state(numel, device), **self.inner.state(numel, device)}
+
+    def before(self, grad: Tensor, state: State, pending: State) -> EFInput:
+        """Returns the input of the compressor; the update overwrites the gradient."""
+        if self.rule.clip:
+            # In float64, since the sum of squares may overflow float32.
+            size = grad.norm(dtype=torch.float64)
+            grad = grad.mul_((self.rule.clip / size).clamp(max=1).to(grad.dtype))
+        update = self.rule.update(grad.view(self.shape), state, pending)
+        return self.inner.before(update.view(-1), state, pending)
+
+    def after(self, ef: EFInput, mean: Tensor, state: State, pending: State) -> Tensor:
+        return self.inner.after(ef, mean, state, pending)
+
+    def combined(self, states: Sequence[State], weights: Sequence[float]) -> State:
+        """Takes the mean of the moments over ranks, and combines what was not sent by weights."""
+        equal = [1 / len(states)] * len(states)
+        moments = {
+            key: weighted_sum([s[key] for s in states], equal)
+            for key in self.rule.state(0, torch.device("cpu"))
+        }
+        return {**moments, **self.inner.combined(states, weights)}
+
+    def unsent(self, state: State) -> Tensor | None:
+        return self.inner.unsent(state)
+
+    def rescale(self, state: State, factor: float) -> None:
+        self.inner.rescale(state, factor)
+
+
+def kept_moments(memory: Memory, before: Memory, state: State) -> State:
+    """Returns the moments in a state that another memory of the same rule continues with."""
+    if not isinstance(memory, LocalUpdate) or not isinstance(before, LocalUpdate):
+        return {}
+    if memory.rule != before.rule:
+        return {}
+    return {key: state[key] for key in memory.rule.state(0, torch.device("cpu"))}

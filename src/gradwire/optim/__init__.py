@@ -1,0 +1,21 @@
+"""Optimisers that exchange each worker's update instead of its gradient.
+
+The moments stay on their worker. As soon as the gradients of a DDP bucket are there, its update is
+computed, compressed with error feedback and exchanged, during the backward pass.
+"""
+
+from gradwire.optim.adamw import Adam, AdamUpdate, AdamW
+from gradwire.optim.lion import Lion, LionUpdate
+from gradwire.optim.muon import Muon, MuonUpdate
+from gradwire.optim.sgd import SGDUpdate
+
+__all__ = [
+    "Adam",
+    "AdamUpdate",
+    "AdamW",
+    "Lion",
+    "LionUpdate",
+    "Muon",
+    "MuonUpdate",
+    "SGDUpdate",
+]

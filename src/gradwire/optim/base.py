@@ -1,0 +1,174 @@
+"""The base class of optimisers that exchange updates instead of gradients."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias, overload
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from gradwire.base import Compressor, UpdateRule
+from gradwire.engine.plan import Plan
+from gradwire.errors import ConfigError
+from gradwire.integrations.ddp import Link, attach_planned, trained_parameters
+from gradwire.integrations.settings import Settings, settings_of
+from gradwire.memory.lowbit import LowBit
+from gradwire.memory.none import NoMemory
+from gradwire.memory.residual import Residual
+from gradwire.optim.apply import apply_updates
+from gradwire.optim.groups import check_groups, check_model
+
+Groups: TypeAlias = Iterable[nn.Parameter] | Iterable[dict[str, Any]] | None
+"""Parameters, or groups of them as torch's optimisers take; None means all that DDP trains."""
+
+
+class Exchange(NamedTuple):
+    """The arguments of an optimiser that say how its updates are exchanged."""
+
+    compress: Compressor | str | Settings
+    process_group: dist.ProcessGroup | None
+    scaler: torch.amp.GradScaler | None
+    options: Mapping[str, object]
+
+
+class CompressedOptimizer(torch.optim.Optimizer, ABC):
+    """An optimiser of a DDP model whose workers exchange compressed updates during backward.
+
+    After `backward` the gradient of a parameter holds the mean update over ranks, equal on all of
+    them; `step` applies it with learning rate and decoupled weight decay, and clears it. A step in
+    which a gradient is not finite on any rank is skipped on all of them, moments included.
+    """
+
+    link: Link
+    """The handle: `stats()`, `switch`, `detach` and so on, as of `gradwire.attach`."""
+
+    # A GradScaler then leaves the skipped steps to us, and shows that it is in use.
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self, model: DDP, groups: Groups, defaults: dict[str, Any], exchange: Exchange
+    ) -> None:
+        kind = type(self).__name__
+        check_model(kind, model)
+        settings = settings_of(exchange.compress, exchange.options)
+        settings.refuse(kind, "controller")
+        names = trained_parameters(model)
+        torch.optim.Optimizer.__init__(self, list(names) if groups is None else groups, defaults)
+        check_groups(kind, self.param_groups, names)
+        self._names = names
+        self._rules = self._current_rules()
+        self._scaler = exchange.scaler
+        self._checks_finite = settings.nan_policy != "ignore"
+        adapt = partial(update_plan, kind, rules=tuple(self._rules.items()))
+        self.link = attach_planned(model, settings, adapt, exchange.process_group, exchange.scaler)
+        self._passes = self.link.passes()
+        # Where `handle_of` finds the handle; torch neither pickles nor copies it.
+        vars(self)["gradwire"] = self.link
+
+    @abstractmethod
+    def rule(self, group: Mapping[str, Any], name: str, parameter: Tensor) -> UpdateRule:
+        """Returns the update rule of a parameter, from the options of its group."""
+
+    def _current_rules(self) -> dict[str, UpdateRule]:
+        """Returns the rules in the order of the model's parameters."""
+        found = {
+            self._names[parameter]: self.rule(group, self._names[parameter], parameter)
+            for group in self.param_groups
+            for parameter in group["params"]
+        }
+        return {name: found[name] for name in self._names.values()}
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Applies the mean update, and clears it: gradients are None afterwards."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._check_ready()
+        attributes = vars(self)
+        apply_updates(
+            self.param_groups,
+            check_finite=self._checks_finite,
+            scale=attributes.get("grad_scale"),
+            found_inf=attributes.get("found_inf"),
+        )
+        self.zero_grad()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears updates and gradients."""
+        if "gradwire" in vars(self):
+            self._passes = self.link.passes()
+        torch.optim.Optimizer.zero_grad(self, set_to_none)
+
+    def _check_ready(self) -> None:
+        """Raises ConfigError if what the gradients hold is not one mean update."""
+        kind = type(self).__name__
+        if "gradwire" not in vars(self) or not self.link._is_attached():
+            raise ConfigError(
+                f"{kind}: its link is detached, or this is a copy, so gradients are no updates; "
+                "make the optimiser anew"
+            )
+        if self.link.passes() > self._passes + 1:
+            raise ConfigError(
+                f"{kind}: {self.link.passes() - self._passes} backward passes were exchanged since "
+                "the last step, so gradients were added to updates; accumulate under the model's "
+                "no_sync() in all passes but the last, or call the optimiser's zero_grad()"
+            )
+        if "found_inf" in vars(self) and self._scaler is None:
+            raise ConfigError(
+                f"{kind}: a GradScaler takes the step; moments need the unscaled gradients, so "
+                "pass it as scaler="
+            )
+        if self._current_rules() != self._rules:
+            raise ConfigError(
+                f"{kind}: an option of the update has changed in param_groups, such as betas; only "
+                "lr and weight_decay can (a OneCycleLR needs cycle_momentum=False)"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the groups, and this rank's moments and residuals; called on all ranks."""
+        return {**torch.optim.Optimizer.state_dict(self), "gradwire": self.link.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continues exactly where this rank was saved; called on all ranks, each with its own."""
+        if "gradwire" not in state_dict:
+            raise ConfigError(
+                f"{type(self).__name__}: the state has no moments of this rank; it is that of "
+                "another optimiser"
+            )
+        groups = {key: value for key, value in state_dict.items() if key != "gradwire"}
+        self.link.load_state_dict(state_dict["gradwire"])
+        # An empty state is left out of distributed checkpoints.
+        torch.optim.Optimizer.load_state_dict(self, {"state": {}, **groups})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group of the constructor; later it raises, since DDP's parameters are fixed."""
+        if "gradwire" in vars(self):
+            raise ConfigError(
+                f"{type(self).__name__}: groups cannot be added; make the DDP model and the "
+                "optimiser anew"
+            )
+        torch.optim.Optimizer.add_param_group(self, param_group)
+
+
+def update_plan(kind: str, plan: Plan, rules: tuple[tuple[str, UpdateRule], ...]) -> Plan:
+    """Returns a plan that sends updates; raises ConfigError for memories that do not suit them."""
+    if not isinstance(plan.memory, Residual | LowBit | NoMemory):
+        memory = plan.describe()["memory"]
+        raise ConfigError(
+            f"{kind}: memory {memory!r} keeps momentum or a target, but updates have their moments "
+            "already; use memory 'residual', 'lowbit' or 'none', or leave it out"
+        )
+    return replace(plan, rules=rules)
