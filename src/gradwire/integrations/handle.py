@@ -192,7 +192,7 @@ class Handle(ABC):
         return {**own, **overlap, "auxiliary_bytes": self._check_comm.meter.sent_bytes}
 
     def passes(self) -> int:
-        """Returns the number of backward passes that were exchanged here; may be called at any time.
+        """Returns how many backward passes were exchanged here; may be called at any time.
 
         Those that were left to the framework are counted when they are asked for in `stats`.
         """
