@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
+from gradwire.auto.optimizers import is_adaptive
 from gradwire.bench.cases.baselines import DdpFp32, TorchBf16, TorchFp16
 from gradwire.bench.cases.local import LocalCase
 from gradwire.bench.cases.parse import MethodCase, parse_case
@@ -15,7 +16,6 @@ from gradwire.engine.plan import Plan, make_plan
 from gradwire.errors import ConfigError
 from gradwire.perfmodel.compute import Compute, Loss, Update, measure
 from gradwire.perfmodel.exchange_cost import ExchangeCost, measure_exchange
-from gradwire.perfmodel.optimizers import is_adaptive
 
 
 @dataclass(frozen=True)
