@@ -4,7 +4,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
+from gradwire.auto.assembly import automatic
+from gradwire.auto.auto import Auto, check_alone, check_ranks, find_auto
+from gradwire.auto.optimizers import is_adaptive
 from gradwire.base import Compressor, Memory
 from gradwire.checkpoint.state import load, own_part, save
 from gradwire.checks import check_number, check_whole
@@ -132,7 +136,7 @@ def _named(parameters: torch.nn.Module | Mapping[str, Tensor]) -> dict[str, Tens
 
 def simulate(
     parameters: torch.nn.Module | Mapping[str, Tensor],
-    compressor: Compressor | str,
+    compressor: Compressor | str | Auto,
     *,
     workers: int,
     memory: Memory | str | None = None,
@@ -143,11 +147,13 @@ def simulate(
     cuda_graphs: bool = True,
     link: LinkModel | None = None,
     compute_s: float = 0.01,
+    optimizer: Optimizer | None = None,
 ) -> Simulation:
     """Returns N simulated workers for a model, or for tensors by name.
 
     A controller sees the times of a `link` (by default 1 Gbit/s with 1 ms latency) and a step of
-    `compute_s`, so that a run makes the same decisions on any machine.
+    `compute_s`, so that a run makes the same decisions on any machine. So does "auto", which also
+    needs to know the `optimizer`.
     """
     check_whole("simulate", "workers", workers, 1)
     check_number("simulate", "compute_s", compute_s)
@@ -156,7 +162,12 @@ def simulate(
     if link is not None and not isinstance(link, LinkModel):
         raise ConfigError(f"simulate: link must be a LinkModel, got {link!r}")
     named = _named(parameters)
-    plan = make_plan(compressor, memory, exchange, named.values(), workers)
+    auto = find_auto(compressor)
+    if auto is not None:
+        check_ranks(workers)
+        check_alone(memory, exchange, controller)
+    first = "none" if auto is not None or isinstance(compressor, Auto) else compressor
+    plan = make_plan(first, memory, exchange, named.values(), workers)
     simulation = Simulation(
         [
             Engine(plan, named, rank, workers, seed, nan_policy, cuda_graphs, wants_mean=rank == 0)
@@ -168,4 +179,13 @@ def simulate(
         for worker, meter in zip(simulation.workers, simulation.network.meters, strict=True):
             clock = ModelClock(meter, link or LinkModel(), compute_s)
             worker.observer = ControllerRuntime(rule, worker, clock)
+    if auto is not None:
+        modelled = link or LinkModel()
+        adaptive = None if optimizer is None else is_adaptive(optimizer)
+        for worker, meter in zip(simulation.workers, simulation.network.meters, strict=True):
+            clock = ModelClock(meter, modelled, compute_s)
+            # Kernels take no time in the model of a step.
+            worker.observer = automatic(
+                auto, worker, clock, lambda: 0.0, modelled, adaptive, overlaps=False
+            )
     return simulation

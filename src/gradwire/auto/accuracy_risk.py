@@ -17,6 +17,8 @@ NODES = 2
 """Workers, or nodes, with which errors are measured."""
 _SENT_AT_ONCE = 0.9
 """Share above which an adaptive optimiser hardly notices the rest."""
+_SENT_AT_LEAST = 0.05
+"""Share below which a run falls behind by too many steps, whatever the optimiser."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ def assess_risk(plan: Plan, error: float, size: int, adaptive: bool) -> Risk:
 def _delay_level(error: float) -> Level:
     """Rates a method with a residual, which loses nothing, by the share that it sends at once."""
     sent = 1 - error**2
-    return "low" if sent >= 0.3 else "medium" if sent >= 0.05 else "high"
+    return "low" if sent >= 0.3 else "medium" if sent >= _SENT_AT_LEAST else "high"
 
 
 def _adaptive_level(plan: Plan, error: float) -> Level:
@@ -63,9 +65,11 @@ def _adaptive_level(plan: Plan, error: float) -> Level:
     too short (docs/studies.md, the study gpt-adamw): nearly all must be sent at once. A low-rank
     method sends a part of every entry at every step, and loses less.
     """
-    if 1 - error**2 >= _SENT_AT_ONCE:
+    sent = 1 - error**2
+    if sent >= _SENT_AT_ONCE:
         return "low"
-    return "medium" if plan.compressor.family == "low rank" else "high"
+    low_rank = plan.compressor.family == "low rank" and sent >= _SENT_AT_LEAST
+    return "medium" if low_rank else "high"
 
 
 def _noise_level(noise: float) -> Level:

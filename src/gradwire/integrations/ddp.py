@@ -13,6 +13,8 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.hooks import RemovableHandle
 
+from gradwire.auto.auto import Auto, check_ranks
+from gradwire.auto.link_probe import check_backend
 from gradwire.base import Compressor
 from gradwire.comm.consistency import check_equal_tensors
 from gradwire.comm.groups import check_member, lease_group
@@ -259,7 +261,7 @@ class Link(Handle):
 
 def attach(
     model: DDP,
-    compressor: Compressor | str | Settings,
+    compressor: Compressor | str | Auto | Settings,
     *,
     process_group: dist.ProcessGroup | None = None,
     scaler: torch.amp.GradScaler | None = None,
@@ -269,7 +271,8 @@ def attach(
 
     Called on all ranks of the model's group, which check that they agree. The options are the
     fields of `Settings`: memory, exchange, seed, nan_policy, check_every, checksum, controller,
-    cuda_graphs, least_bytes. Before every forward pass the loss scale is read from `scaler`, and
+    cuda_graphs, least_bytes, optimizer. With "auto" the method is chosen from measurements
+    (docs/adaptive.md). Before every forward pass the loss scale is read from `scaler`, and
     residuals follow it.
     """
     while _orphans:
@@ -281,7 +284,10 @@ def attach(
     if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
         raise ConfigError(f"attach: scaler must be a GradScaler, with get_scale(), got {scaler!r}")
     # Before the slot is taken, which cannot be undone.
-    make_plan(settings.compressor, settings.memory, settings.exchange, names, group.size())
+    make_plan(settings.first_method(), settings.memory, settings.exchange, names, group.size())
+    if settings.auto() is not None:
+        check_ranks(group.size())
+        check_backend(dist.get_backend(group))
     drops_unused = model.find_unused_parameters or model.static_graph
     unused = UnusedParameters(model, names) if drops_unused else None
     slot = _take_slot(model)

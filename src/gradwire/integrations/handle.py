@@ -13,6 +13,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradwire import kernels
+from gradwire.auto.assembly import automatic
+from gradwire.auto.auto import check_ranks
+from gradwire.auto.calibration import device_timer
+from gradwire.auto.link_probe import check_backend, probe_link
 from gradwire.base import Compressor, Memory
 from gradwire.checkpoint.state import (
     Residuals,
@@ -97,8 +101,12 @@ class Handle(ABC):
         # For checks between ranks, whose bytes are not those of the method.
         self._check_comm = ProcessGroupComm(group, checksum=settings.checksum)
         self._planner = planner
+        auto = settings.auto()
+        if auto is not None:
+            check_ranks(self._comm.size)
+            check_backend(dist.get_backend(group))
         plan = planner(
-            settings.compressor,
+            settings.first_method(),
             settings.memory,
             settings.exchange,
             tensors.values(),
@@ -117,7 +125,7 @@ class Handle(ABC):
         least_bytes = settings.least_bytes
         if least_bytes is None:
             least_bytes = 0 if self._comm.is_direct(self._device) else LEAST_BYTES
-        controller = settings.make_controller()
+        controller, adaptive = settings.make_controller(), settings.is_adaptive()
         # Without checksums, which are part of what ranks have yet to agree on.
         check_equal_settings(
             ProcessGroupComm(group, self._check_comm.meter),
@@ -129,14 +137,23 @@ class Handle(ABC):
                 "checksum": settings.checksum,
                 "least_bytes": least_bytes,
                 "controller": None if controller is None else identity_of(controller),
+                "auto": None if auto is None else {**identity_of(auto), "adaptive": adaptive},
                 "code": {**plan.code_digests(), **code_digests(controller)},
             },
         )
+        clock = WallClock(self._comm.meter, overlaps=self.overlaps, on_device=self._comm.on_device)
         if controller is not None:
-            clock = WallClock(
-                self._comm.meter, overlaps=self.overlaps, on_device=self._comm.on_device
-            )
             self._engine.observer = ControllerRuntime(controller, self._engine, clock)
+        if auto is not None:
+            self._engine.observer = automatic(
+                auto,
+                self._engine,
+                clock,
+                device_timer(self._device),
+                probe_link(self._check_comm, self._device),
+                adaptive,
+                self.overlaps,
+            )
         self._comm.prepare(plan.exchange.node)
         self._buckets = Buckets(least_bytes)
         self._check_every, self._passes = settings.check_every, 0

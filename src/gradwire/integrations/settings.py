@@ -5,6 +5,10 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import TypedDict
 
+from torch.optim import Optimizer
+
+from gradwire.auto.auto import Auto, check_alone, find_auto
+from gradwire.auto.optimizers import is_adaptive
 from gradwire.base import Compressor, Memory
 from gradwire.checks import check_flag, check_whole
 from gradwire.control.base import Controller, find_controller
@@ -24,6 +28,7 @@ class Options(TypedDict, total=False):
     controller: Controller | str | None
     cuda_graphs: bool
     least_bytes: int | None
+    optimizer: Optimizer | None
 
 
 @dataclass(frozen=True)
@@ -44,9 +49,12 @@ class Settings:
     step. Buckets whose messages have less than `least_bytes` are sent with the next; None means a
     million where a GPU's messages are staged through the host, which waits for the GPU each time,
     else 0.
+
+    With "auto" or "auto:risk=low" as the compressor, method, memory and exchange are chosen from
+    measurements; `optimizer` is the one that trains the model, which decides what is admitted.
     """
 
-    compressor: Compressor | str
+    compressor: Compressor | str | Auto
     memory: Memory | str | None = None
     exchange: str = "auto"
     seed: int = 0
@@ -56,6 +64,7 @@ class Settings:
     controller: Controller | str | None = None
     cuda_graphs: bool = True
     least_bytes: int | None = None
+    optimizer: Optimizer | None = None
 
     def __post_init__(self) -> None:
         check_whole("settings", "check_every", self.check_every, 0)
@@ -64,6 +73,31 @@ class Settings:
         if self.least_bytes is not None:
             check_whole("settings", "least_bytes", self.least_bytes, 0)
         find_controller(self.controller)
+        if self.auto() is not None:
+            check_alone(self.memory, self.exchange, self.controller)
+        elif self.optimizer is not None:
+            raise ConfigError("settings: optimizer is used by auto only, leave it out")
+        if self.optimizer is not None and not isinstance(self.optimizer, Optimizer):
+            raise ConfigError(
+                f"settings: optimizer must be a torch.optim.Optimizer, got {self.optimizer!r}"
+            )
+
+    def auto(self) -> Auto | None:
+        """Returns the configuration of the automatic mode, or None if a method was given."""
+        return find_auto(self.compressor)
+
+    def first_method(self) -> Compressor | str:
+        """Returns the method of the first plan; the automatic mode begins without compression."""
+        return "none" if isinstance(self.compressor, Auto) or self.auto() else self.compressor
+
+    def is_adaptive(self) -> bool | None:
+        """Returns whether the optimiser rescales every entry, or None if it was not given."""
+        return None if self.optimizer is None else is_adaptive(self.optimizer)
+
+    def refuse_auto(self, integration: str) -> None:
+        """Raises ConfigError if the method is the automatic mode, which the integration lacks."""
+        if self.auto() is not None:
+            raise ConfigError(f"{integration}: auto is not supported here, give a method")
 
     def make_controller(self) -> Controller | None:
         """Returns the controller that `controller` names or is."""
@@ -77,7 +111,9 @@ class Settings:
                 raise ConfigError(f"{integration}: {name} is not supported here, leave it out")
 
 
-def settings_of(compressor: Compressor | str | Settings, options: Mapping[str, object]) -> Settings:
+def settings_of(
+    compressor: Compressor | str | Auto | Settings, options: Mapping[str, object]
+) -> Settings:
     """Returns settings given as such, or as a compressor and keyword arguments."""
     if isinstance(compressor, Settings):
         if options:

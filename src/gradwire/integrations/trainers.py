@@ -75,7 +75,7 @@ def attach_request(
     if unknown:
         raise ConfigError(f"{requester}: unknown options {unknown}, expected some of {known}")
     settings = settings_of(compressor, {k: v for k, v in options.items() if k in of_settings})
-    compressor_of(settings.compressor)
+    compressor_of(settings.first_method())
     return AttachRequest(requester, compressor, options)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Optimizer
 
+from gradwire.auto.auto import Auto, check_alone, find_auto
 from gradwire.bench.case import Case, Change, Mounted, Traffic
 from gradwire.bench.cases.baselines import BASELINES
 from gradwire.bench.cases.local import LocalCase
@@ -32,6 +33,10 @@ class MethodCase(Case):
     least_bytes: str = "auto"
 
     def __post_init__(self) -> None:
+        if self.auto() is not None:
+            check_alone(self._memory(), self.exchange, self.make_controller())
+            self._least_bytes()
+            return
         node = None if self.exchange == "auto" else parse_exchange(self.exchange).node
         size = 2 * (node or 1)
         plan = make_plan(self.spec, self._memory(), self.exchange, (), size)
@@ -50,8 +55,13 @@ class MethodCase(Case):
             controller=self.make_controller(),
             least_bytes=self._least_bytes(),
             seed=seed,
+            optimizer=None if self.auto() is None else optimizer,
         )
         return _MountedMethod(optimizer, link)
+
+    def auto(self) -> Auto | None:
+        """Returns the configuration of the automatic mode, or None."""
+        return find_auto(self.spec)
 
     def make_controller(self) -> Controller | None:
         """Builds the controller that changes settings during training, or None."""
