@@ -4,7 +4,7 @@ One rank's exchange runs with mirrored peers, so no message is sent and no state
 touched. Costs of the sample are scaled to the whole model.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import prod
@@ -23,8 +23,9 @@ from gradwire.spec import ExchangeConfig
 
 SAMPLE_NUMEL = 1 << 20
 """Entries of the sample: a few milliseconds for most methods."""
-_RUNS = 3
-"""A warm-up, in which kernels are compiled, a timed run, and one that measures the error."""
+SAMPLED_STEPS = 3
+"""Gradients of different steps: a warm-up, in which kernels are compiled, a timed run, and one that
+measures the error, of gradient and residual."""
 
 
 class Calibration(NamedTuple):
@@ -47,17 +48,25 @@ class GradientSample:
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._rows = sample_rows({name: tuple(t.shape) for name, t in tensors.items()})
-        self.slices: dict[str, Tensor] = {}
+        self.steps: list[dict[str, Tensor]] = [{}]
+        """The slices of the last steps, and of the step under way."""
 
     def take(self, name: str, grad: Tensor, scale: float) -> None:
         """Copies the slice of a gradient, which is multiplied by a loss scale."""
         if name in self._rows:
             rows = grad.detach()[: self._rows[name]]
-            self.slices[name] = rows.to(torch.float32, copy=True).div_(scale)
+            self.steps[-1][name] = rows.to(torch.float32, copy=True).div_(scale)
 
-    @property
-    def is_complete(self) -> bool:
-        return bool(self._rows) and self.slices.keys() == self._rows.keys()
+    def end_step(self, *, counts: bool) -> None:
+        """Keeps the slices of a step that counts, and begins the next one."""
+        kept = self.steps if counts else self.steps[:-1]
+        self.steps = [*kept[-SAMPLED_STEPS:], {}]
+
+    def sampled(self) -> list[dict[str, Tensor]]:
+        """Returns the slices of the last steps, of parameters that had gradients in all."""
+        steps = self.steps[:-1]
+        names = [n for n in self._rows if all(n in step for step in steps)]
+        return [{n: step[n] for n in names} for step in steps]
 
 
 def sample_rows(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
@@ -76,27 +85,29 @@ def sample_rows(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
 
 def calibrate(
     plan: Plan,
-    sample: Mapping[str, Tensor],
+    samples: Sequence[Mapping[str, Tensor]],
     tensors: Iterable[Tensor],
     size: int,
     timer: Callable[[], float],
 ) -> Calibration:
-    """Runs a method on the sample, and returns what it would cost for all `tensors`."""
-    everything = list(tensors)
+    """Runs a method on samples of some steps; returns what it would cost for all `tensors`."""
+    everything, sample = list(tensors), samples[-1]
+    if not sample:
+        return Calibration(0.0, 0.0, 0.0, 0.0, 0.0)
     engine = Engine(plan, sample, 0, size, seed=0, nan_policy="ignore", cuda_graphs=False)
     for lane in engine.lanes.values():
-        # Steps 1 to 3, of which the last one is sampled.
+        # Steps 1 to n, of which the last one is sampled.
         lane.ctx = lane.ctx._replace(step=1)
-        lane.sample_every = _RUNS
+        lane.sample_every = len(samples)
     times_s, comm = [], MirrorComm(size)
-    for _ in range(_RUNS):
+    for own in samples:
         comm = MirrorComm(size)
-        times_s.append(_run(engine, sample, comm, timer))
+        times_s.append(_run(engine, own, comm, timer))
     errors = [e for lane in engine.lanes.values() if (e := lane.sampled_error) is not None]
     if not errors and plan.exchange.name == "sharded":
         # Shards of other lengths could not be mirrored; the first encoding is the same in a gather.
         gather = replace(plan, exchange=ExchangeConfig("gather"))
-        error, total = calibrate(gather, sample, sample.values(), size, timer)[-2:]
+        error, total = calibrate(gather, samples, sample.values(), size, timer)[-2:]
     else:
         error, total = torch.stack(errors).sum(0).tolist() if errors else (0.0, 0.0)
     loads = [transfer(r.kind, r.nbytes, r.size) for r in comm.records]
@@ -104,7 +115,7 @@ def calibrate(
     scale = plan.message_bytes(everything) / sampled_bytes
     numel_scale = sum(t.numel() for t in everything) / sum(t.numel() for t in sample.values())
     return Calibration(
-        times_s[1] * numel_scale,
+        times_s[len(samples) // 2] * numel_scale,
         sum(load.hops for load in loads),
         sum(load.link_bytes for load in loads) * scale,
         error,

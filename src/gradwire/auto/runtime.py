@@ -28,6 +28,8 @@ log = logging.getLogger("gradwire")
 
 UNKNOWN = StepTiming(-1.0, 0.0, 0.0, 0.0, 0.0)
 """Sent in place of a timing where none is known."""
+SAMPLE_EVERY = 25
+"""One step in this many measures the error, so that a risk that has grown is soon known."""
 _ERRORS = 2
 _CALIBRATIONS = CALIBRATED_PER_STEP * len(Calibration._fields)
 
@@ -84,7 +86,7 @@ class AutoRuntime(StepObserver):
         self, names: Sequence[str], grads: Sequence[Tensor], loss_scale: float
     ) -> None:
         self._buckets += 1
-        if self._sample is not None and self.search.to_calibrate():
+        if self._sample is not None:
             for name, grad in zip(names, grads, strict=True):
                 self._sample.take(name, grad, loss_scale)
         if grads and not self.is_idle:
@@ -128,6 +130,8 @@ class AutoRuntime(StepObserver):
         facts = self._facts(step)
         self._add_timing(counts)
         self._written.clear()
+        if self._sample is not None:
+            self._sample.end_step(counts=counts)
         if not counts:
             self._buckets = 0
             return
@@ -192,20 +196,16 @@ class AutoRuntime(StepObserver):
 
     def _calibrate_next(self) -> None:
         """Measures the next candidates on this rank; their numbers go with the next step."""
-        indices = self.search.to_calibrate()
-        if not indices:
+        if self.search.phase != "calibrate":
             self._sample = None
             return
         if self._sample is None:
-            # The search has begun again; the next step takes a sample.
+            # The search has begun again; the next steps take samples.
             self._sample = GradientSample(self._engine.tensors)
-            return
         tensors, size = list(self._engine.tensors.values()), self._engine.world_size
-        for index in indices:
-            plan = self.search.table.options[index].plan
-            own = self._sample.slices
-            self._calibrations[index] = calibrate(plan, own, tensors, size, self._timer)
-        self._excluded = True
+        for index in self.search.to_calibrate():
+            plan, samples = self.search.table.options[index].plan, self._sample.sampled()
+            self._calibrations[index] = calibrate(plan, samples, tensors, size, self._timer)
 
     def _apply(self) -> None:
         """Switches to the chosen plan, after a dense step if residuals would be lost."""
@@ -230,6 +230,8 @@ class AutoRuntime(StepObserver):
         self._is_switching = True
         try:
             self._engine.switch(target)
+            for lane in self._engine.lanes.values():
+                lane.sample_every = SAMPLE_EVERY
         finally:
             self._is_switching = False
 

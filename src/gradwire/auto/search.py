@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
-from gradwire.auto.calibration import Calibration
+from gradwire.auto.calibration import SAMPLED_STEPS, Calibration
 from gradwire.auto.link_watch import REFERENCE_STEPS, LinkWatch
 from gradwire.auto.step_model import link_at
 from gradwire.auto.table import Table
@@ -19,7 +19,7 @@ from gradwire.control.timing import StepTiming
 
 Phase: TypeAlias = Literal["calibrate", "time", "explore", "compare", "settled"]
 
-CALIBRATED_PER_STEP = 3
+CALIBRATED_PER_STEP = 4
 TIMED_STEPS = 4
 """Uncompressed steps after the calibration, of which the first one is not timed."""
 EXPLORE_STEPS = 4
@@ -73,8 +73,10 @@ class Search:
 
     def to_calibrate(self) -> range:
         """Returns the candidates to calibrate after this step."""
-        last = len(self.table.options) if self.phase == "calibrate" else self._calibrated
-        return range(self._calibrated, min(self._calibrated + CALIBRATED_PER_STEP, last))
+        if self.phase != "calibrate" or self._age < SAMPLED_STEPS:
+            return range(0)
+        last = min(self._calibrated + CALIBRATED_PER_STEP, len(self.table.options))
+        return range(self._calibrated, last)
 
     def end_step(self, facts: StepFacts) -> None:
         """Takes in the facts of a step, and may choose another candidate for the next."""
