@@ -196,7 +196,7 @@ def test_a_state_of_another_set_up_is_refused(other, message: str) -> None:
 def test_a_state_of_another_format_is_refused() -> None:
     state = simulation().state_dict()
     state["0"]["format"] = 99
-    with pytest.raises(ConfigError, match="state: format is 99, expected 4"):
+    with pytest.raises(ConfigError, match="state: format is 99, expected 5"):
         simulation().load_state_dict(state)
 
 

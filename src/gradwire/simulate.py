@@ -72,6 +72,7 @@ class Simulation:
         """Changes the method of all workers between two steps; residuals are kept."""
         tensors = self.workers[0].tensors.values()
         plan = make_plan(compressor, memory, exchange, tensors, len(self.workers))
+        plan = plan.in_chunks(self.workers[0].tensors, self.workers[0].plan.chunk_bytes)
         for worker in self.workers:
             worker.switch(plan)
 
@@ -147,10 +148,12 @@ def simulate(
     cuda_graphs: bool = True,
     link: LinkModel | None = None,
     compute_s: float = 0.01,
+    chunk_bytes: int = 0,
     optimizer: Optimizer | None = None,
 ) -> Simulation:
     """Returns N simulated workers for a model, or for tensors by name.
 
+    Parameters of more than `chunk_bytes` are cut into chunks, as `attach` does, unless it is 0.
     A controller sees the times of a `link` (by default 1 Gbit/s with 1 ms latency) and a step of
     `compute_s`, so that a run makes the same decisions on any machine. So does "auto", which also
     needs to know the `optimizer`.
@@ -167,7 +170,9 @@ def simulate(
         check_ranks(workers)
         check_alone(memory, exchange, controller)
     first = "none" if auto is not None or isinstance(compressor, Auto) else compressor
+    check_whole("simulate", "chunk_bytes", chunk_bytes, 0)
     plan = make_plan(first, memory, exchange, named.values(), workers)
+    plan = plan.in_chunks(named, chunk_bytes)
     simulation = Simulation(
         [
             Engine(plan, named, rank, workers, seed, nan_policy, cuda_graphs, wants_mean=rank == 0)

@@ -312,6 +312,7 @@ def test_the_identity_of_a_plan_has_all_settings() -> None:
             "node": 2,
             "between": {"class": "GatherExchange", "aggregate": "mean"},
         },
+        "chunk_bytes": 0,
     }
     assert plan.code_digests() == {}
 

@@ -222,10 +222,10 @@ def detach_job() -> tuple[Tensor, Tensor, str]:
     return detached, weights(model), message
 
 
-def resume_job(spec: str, least_bytes: int = 0) -> bool:
+def resume_job(spec: str, least_bytes: int = 0, chunk_bytes: int = 0) -> bool:
     """Compares six steps with three, a checkpoint, and three more in a new DDP: the same bits."""
     model = DDP(mlp(), bucket_cap_mb=0.01)
-    link = gradwire.attach(model, spec, least_bytes=least_bytes)
+    link = gradwire.attach(model, spec, least_bytes=least_bytes, chunk_bytes=chunk_bytes)
     train(model, 3)
     file = io.BytesIO()
     torch.save({"model": model.module.state_dict(), "link": link.state_dict()}, file)
@@ -235,7 +235,7 @@ def resume_job(spec: str, least_bytes: int = 0) -> bool:
     file.seek(0)
     saved = torch.load(file, weights_only=True)
     fresh = DDP(mlp(), bucket_cap_mb=0.01)
-    link = gradwire.attach(fresh, spec, least_bytes=least_bytes)
+    link = gradwire.attach(fresh, spec, least_bytes=least_bytes, chunk_bytes=chunk_bytes)
     fresh.module.load_state_dict(saved["model"])
     link.load_state_dict(saved["link"])
     train(fresh, 3, first=3)

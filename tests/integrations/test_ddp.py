@@ -66,6 +66,23 @@ def test_real_ranks_do_what_simulated_ranks_do(four_ranks: Ranks, spec: str, exc
     assert network.stats()["message_bytes"] <= results[0][1]
 
 
+@pytest.mark.parametrize("exchange", ["gather", "sharded"])
+def test_chunks_on_real_ranks_are_those_of_simulated_ones(four_ranks: Ranks, exchange: str) -> None:
+    options = {"exchange": exchange, "chunk_bytes": 8192}
+    results = four_ranks.run(jobs.seen_by_simulation, "topk:ratio=0.1", options)
+    network = gradwire.simulate(jobs.mlp(), "topk:ratio=0.1", workers=4, **options)
+    assert [*map(len, network.workers[0].chunks.values())] == [3, 4]
+    means = network.step([local for (local, _), _ in results])
+    for (_, real), _ in results:
+        assert all(torch.equal(real[name], mean) for name, mean in means.items())
+
+
+@pytest.mark.parametrize("spec", ["powersgd:rank=2", "topk:ratio=0.1", "none"])
+def test_chunks_keep_ranks_equal_and_resume_bitwise(four_ranks: Ranks, spec: str) -> None:
+    assert_equal(four_ranks.run(jobs.trained, spec, 3, {}, {"chunk_bytes": 8192}))
+    assert all(four_ranks.run(jobs.resume_job, spec, 0, 8192))
+
+
 @pytest.mark.parametrize("spec", ["randomk:ratio=0.1", "powersgd:rank=2", "none", "fp16"])
 def test_means_of_real_ranks_are_those_of_simulated_ones(four_ranks: Ranks, spec: str) -> None:
     results = four_ranks.run(jobs.seen_by_simulation, spec, {})

@@ -30,6 +30,7 @@ SAMPLES: dict[str, list[Any]] = {
     "controller": ["autopilot", "gravac", "accordion:low=0.2,high=0.1", "schedule:last=0.1"],
     "cuda_graphs": [False],
     "least_bytes": [100_000],
+    "chunk_bytes": [8192],
     "scaler": [True],
 }
 """Values other than the default of every option of `attach`."""

@@ -22,6 +22,7 @@ FULL: dict[str, Any] = {
     "controller": "autopilot",
     "cuda_graphs": False,
     "least_bytes": 1000,
+    "chunk_bytes": 4096,
 }
 """A value other than the default for every option."""
 

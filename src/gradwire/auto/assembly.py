@@ -31,7 +31,9 @@ def automatic(
     """
     tensors = engine.tensors
     suits_all = adaptive is False
-    options = candidates(tensors.values(), engine.world_size, link, adaptive=not suits_all)
+    options = candidates(
+        engine.plan, tensors.values(), engine.world_size, link, adaptive=not suits_all
+    )
     dense_bytes = sum(tensor.nbytes for tensor in tensors.values())
     start = start_index(options, dense_bytes, link, engine.world_size)
     if engine.rank == 0 and not suits_all:

@@ -44,10 +44,10 @@ class Calibration(NamedTuple):
 
 
 class GradientSample:
-    """Slices of the largest gradients of this rank, by parameter name."""
+    """Slices of the largest gradients of this rank, by the names of lanes."""
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._rows = sample_rows({name: tuple(t.shape) for name, t in tensors.items()})
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self._rows = sample_rows(shapes)
         self.steps: list[dict[str, Tensor]] = [{}]
         """The slices of the last steps, and of the step under way."""
 

@@ -1,7 +1,7 @@
 """Candidates of the automatic mode: methods of every family, with the exchange for this link."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -43,23 +43,27 @@ class Candidate:
 
 
 def candidates(
-    tensors: Iterable[Tensor], size: int, link: LinkModel, adaptive: bool
+    plan: Plan, tensors: Iterable[Tensor], size: int, link: LinkModel, adaptive: bool
 ) -> list[Candidate]:
     """Returns the methods to compare; all but the first two only if they suit the optimiser.
 
     An adaptive optimiser divides entries by running magnitudes. What arrives late arrives at once,
-    in the magnitude too, so sparsifiers and signs of gradients stall training under it.
+    in the magnitude too, so sparsifiers and signs of gradients stall training under it. Settings of
+    the integration, such as the size of chunks, are those of its first `plan`.
     """
     shapes = list(tensors)
     specs = (FP32, BITS16, *QUANTIZERS, *LOW_RANK, *(() if adaptive else SELECTIVE))
-    return [_candidate(spec, shapes, size, link) for spec in specs]
+    return [_candidate(spec, plan, shapes, size, link) for spec in specs]
 
 
-def _candidate(spec: str, tensors: list[Tensor], size: int, link: LinkModel) -> Candidate:
+def _candidate(
+    spec: str, first: Plan, tensors: list[Tensor], size: int, link: LinkModel
+) -> Candidate:
     compressor = parse(spec)
     memory = memory_of("residual" if wants_residual(compressor) else "none")
     exchange = choose_exchange(compressor, memory, tensors, size, link)
     plan = make_plan(compressor, memory, exchange, tensors, size)
+    plan = replace(first, compressor=compressor, memory=memory, exchange=plan.exchange)
     return Candidate(format_spec(plan.compressor), plan)
 
 

@@ -48,7 +48,7 @@ class AutoRuntime(StepObserver):
         self._excluded = True
         """True if the timing of the step under way is not that of a usual step."""
         self._is_flushing = self._is_switching = False
-        self._sample: GradientSample | None = GradientSample(engine.tensors)
+        self._sample: GradientSample | None = None
         self._calibrations: dict[int, Calibration] = {}
         self._errors = [0.0, 0.0]
         self._numbers: dict[torch.device, Tensor] = {}
@@ -59,6 +59,7 @@ class AutoRuntime(StepObserver):
         self._copied: torch.cuda.Event | None = None
         self._logged = 0
         self._apply()
+        self._sample = self._new_sample()
         self._log_decisions()
 
     @property
@@ -201,11 +202,14 @@ class AutoRuntime(StepObserver):
             return
         if self._sample is None:
             # The search has begun again; the next steps take samples.
-            self._sample = GradientSample(self._engine.tensors)
+            self._sample = self._new_sample()
         tensors, size = list(self._engine.tensors.values()), self._engine.world_size
         for index in self.search.to_calibrate():
             plan, samples = self.search.table.options[index].plan, self._sample.sampled()
             self._calibrations[index] = calibrate(plan, samples, tensors, size, self._timer)
+
+    def _new_sample(self) -> GradientSample:
+        return GradientSample({n: lane.ctx.shape for n, lane in self._engine.lanes.items()})
 
     def _apply(self) -> None:
         """Switches to the chosen plan, after a dense step if residuals would be lost."""

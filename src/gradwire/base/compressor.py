@@ -57,6 +57,9 @@ class Traits(NamedTuple):
     propagates_nonfinite: bool = False
     """A non-finite input always yields a non-finite value in the first message, so the guard checks
     the message only."""
+    block: int = 1
+    """Number of consecutive entries that are encoded together; where large tensors are cut into
+    chunks, these are multiples of it."""
 
 
 class Compressor(ABC):

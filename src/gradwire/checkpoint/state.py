@@ -20,7 +20,7 @@ from gradwire.types import State
 
 log = logging.getLogger("gradwire")
 
-FORMAT = 4
+FORMAT = 5
 """Version of the state dict."""
 
 Residuals: TypeAlias = Literal["fold", "redistribute", "drop"]

@@ -202,6 +202,7 @@ class Pipeline(FusedOneRound):
             # Non-finite entries are among the selected, and the second propagates them.
             propagates_nonfinite=first.propagates_nonfinite and second.propagates_nonfinite,
             why_not=first.why_not or second.why_not,
+            block=first.block,
         )
 
     @property

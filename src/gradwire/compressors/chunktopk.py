@@ -41,7 +41,7 @@ class ChunkTopK(Sparsifier):
 
     @memoized
     def traits(self) -> Traits:
-        return Traits(contraction=True, propagates_nonfinite=True)
+        return Traits(contraction=True, propagates_nonfinite=True, block=self.chunk)
 
     @memoized
     def count(self, numel: int) -> int:

@@ -45,7 +45,7 @@ class DCT(OneRound):
 
     @memoized
     def traits(self) -> Traits:
-        return Traits(contraction=True, propagates_nonfinite=True)
+        return Traits(contraction=True, propagates_nonfinite=True, block=self.chunk)
 
     @memoized
     def layout(self, numel: int) -> Layout:

@@ -66,6 +66,7 @@ class Eden(OneRound):
             why_not="scale=unbiased enlarges the message, with no bound below 1 on the error "
             "(use scale=closest)",
             propagates_nonfinite=True,
+            block=self.block,
         )
 
     @memoized

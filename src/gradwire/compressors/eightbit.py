@@ -32,7 +32,7 @@ class EightBit(Quantizer):
 
     @memoized
     def traits(self) -> Traits:
-        return Traits(contraction=True, propagates_nonfinite=True)
+        return Traits(contraction=True, propagates_nonfinite=True, block=self.bucket)
 
     @memoized
     def rounding_spec(self) -> RoundingSpec:

@@ -38,7 +38,7 @@ class Fp8(Quantizer):
 
     @memoized
     def traits(self) -> Traits:
-        return Traits(contraction=True, propagates_nonfinite=True)
+        return Traits(contraction=True, propagates_nonfinite=True, block=self.bucket)
 
     @memoized
     def rounding_spec(self) -> RoundingSpec:

@@ -39,7 +39,7 @@ class Int4(Quantizer):
 
     @memoized
     def traits(self) -> Traits:
-        return Traits(contraction=True, propagates_nonfinite=True)
+        return Traits(contraction=True, propagates_nonfinite=True, block=self.block)
 
     @memoized
     def rounding_spec(self) -> RoundingSpec:

@@ -29,7 +29,7 @@ class Natural(Quantizer):
 
     @memoized
     def traits(self) -> Traits:
-        return Traits(unbiased=True, contraction=True)
+        return Traits(unbiased=True, contraction=True, block=BUCKET)
 
     @memoized
     def rounding_spec(self) -> RoundingSpec:

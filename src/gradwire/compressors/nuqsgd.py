@@ -57,6 +57,7 @@ class NUQSGD(OneRound):
             why_not=f"its variance bound with bits={self.bits}, bucket={self.bucket} is "
             f"{variance:.3g}, not below 1 (use more bits or a smaller bucket)",
             propagates_nonfinite=True,
+            block=self.bucket,
         )
 
     @memoized

@@ -40,7 +40,7 @@ class OneBit(FusedOneRound):
 
     @memoized
     def traits(self) -> Traits:
-        return Traits(contraction=True, propagates_nonfinite=True)
+        return Traits(contraction=True, propagates_nonfinite=True, block=self.bucket or 1)
 
     def _bucket(self, numel: int) -> int:
         return self.bucket or max(1, numel)

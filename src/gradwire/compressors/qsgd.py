@@ -58,6 +58,7 @@ class QSGD(Quantizer):
             why_not=f"its variance bound with bits={self.bits}, bucket={self.bucket} is "
             f"{variance:.3g}, not below 1 (use more bits, a smaller bucket, or scaled=true)",
             propagates_nonfinite=True,
+            block=self.bucket,
         )
 
     @memoized

@@ -13,12 +13,14 @@ from gradwire import kernels
 from gradwire.checks import read_number
 from gradwire.comm.base import CollectiveProgram
 from gradwire.comm.meter import Meter
+from gradwire.engine.chunks import recut, split_messages
 from gradwire.engine.cuda_graphs import GraphCache, is_graph_safe
 from gradwire.engine.nonfinite import NonFiniteGuard, SkippedSteps, StepVerdict
 from gradwire.engine.observer import StepObserver
 from gradwire.engine.plan import Plan
 from gradwire.engine.step import BucketResult, Lane, lane_rounds, run_rounds
 from gradwire.errors import ConfigError, NonFiniteError, WireError
+from gradwire.types import State
 
 log = logging.getLogger("gradwire")
 
@@ -69,9 +71,12 @@ class Engine:
     def _set_plan(self, plan: Plan) -> None:
         self.plan = plan
         self._tolerated = plan.exchange.tolerated(self.world_size)
+        cuts = {name: plan.chunks(name, tensor) for name, tensor in self.tensors.items()}
+        self.chunks = {name: chunks for name, chunks in cuts.items() if chunks}
         self.lanes = {
-            name: plan.lane(name, tensor, self.rank, self.world_size, self.seed, self._reversible)
+            lane: plan.lane(lane, piece, self.rank, self.world_size, self.seed, self._reversible)
             for name, tensor in self.tensors.items()
+            for lane, piece in self._pieces(name, tensor)
         }
         for lane in self.lanes.values():
             # A memory such as ef21, which keeps the mean itself, needs it on every rank.
@@ -79,15 +84,47 @@ class Engine:
             lane.ctx = lane.ctx._replace(wants_mean=wants_mean)
         self._keeps_state = any(lane.keeps_state for lane in self.lanes.values())
 
+    def _pieces(self, name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
+        """Returns the lanes of a parameter with their parts of a tensor that is shaped like it."""
+        if name not in self.chunks:
+            return [(name, tensor)]
+        return [(chunk.name, chunk.of(tensor)) for chunk in self.chunks[name]]
+
+    def lanes_of(self, name: str) -> list[Lane]:
+        """Returns the lane of a parameter, or those of its chunks in order."""
+        return [self.lanes[chunk.name] for chunk in self.chunks.get(name, ())] or [self.lanes[name]]
+
+    def bucket_programs(
+        self, names: Sequence[str], grads: Sequence[Tensor]
+    ) -> list[CollectiveProgram[None]]:
+        """Returns programs that replace the gradients of some parameters by their mean.
+
+        There is one for each chunk of a large parameter, so that several can be under way at once.
+        They leave the lanes' new state pending until `end_step` and `commit_step`.
+        """
+        self._begin_bucket(grads)
+        return [self._program(*message) for message in split_messages(self.chunks, names, grads)]
+
     def bucket_program(
         self, names: Sequence[str], grads: Sequence[Tensor]
     ) -> CollectiveProgram[None]:
-        """Returns the program that replaces the gradients of some parameters by their mean.
+        """Returns the work of `bucket_programs` as a single program."""
+        self._begin_bucket(grads)
+        if self.chunks:
+            pieces = [
+                piece
+                for name, grad in zip(names, grads, strict=True)
+                for piece in self._pieces(name, grad)
+            ]
+            names, grads = [lane for lane, _ in pieces], [grad for _, grad in pieces]
+        return self._program(names, grads)
 
-        It leaves the lanes' new state pending until `end_step` and `commit_step`.
-        """
+    def _begin_bucket(self, grads: Sequence[Tensor]) -> None:
         self.commit_step()
         self.dense_bytes += self.plan.dense_bytes(sum(g.nbytes for g in grads), self.world_size)
+
+    def _program(self, names: Sequence[str], grads: Sequence[Tensor]) -> CollectiveProgram[None]:
+        """Returns the program of some lanes, live or from a CUDA graph."""
         start = partial(self._exchange, names, grads)
         captured = None
         if grads and grads[0].is_cuda and self._is_capturable(names):
@@ -157,12 +194,12 @@ class Engine:
 
         Meanwhile no thread may synchronise the whole GPU, which would break the capture.
         """
-        names, on_gpu = tuple(self.tensors), any(t.is_cuda for t in self.tensors.values())
+        names, on_gpu = tuple(self.lanes), any(t.is_cuda for t in self.tensors.values())
         return on_gpu and self._is_capturable(names) and not self._graphs.has(names)
 
     def message_bytes(self, names: Sequence[str]) -> int:
         """Returns the approximate length of a message of these parameters."""
-        return sum(self.lanes[name].message_bytes for name in names)
+        return sum(lane.message_bytes for name in names for lane in self.lanes_of(name))
 
     def is_plain_mean(self) -> bool:
         """Returns whether an integration may average gradients itself (`count_dense_bucket`).
@@ -176,7 +213,8 @@ class Engine:
         self.commit_step()
         self.dense_bytes += self.plan.dense_bytes(nbytes, self.world_size)
         for name in names:
-            self.lanes[name].begin_step()
+            for lane in self.lanes_of(name):
+                lane.begin_step()
 
     def end_step(self) -> None:
         """Ends a step, in the thread that ran its programs; `commit_step` completes it later."""
@@ -222,16 +260,12 @@ class Engine:
         self.commit_step()
         if self.observer is not None:
             self.observer.check_plan(plan)
-        old = self.lanes
+        old = {name: self.lanes_of(name) for name in self.tensors}
         self._set_plan(plan)
         self.drop_cuda_graphs()
         dropped: list[Tensor] = []
-        for name, lane in self.lanes.items():
-            lane.ctx = lane.ctx._replace(step=old[name].ctx.step)
-            same = lane.memory_state.keys() == old[name].memory_state.keys()
-            if same:
-                lane.memory_state = old[name].memory_state
-            dropped += old[name].unsent(with_memory=not same)
+        for name in self.tensors:
+            dropped += _take_over(old[name], self.lanes_of(name))
         norm = hypot(*(float(tensor.norm()) for tensor in dropped))
         if norm:
             log.info("switch: residuals of norm %.3g are dropped", norm)
@@ -313,3 +347,17 @@ class Engine:
             "cuda_graphs": len(self._graphs),
             **({} if self.observer is None else {"controller": self.observer.stats()}),
         }
+
+
+def _take_over(old: Sequence[Lane], new: Sequence[Lane]) -> list[Tensor]:
+    """Gives a parameter's new lanes the step and memory of the old; returns what is dropped."""
+    for lane in new:
+        lane.ctx = lane.ctx._replace(step=old[0].ctx.step)
+    kept: Sequence[State] | None = None
+    if new[0].memory_state.keys() == old[0].memory_state.keys():
+        kept = [lane.memory_state for lane in old]
+        if [lane.ctx.shape for lane in old] != [lane.ctx.shape for lane in new]:
+            kept = recut(kept, [lane.ctx.numel for lane in new])
+    for lane, state in zip(new, kept or (), strict=kept is not None):
+        lane.memory_state = state
+    return [tensor for lane in old for tensor in lane.unsent(with_memory=kept is None)]

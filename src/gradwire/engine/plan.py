@@ -1,6 +1,6 @@
 """The plan: the compressor, memory and exchange of each parameter, and what combines legally."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
@@ -15,6 +15,7 @@ from gradwire.comm.meter import ring_bytes
 from gradwire.compressors.bf16 import Bf16
 from gradwire.compressors.fp16 import Fp16
 from gradwire.compressors.none import NoCompression
+from gradwire.engine.chunks import Chunk, check_chunk_bytes, cut
 from gradwire.engine.step import Lane
 from gradwire.errors import ConfigError
 from gradwire.exchange.auto import choose
@@ -63,6 +64,24 @@ class Plan:
     dense_bytes: Callable[[int, int], int] = ring_bytes
     """Bytes that a rank would send for gradients of so many bytes among so many ranks without
     compression; `stats()["ratio"]` is relative to it."""
+    chunk_bytes: int = 0
+    """Larger parameters are cut into chunks of at most this size, unless it is 0."""
+
+    def in_chunks(self, tensors: Mapping[str, Tensor], chunk_bytes: int) -> "Plan":
+        """Returns the plan with chunks of this size; raises ConfigError if a parameter forbids it.
+
+        A size of 0 means that no parameter is cut.
+        """
+        if chunk_bytes:
+            compressed = {n: t for n, t in tensors.items() if self._is_compressed(t)}
+            check_chunk_bytes(self.compressor, compressed, chunk_bytes)
+        return replace(self, chunk_bytes=chunk_bytes)
+
+    def chunks(self, name: str, tensor: Tensor) -> list[Chunk]:
+        """Returns the chunks of one parameter; none if it is not cut, or is sent dense."""
+        if not self.chunk_bytes or not self._is_compressed(tensor):
+            return []
+        return cut(name, tensor, self.compressor.traits().block, self.chunk_bytes)
 
     def lane(
         self, name: str, tensor: Tensor, rank: int, size: int, seed: int, reversible: bool = True
@@ -74,6 +93,10 @@ class Plan:
         compressor, memory = self._choice(tensor)
         aggregator = self.wrap(self.exchange, compressor)
         return Lane(name, compressor, aggregator, memory, ctx, tensor.device, reversible)
+
+    def _is_compressed(self, tensor: Tensor) -> bool:
+        # `lane` refuses other dtypes.
+        return tensor.dtype in DENSE and self._choice(tensor)[0] is self.compressor
 
     def _choice(self, tensor: Tensor) -> tuple[Compressor, Memory]:
         dense = DENSE[tensor.dtype]
@@ -125,6 +148,7 @@ class Plan:
             "compressor": identity_of(self.compressor),
             "memory": identity_of(self.memory),
             "exchange": self.exchange.identity(),
+            "chunk_bytes": self.chunk_bytes,
         }
 
     def code_digests(self) -> dict[str, str]:

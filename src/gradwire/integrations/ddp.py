@@ -1,6 +1,8 @@
 """DistributedDataParallel: one line that compresses the gradients of a DDP script."""
 
 import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, finalize
@@ -15,17 +17,18 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwire.auto.auto import Auto, check_ranks
 from gradwire.auto.link_probe import check_backend
-from gradwire.base import Compressor
+from gradwire.base import Compressor, Memory
 from gradwire.comm.consistency import check_equal_tensors
 from gradwire.comm.groups import check_member, lease_group
+from gradwire.engine.chunks import CHUNK_BYTES
 from gradwire.engine.ownership import release
-from gradwire.engine.plan import make_plan
+from gradwire.engine.plan import Plan, make_plan
 from gradwire.errors import ConfigError, NonFiniteError, PeerError
 from gradwire.integrations.backward_pass import BackwardPass, at_end_of_backward, graph_task
 from gradwire.integrations.bucketing import PendingBucket, Ready
 from gradwire.integrations.comm_runner import StreamRunner, ThreadRunner
 from gradwire.integrations.dense_allreduce import start_means
-from gradwire.integrations.handle import Handle
+from gradwire.integrations.handle import Handle, Planner
 from gradwire.integrations.parameters import COMPILED, check_dense
 from gradwire.integrations.settings import Options, Settings, settings_of
 from gradwire.integrations.unused_parameters import UnusedParameters
@@ -114,7 +117,7 @@ class Link(Handle):
                 self._lease.group,
                 tensors,
                 names,
-                make_plan,
+                _planner(tensors, settings, slot.device),
                 settings,
                 discards_lanes=unused is not None,
             )
@@ -168,9 +171,13 @@ class Link(Handle):
         if ready is not None and plain:
             self._start_plain_means(ready, is_last)
         elif ready is not None:
-            # Created in autograd's thread: `bucket_program` commits the previous step, which must
+            # Created in autograd's thread: `bucket_programs` commits the previous step, which must
             # not happen while the runner uses the lanes.
-            programs = [self._engine.bucket_program(*message) for message in ready.messages]
+            programs = [
+                program
+                for message in ready.messages
+                for program in self._engine.bucket_programs(*message)
+            ]
             self._runner.submit(programs, ready.buckets, is_last=is_last)
         if is_last:
             self._end_step_after_backward()
@@ -227,7 +234,8 @@ class Link(Handle):
             if self._unused.pending and not wait and self._engine.nan_policy != "raise":
                 return None
             for name in self._unused.take():
-                self._engine.lanes[name].discard()
+                for lane in self._engine.lanes_of(name):
+                    lane.discard()
         return self._engine.commit_step(wait=wait)
 
     def _complete_step(self) -> None:
@@ -271,9 +279,9 @@ def attach(
 
     Called on all ranks of the model's group, which check that they agree. The options are the
     fields of `Settings`: memory, exchange, seed, nan_policy, check_every, checksum, controller,
-    cuda_graphs, least_bytes, optimizer. With "auto" the method is chosen from measurements
-    (docs/adaptive.md). Before every forward pass the loss scale is read from `scaler`, and
-    residuals follow it.
+    cuda_graphs, least_bytes, chunk_bytes, optimizer. With "auto" the method is chosen from
+    measurements (docs/auto.md). Before every forward pass the loss scale is read from `scaler`,
+    and residuals follow it.
     """
     while _orphans:
         _release(_orphans.pop())
@@ -284,7 +292,9 @@ def attach(
     if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
         raise ConfigError(f"attach: scaler must be a GradScaler, with get_scale(), got {scaler!r}")
     # Before the slot is taken, which cannot be undone.
-    make_plan(settings.first_method(), settings.memory, settings.exchange, names, group.size())
+    tensors: dict[str, Tensor] = {name: p for p, name in names.items()}
+    planner = _planner(tensors, settings, next(model.parameters()).device)
+    planner(settings.first_method(), settings.memory, settings.exchange, names, group.size())
     if settings.auto() is not None:
         check_ranks(group.size())
         check_backend(dist.get_backend(group))
@@ -295,6 +305,25 @@ def attach(
     if scaler is not None:
         slot.link._follow_loss_scale(model, scaler)
     return slot.link
+
+
+def _planner(tensors: Mapping[str, Tensor], settings: Settings, device: torch.device) -> Planner:
+    """Returns the function that makes the link's plans, which cut large parameters into chunks."""
+
+    def planner(
+        compressor: Compressor | str,
+        memory: Memory | str | None,
+        exchange: str,
+        all_tensors: Iterable[Tensor],
+        size: int,
+    ) -> Plan:
+        plan = make_plan(compressor, memory, exchange, all_tensors, size)
+        if settings.chunk_bytes is not None:
+            return plan.in_chunks(tensors, settings.chunk_bytes)
+        # Only where the pipeline encodes one chunk while another is on the wire.
+        return replace(plan, chunk_bytes=CHUNK_BYTES if device.type == "cpu" else 0)
+
+    return planner
 
 
 def _names(model: DDP) -> dict[nn.Parameter, str]:

@@ -49,7 +49,7 @@ class Reducer(Handle):
         **options: "Unpack[Options]",
     ) -> None:
         settings = settings_of(compressor, options)
-        settings.refuse("reducer", "least_bytes")
+        settings.refuse("reducer", "least_bytes", "chunk_bytes")
         names = names_of(model)
         tensors: dict[str, Tensor] = {name: p for p, name in names.items()}
         Handle.__init__(self, group_of(process_group), tensors, names, make_plan, settings)

@@ -28,6 +28,7 @@ class Options(TypedDict, total=False):
     controller: Controller | str | None
     cuda_graphs: bool
     least_bytes: int | None
+    chunk_bytes: int | None
     optimizer: Optimizer | None
 
 
@@ -48,7 +49,8 @@ class Settings:
     `cuda_graphs` a bucket's work on a GPU is captured as CUDA graphs where it is the same at every
     step. Buckets whose messages have less than `least_bytes` are sent with the next; None means a
     million where a GPU's messages are staged through the host, which waits for the GPU each time,
-    else 0.
+    else 0. Parameters of more than `chunk_bytes` are cut into chunks with messages of their own,
+    unless it is 0; None means 25 MiB on a CPU, where the exchange is pipelined, else 0.
 
     With "auto" or "auto:risk=low" as the compressor, method, memory and exchange are chosen from
     measurements; `optimizer` is the one that trains the model, which decides what is admitted.
@@ -64,6 +66,7 @@ class Settings:
     controller: Controller | str | None = None
     cuda_graphs: bool = True
     least_bytes: int | None = None
+    chunk_bytes: int | None = None
     optimizer: Optimizer | None = None
 
     def __post_init__(self) -> None:
@@ -72,6 +75,8 @@ class Settings:
         check_flag("settings", "cuda_graphs", self.cuda_graphs)
         if self.least_bytes is not None:
             check_whole("settings", "least_bytes", self.least_bytes, 0)
+        if self.chunk_bytes is not None:
+            check_whole("settings", "chunk_bytes", self.chunk_bytes, 0)
         find_controller(self.controller)
         if self.auto() is not None:
             check_alone(self.memory, self.exchange, self.controller)

@@ -73,7 +73,7 @@ class PredictedStepClock(StepClock):
         assert isinstance(self.engine.observer, ControllerRuntime)
         settings = self.engine.observer.settings()
         parts = [
-            (self.engine.tensors[n].numel(), self.predictions.of(o)) for n, o in settings.items()
+            (self.engine.lanes[n].ctx.numel, self.predictions.of(o)) for n, o in settings.items()
         ]
         step_times = _mean(parts) if parts else self.predictions.predict(self.predictions.plan)
         self.steps.append(step_times)

@@ -46,7 +46,7 @@ class Reducer(Handle):
     ) -> None:
         settings = settings_of(compressor, options)
         settings.refuse_auto("keras")
-        settings.refuse("reducer", "least_bytes")
+        settings.refuse("reducer", "least_bytes", "chunk_bytes")
         self._framework = framework = framework_of(variables)
         framework.check()
         names = names_of(variables)
