@@ -1,6 +1,5 @@
 """Builds the automatic mode of an engine."""
 
-import logging
 from collections.abc import Callable
 
 from gradwire.auto.auto import Auto
@@ -11,8 +10,6 @@ from gradwire.auto.table import Table
 from gradwire.comm.cost_model import LinkModel
 from gradwire.control.timing import Clock
 from gradwire.engine.engine import Engine
-
-log = logging.getLogger("gradwire")
 
 
 def automatic(
@@ -36,9 +33,6 @@ def automatic(
     )
     dense_bytes = sum(tensor.nbytes for tensor in tensors.values())
     start = start_index(options, dense_bytes, link, engine.world_size)
-    if engine.rank == 0 and not suits_all:
-        known = "no optimizer was given" if adaptive is None else "the optimiser is adaptive"
-        log.info("auto: %s: sparsifiers and signs need gradwire.optim", known)
     on_gpu = any(tensor.is_cuda for tensor in tensors.values())
     table = Table(config, options, link, engine.world_size, not suits_all, overlaps, replays=on_gpu)
     return AutoRuntime(Search(table, start), engine, clock, timer)

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 from gradwire.auto.calibration import SAMPLED_STEPS, Calibration
 from gradwire.auto.link_watch import REFERENCE_STEPS, LinkWatch
 from gradwire.auto.step_model import link_at
-from gradwire.auto.table import Table
+from gradwire.auto.table import WORTH, Table
 from gradwire.control.base import DecisionLog
 from gradwire.control.timing import StepTiming
 
@@ -28,10 +28,13 @@ SETTLED_INTERVAL = 4
 """One step in this many reports the timing of uncompressed gradients."""
 CLEARLY = 1.15
 """A candidate that is faster than the next by this factor needs no second comparison."""
-WORTH = 1.05
-"""The smallest speedup over uncompressed gradients that is worth a change."""
 FOLLOW = 1.1
 """After a change of the link another method replaces the current one from this speedup on."""
+ADAPTIVE_ADVICE = (
+    "; sparse gradients stall adaptive optimisers such as Adam: gradwire.optim compresses their "
+    "updates instead"
+)
+"""Ends the log line unless the optimiser is known not to be adaptive."""
 
 
 class StepFacts(NamedTuple):
@@ -164,16 +167,16 @@ class Search:
     def _settle_on_fastest(self, step: int) -> None:
         """Settles by measured steps; without a gain of 5 % nothing is compressed."""
         table = self.table
-        best, plain = table.fastest(), table.fastest_uncompressed()
+        best, plain = table.fastest(), table.baseline()
         gain = table.expected_s(plain) / table.expected_s(best)
         name = table.options[plain].spec
-        if not table.options[best].is_uncompressed and gain < WORTH:
-            text = f"no admitted method gains {WORTH - 1:.0%} over {name}: do not compress here"
+        if best == plain or gain < WORTH:
+            text = f"no admitted method gains {WORTH - 1:.0%} over {name}"
+            if table.options[plain].plan.is_dense:
+                text += ": do not compress here"
             self._settle(step, plain, text)
             return
-        reason = f"{table.expected_s(best) * 1e3:.3g} ms a step"
-        if best != plain:
-            reason += f", {gain:.2f} times as fast as {name}"
+        reason = f"{table.expected_s(best) * 1e3:.3g} ms a step, {gain:.2f} times as fast as {name}"
         self._settle(step, best, reason)
 
     def _settle(self, step: int, index: int, reason: str) -> None:
@@ -183,7 +186,8 @@ class Search:
         self.settled_at = step if self.settled_at is None else self.settled_at
         link = self.table.link.describe()
         risk = f"risk {row.level} ({row.why})"
-        self.log.add(step, self.spec, f"settled: {reason}; {risk}; the link: {link}")
+        advice = ADAPTIVE_ADVICE if self.table.adaptive else ""
+        self.log.add(step, self.spec, f"settled: {reason}; {risk}; the link: {link}{advice}")
 
     def _follow(self, step: int) -> None:
         """Chooses again, from the table, if the link has changed."""

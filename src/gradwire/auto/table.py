@@ -19,6 +19,8 @@ from gradwire.control.timing import StepTiming
 
 EXPLORED = 5
 """Candidates that take real steps, at most."""
+WORTH = 1.05
+"""The smallest speedup that is worth compression."""
 PROMISING = 1.5
 """Candidates predicted to take longer than this multiple of the fastest are not explored."""
 EQUAL_WITHIN = 1.03
@@ -145,9 +147,11 @@ class Table:
         close = [i for i in ranked if self.expected_s(i) <= bound_s]
         return min(close, key=lambda i: LEVELS.index(self.rows[i].level))
 
-    def fastest_uncompressed(self) -> int:
-        plain = [i for i, option in enumerate(self.options) if option.is_uncompressed]
-        return min(plain, key=self.expected_s)
+    def baseline(self) -> int:
+        """Returns fp32, or 16 bits if they are faster by a factor that is worth it."""
+        fp32, *bits16 = [i for i, option in enumerate(self.options) if option.is_uncompressed]
+        found = min(bits16, key=self.expected_s)
+        return found if self.expected_s(fp32) >= WORTH * self.expected_s(found) else fp32
 
     def best_predicted(self) -> int:
         return min(self.admitted(), key=self.predicted_s)
