@@ -14,7 +14,7 @@ from processes import Ranks
     ("size", "spec", "adaptive", "chunk_bytes"),
     [(2, "auto", False, 40_000), (4, "auto:risk=low", True, None)],
 )
-def test_ranks_settle_on_the_same_and_stay_equal(  # noqa: PLR0913 (fixtures and parameters)
+def test_ranks_settle_on_the_same_and_stay_equal(
     request: pytest.FixtureRequest, size: int, spec: str, adaptive: bool, chunk_bytes: int | None
 ) -> None:
     ranks: Ranks = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[size])

