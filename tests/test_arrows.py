@@ -18,6 +18,7 @@ LEVELS = (
     ("spec",),
     ("engine",),
     ("catalogue", "checkpoint", "control"),
+    ("auto",),
     ("integrations", "local", "simulate"),
     ("optim", "perfmodel"),
     # The package itself: its public names.

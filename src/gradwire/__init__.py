@@ -5,6 +5,7 @@ from importlib import import_module
 from types import ModuleType
 
 from gradwire import local, optim
+from gradwire.auto.auto import Auto
 from gradwire.base import Compressor
 from gradwire.checkpoint.files import Checkpoints
 from gradwire.control.accordion import Accordion
@@ -36,6 +37,7 @@ __version__ = VERSION
 __all__ = [
     "Accordion",
     "Advice",
+    "Auto",
     "Autopilot",
     "CheckpointError",
     "Checkpoints",

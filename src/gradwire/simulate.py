@@ -5,7 +5,11 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
+from gradwire.auto.assembly import automatic
+from gradwire.auto.auto import Auto, check_alone, check_ranks, find_auto
+from gradwire.auto.optimizers import is_adaptive
 from gradwire.base import Compressor, Memory, UpdateRule
 from gradwire.checkpoint.state import load, own_part, save
 from gradwire.checks import check_number, check_whole
@@ -149,7 +153,7 @@ def _rules(
 
 def simulate(
     parameters: torch.nn.Module | Mapping[str, Tensor],
-    compressor: Compressor | str,
+    compressor: Compressor | str | Auto,
     *,
     workers: int,
     memory: Memory | str | None = None,
@@ -162,6 +166,7 @@ def simulate(
     link: LinkModel | None = None,
     compute_s: float = 0.01,
     chunk_bytes: int = 0,
+    optimizer: Optimizer | None = None,
 ) -> Simulation:
     """Returns N simulated workers for a model, or for tensors by name.
 
@@ -170,7 +175,7 @@ def simulate(
     multiplies by minus the learning rate. Parameters of more than `chunk_bytes` are cut into
     chunks, as `attach` does, unless it is 0. A controller sees the times of a `link` (by default
     1 Gbit/s with 1 ms latency) and a step of `compute_s`, so that a run makes the same decisions on
-    any machine.
+    any machine. So does "auto", which also needs to know the `optimizer`.
     """
     check_whole("simulate", "workers", workers, 1)
     check_number("simulate", "compute_s", compute_s)
@@ -179,8 +184,13 @@ def simulate(
     if link is not None and not isinstance(link, LinkModel):
         raise ConfigError(f"simulate: link must be a LinkModel, got {link!r}")
     named = _named(parameters)
+    auto = find_auto(compressor)
+    if auto is not None:
+        check_ranks(workers)
+        check_alone(memory, exchange, controller)
+    first = "none" if auto is not None or isinstance(compressor, Auto) else compressor
     check_whole("simulate", "chunk_bytes", chunk_bytes, 0)
-    plan = make_plan(compressor, memory, exchange, named.values(), workers)
+    plan = make_plan(first, memory, exchange, named.values(), workers)
     plan = replace(plan, rules=_rules(update, named))
     if plan.rules and controller is not None:
         raise ConfigError("simulate: a controller measures gradients, so it goes without update")
@@ -196,4 +206,13 @@ def simulate(
         for worker, meter in zip(simulation.workers, simulation.network.meters, strict=True):
             clock = ModelClock(meter, link or LinkModel(), compute_s)
             worker.observer = ControllerRuntime(rule, worker, clock)
+    if auto is not None:
+        modelled = link or LinkModel()
+        adaptive = None if optimizer is None else is_adaptive(optimizer)
+        for worker, meter in zip(simulation.workers, simulation.network.meters, strict=True):
+            clock = ModelClock(meter, modelled, compute_s)
+            # Kernels take no time in the model of a step.
+            worker.observer = automatic(
+                auto, worker, clock, lambda: 0.0, modelled, adaptive, overlaps=False
+            )
     return simulation

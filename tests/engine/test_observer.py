@@ -37,6 +37,10 @@ class Recorder(StepObserver):
     def is_measuring(self) -> bool:
         return False
 
+    @property
+    def is_idle(self) -> bool:
+        return False
+
     def check_plan(self, plan: Plan) -> None:
         self.calls.append(("check_plan", plan.describe()["spec"]))
         if plan.is_dense:
@@ -86,6 +90,8 @@ class Recorder(StepObserver):
 
     def state_dict(self) -> dict[str, object]:
         return {}
+
+    def adopt_plan(self, state: object) -> None: ...
 
     def load_state_dict(self, state: object) -> None: ...
 

@@ -9,13 +9,14 @@ import small_model
 import torch
 
 import gradwire
+from gradwire.auto.accuracy_risk import Level, Risk, assess_risk
+from gradwire.auto.optimizers import find_optimizer, is_adaptive
 from gradwire.comm.cost_model import LinkModel, Network
 from gradwire.engine.plan import make_plan
 from gradwire.errors import ConfigError
-from gradwire.perfmodel.accuracy_risk import Level, Risk, assess_risk, measure_error
 from gradwire.perfmodel.advise import Advice, Option, predict_options, rank_options
+from gradwire.perfmodel.compression_error import measure_error
 from gradwire.perfmodel.compute import Compute
-from gradwire.perfmodel.optimizers import find_optimizer, is_adaptive
 from gradwire.perfmodel.overlap import StepTimes
 from gradwire.perfmodel.predict import Prediction
 from processes import Ranks

@@ -60,10 +60,11 @@ def load(engine: Engine, state: Mapping[str, object]) -> None:
     Refuses non-finite values under any policy: error feedback would return them in every step.
     """
     engine.commit_step()
-    saved, scale = _checked(engine, state, _identity(engine)), _loss_scale_of(state)
-    for name, found in saved.items():
-        _check_finite(name, engine.rank, {**found.memory, **found.aggregator})
     with all_or_nothing(engine):
+        _adopt_plan(engine, state)
+        saved, scale = _checked(engine, state, _identity(engine)), _loss_scale_of(state)
+        for name, found in saved.items():
+            _check_finite(name, engine.rank, {**found.memory, **found.aggregator})
         _load_controller(engine, state)
         for name, lane in engine.lanes.items():
             _load_lane(lane, saved[name])
@@ -80,13 +81,14 @@ def load_resized(
     if not states:
         raise ConfigError("state: load_resized needs the states of all ranks, got none")
     engine.commit_step()
-    identity = {**_identity(engine), "size": len(states)}
-    ranks = [_checked(engine, s, {**identity, "rank": i}) for i, s in enumerate(states)]
-    scale = _loss_scale_of(states[0])
-    for rank, lanes in enumerate(ranks):
-        for name, found in lanes.items():
-            _check_finite(name, rank, _used_tensors(engine.lanes[name], found, residuals))
     with all_or_nothing(engine):
+        _adopt_plan(engine, states[0])
+        identity = {**_identity(engine), "size": len(states)}
+        ranks = [_checked(engine, s, {**identity, "rank": i}) for i, s in enumerate(states)]
+        scale = _loss_scale_of(states[0])
+        for rank, lanes in enumerate(ranks):
+            for name, found in lanes.items():
+                _check_finite(name, rank, _used_tensors(engine.lanes[name], found, residuals))
         _load_controller(engine, states[engine.rank % len(states)])
         for name, lane in engine.lanes.items():
             saved = [lanes[name] for lanes in ranks]
@@ -264,6 +266,13 @@ def _load_controller(engine: Engine, state: Mapping[str, object]) -> None:
     if engine.observer is not None:
         device = next(iter(engine.tensors.values())).device
         engine.observer.load_state_dict(from_json("controller", state["controller"], device))
+
+
+def _adopt_plan(engine: Engine, state: object) -> None:
+    """Lets an observer that chooses plans continue with the one of the saved state."""
+    if engine.observer is not None and isinstance(state, Mapping) and "controller" in state:
+        device = next(iter(engine.tensors.values())).device
+        engine.observer.adopt_plan(from_json("controller", state["controller"], device))
 
 
 @contextmanager

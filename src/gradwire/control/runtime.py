@@ -72,6 +72,10 @@ class ControllerRuntime(StepObserver):
     def is_measuring(self) -> bool:
         return self.state.needs_measurement
 
+    @property
+    def is_idle(self) -> bool:
+        return False
+
     def bucket_started(
         self, names: Sequence[str], grads: Sequence[Tensor], loss_scale: float
     ) -> None:
@@ -218,6 +222,9 @@ class ControllerRuntime(StepObserver):
             "log": [list(decision) for decision in self.state.log.decisions],
             "state": self.state.state_dict(),
         }
+
+    def adopt_plan(self, state: object) -> None:
+        """Does nothing: a controller changes the settings of the plan that it was given."""
 
     def load_state_dict(self, state: object) -> None:
         """Continues with the settings of the saved run; raises ConfigError if they do not fit."""

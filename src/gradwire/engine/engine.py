@@ -178,9 +178,13 @@ class Engine:
         A mean of dense gradients propagates NaN by itself, so there the flag is needed only to
         raise, for an observer that must know which steps count, or if a lane keeps state.
         """
-        if self.plan.propagates_nonfinite and self.observer is None and not self._keeps_state:
+        if self.plan.propagates_nonfinite and not self._is_observed() and not self._keeps_state:
             return self.nan_policy == "raise"
         return self.nan_policy != "ignore"
+
+    def _is_observed(self) -> bool:
+        """Returns whether statistics of an observer travel with the next step."""
+        return self.observer is not None and not self.observer.is_idle
 
     def _is_capturable(self, names: Sequence[str]) -> bool:
         scaled = self.plan.counts_votes and self.loss_scale != 1
@@ -207,7 +211,7 @@ class Engine:
         Then no flag and no statistics travel with them: a sum propagates NaN by itself.
         """
         dense = self.plan.is_dense and not self.plan.rules
-        return dense and self.observer is None and not self._is_guarded()
+        return dense and not self._is_observed() and not self._is_guarded()
 
     def count_dense_bucket(self, names: Sequence[str], nbytes: int) -> None:
         """Counts a step of some parameters whose gradients are averaged elsewhere."""

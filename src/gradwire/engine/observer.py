@@ -28,6 +28,11 @@ class StepObserver(ABC):
     def is_measuring(self) -> bool:
         """True if the next step does extra work and so must not be replayed as a CUDA graph."""
 
+    @property
+    @abstractmethod
+    def is_idle(self) -> bool:
+        """True if the next step needs no statistics, and may be averaged as plain DDP would."""
+
     @abstractmethod
     def check_plan(self, plan: Plan) -> None:
         """Raises ConfigError if the observer cannot work with this plan."""
@@ -73,6 +78,10 @@ class StepObserver(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, object]: ...
+
+    @abstractmethod
+    def adopt_plan(self, state: object) -> None:
+        """Switches the engine to the plan of a saved state, if the observer chooses plans."""
 
     @abstractmethod
     def load_state_dict(self, state: object) -> None: ...

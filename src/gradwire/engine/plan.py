@@ -53,6 +53,9 @@ DENSE: dict[torch.dtype, OneRound] = {
 BUCKET_BYTES = 25 << 20
 """DDP's default bucket size, which is the size of one message before compression."""
 
+DEFAULT_LINK = LinkModel()
+"""The link for which an exchange is chosen if none was measured."""
+
 Wrap: TypeAlias = Callable[[ExchangeConfig, Compressor], Aggregator]
 """Builds the aggregator of a lane from an exchange and a compressor."""
 
@@ -114,7 +117,9 @@ class Plan:
     def _rule_of(self, lane: str) -> UpdateRule:
         """Returns the update rule of a lane: that of its parameter, whose chunk it may be."""
         rules = self._rule_by_name
-        return rules[lane] if lane in rules else rules[lane[: lane.rindex("[")]]
+        while lane not in rules:
+            lane = lane[: lane.rindex("[")]
+        return rules[lane]
 
     def _choice(self, tensor: Tensor) -> tuple[Compressor, Memory]:
         dense = DENSE[tensor.dtype]
@@ -127,6 +132,10 @@ class Plan:
         if small or self.compressor.nbytes(tensor.shape) >= tensor.nbytes:
             return dense, NoMemory()
         return self.compressor, self.memory
+
+    def message_bytes(self, tensors: Iterable[Tensor]) -> int:
+        """Returns the approximate length of one rank's messages of these parameters."""
+        return sum(self._choice(tensor)[0].nbytes(tensor.shape) for tensor in tensors)
 
     def check(self, compressor: Compressor) -> None:
         """Raises ConfigError if this compressor cannot go with the plan's memory and exchange."""
@@ -310,7 +319,11 @@ def _loses_sums(compressor: Compressor, memory: Memory) -> bool:
 
 
 def choose_exchange(
-    compressor: Compressor, memory: Memory, tensors: Iterable[Tensor], size: int
+    compressor: Compressor,
+    memory: Memory,
+    tensors: Iterable[Tensor],
+    size: int,
+    link: LinkModel = DEFAULT_LINK,
 ) -> ExchangeConfig:
     """Chooses the mean if messages can be summed, else gather or sharded by a bucket's message.
 
@@ -327,7 +340,7 @@ def choose_exchange(
     nbytes = sum(compressor.nbytes(t.shape) if t.dim() > 1 else t.nbytes for t in tensors)
     buckets = max(1, round(dense_bytes / BUCKET_BYTES))
     sparse = compressor.family in ("sparsification", "hybrid")
-    return ExchangeConfig(choose(nbytes // buckets, size, LinkModel(), sparse=sparse))
+    return ExchangeConfig(choose(nbytes // buckets, size, link, sparse=sparse))
 
 
 def open_lane(

@@ -14,6 +14,9 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.hooks import RemovableHandle
 
+from gradwire.auto.auto import Auto, check_ranks
+from gradwire.auto.link_probe import check_backend
+from gradwire.auto.optimizers import find_adaptive
 from gradwire.base import Compressor, Memory
 from gradwire.comm.consistency import check_equal_tensors
 from gradwire.comm.groups import check_member, lease_group
@@ -71,6 +74,7 @@ class Link(Handle):
         settings: Settings,
         unused: UnusedParameters | None,
         planner: Planner,
+        adaptive: bool | None,
     ) -> None:
         self._slot = slot
         # The model must not live longer for its link.
@@ -88,6 +92,7 @@ class Link(Handle):
                 planner,
                 settings,
                 discards_lanes=unused is not None,
+                adaptive=adaptive,
             )
             runner = StreamRunner if self._comm.on_device else ThreadRunner
             self._runner = runner(slot.device, self._comm)
@@ -112,8 +117,9 @@ class Link(Handle):
 
     def _may_be_native(self) -> bool:
         """Returns whether DDP's own reducer can average the gradients as the settings require."""
-        merges = self._buckets.least_bytes > 0
-        return self._is_plain_mean() and not merges and self._check_every == 0
+        # An observer may ask for messages in later steps.
+        others = self._buckets.least_bytes > 0 or self._engine.observer is not None
+        return self._is_plain_mean() and not others and self._check_every == 0
 
     def _prepare_own_exchange(self, requester: str) -> Callable[[], None]:
         native, model = self._native, self._model()
@@ -287,10 +293,11 @@ class Link(Handle):
 
 def attach(
     model: DDP,
-    compressor: Compressor | str | Settings,
+    compressor: Compressor | str | Auto | Settings,
     *,
     process_group: dist.ProcessGroup | None = None,
     scaler: torch.amp.GradScaler | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
     **options: "Unpack[Options]",
 ) -> Link:
     """Compresses the gradients of a DDP model from the next backward pass on.
@@ -298,19 +305,26 @@ def attach(
     Called on all ranks of the model's group, which check that they agree. The options are the
     fields of `Settings`: memory, exchange, seed, nan_policy, check_every, checksum, controller,
     cuda_graphs, least_bytes, chunk_bytes. Before every forward pass the loss scale is read from
-    `scaler`, and residuals follow it.
+    `scaler`, and residuals follow it. With "auto" the method is chosen from measurements
+    (docs/auto.md); the `optimizer` that trains the model decides which methods are admitted.
     """
-    return attach_planned(model, settings_of(compressor, options), None, process_group, scaler)
+    settings = settings_of(compressor, options)
+    adaptive = find_adaptive(settings.auto(), optimizer)
+    return attach_planned(model, settings, None, adaptive, process_group, scaler)
 
 
 def attach_planned(
     model: DDP,
     settings: Settings,
     adapt: Callable[[Plan], Plan] | None,
+    adaptive: bool | None,
     process_group: dist.ProcessGroup | None = None,
     scaler: torch.amp.GradScaler | None = None,
 ) -> Link:
-    """Attaches a model, as `attach` does, with plans that the caller checks and changes."""
+    """Attaches a model, as `attach` does, with plans that the caller checks and changes.
+
+    `adaptive` is whether what is exchanged goes through an adaptive optimiser, None if unknown.
+    """
     release_orphans()
     names = trained_parameters(model)
     group = model.process_group if process_group is None else process_group
@@ -320,11 +334,14 @@ def attach_planned(
     # Before the slot is taken, which cannot be undone.
     tensors: dict[str, Tensor] = {name: p for p, name in names.items()}
     planner = _planner(tensors, settings, next(model.parameters()).device, adapt)
-    planner(settings.compressor, settings.memory, settings.exchange, names, group.size())
+    planner(settings.first_method(), settings.memory, settings.exchange, names, group.size())
+    if settings.auto() is not None:
+        check_ranks(group.size())
+        check_backend(dist.get_backend(group))
     drops_unused = model.find_unused_parameters or model.static_graph
     unused = UnusedParameters(model, names) if drops_unused else None
     slot = take_slot(model)
-    slot.link = link = Link(slot, model, group, names, settings, unused, planner)
+    slot.link = link = Link(slot, model, group, names, settings, unused, planner, adaptive)
     if scaler is not None:
         link._follow_loss_scale(model, scaler)
     return link

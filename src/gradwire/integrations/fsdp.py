@@ -235,6 +235,7 @@ def attach_fsdp(
             raise ConfigError(f"attach_fsdp: {setter} of {unit.title} is taken by {current_hook}")
     settings = settings_of(compressor, options)
     settings.refuse("attach_fsdp", "check_every", "least_bytes", "chunk_bytes")
+    settings.refuse_auto("attach_fsdp")
     return Shards(units, group, replicas is not None, settings)
 
 

@@ -14,6 +14,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradwire import kernels
+from gradwire.auto.assembly import automatic
+from gradwire.auto.auto import check_ranks
+from gradwire.auto.calibration import device_timer
+from gradwire.auto.link_probe import check_backend, probe_link
 from gradwire.base import Compressor, Memory
 from gradwire.checkpoint.state import (
     Residuals,
@@ -92,7 +96,9 @@ class Handle(ABC):
         planner: Planner,
         settings: Settings,
         discards_lanes: bool = False,
+        adaptive: bool | None = None,
     ) -> None:
+        """`adaptive` says of the optimiser, if it is known, whether it rescales every entry."""
         # Held by whoever uses the engine: a step that begins, or a method called in any thread.
         self._lock = RLock()
         check_free(parameters.items(), type(self) if self.has_slot else None)
@@ -102,8 +108,12 @@ class Handle(ABC):
         # For checks between ranks, whose bytes are not those of the method.
         self._check_comm = ProcessGroupComm(group, checksum=settings.checksum)
         self._planner = planner
+        auto = settings.auto()
+        if auto is not None:
+            check_ranks(self._comm.size)
+            check_backend(dist.get_backend(group))
         plan = planner(
-            settings.compressor,
+            settings.first_method(),
             settings.memory,
             settings.exchange,
             tensors.values(),
@@ -134,14 +144,23 @@ class Handle(ABC):
                 "checksum": settings.checksum,
                 "least_bytes": least_bytes,
                 "controller": None if controller is None else identity_of(controller),
+                "auto": None if auto is None else {**identity_of(auto), "adaptive": adaptive},
                 "code": {**plan.code_digests(), **code_digests(controller)},
             },
         )
+        clock = WallClock(self._comm.meter, overlaps=self.overlaps, on_device=self._comm.on_device)
         if controller is not None:
-            clock = WallClock(
-                self._comm.meter, overlaps=self.overlaps, on_device=self._comm.on_device
-            )
             self._engine.observer = ControllerRuntime(controller, self._engine, clock)
+        if auto is not None:
+            self._engine.observer = automatic(
+                auto,
+                self._engine,
+                clock,
+                device_timer(self._device),
+                probe_link(self._check_comm, self._device),
+                adaptive,
+                self.overlaps,
+            )
         self._comm.prepare(plan.exchange.node)
         self._buckets = Buckets(least_bytes)
         self._check_every, self._passes = settings.check_every, 0

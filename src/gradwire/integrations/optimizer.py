@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from gradwire.auto.auto import find_auto
 from gradwire.base import Compressor
 from gradwire.errors import ConfigError
 from gradwire.integrations.handle import Handle
@@ -71,6 +72,8 @@ def wrap_optimizer(
     ranks still differ: with one, call `reduce` on a reducer before `scaler.step` instead.
     """
     _check_optimizer(optimizer)
+    if find_auto(compressor) is not None:
+        options.setdefault("optimizer", optimizer)
     Reducer(_named(optimizer, model), compressor, **options).reduce_before(optimizer)
     return optimizer
 

@@ -11,6 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from gradwire.auto.auto import Auto
+from gradwire.auto.optimizers import find_adaptive
 from gradwire.base import Compressor
 from gradwire.comm.base import Collective, run_program
 from gradwire.comm.consistency import check_equal_tensors
@@ -37,23 +39,26 @@ class Reducer(Handle):
     their parameters are equal: nothing broadcasts them. With `find_unused_parameters` ranks
     exchange which gradients they have, a byte per parameter: one that is missing on all ranks stays
     None, one that is missing on some counts as zero there. Without it a missing gradient is an
-    error. The options are the fields of `Settings`.
+    error. The options are the fields of `Settings`; `optimizer` is for "auto" (docs/auto.md).
     """
 
     def __init__(
         self,
         model: Model,
-        compressor: Compressor | str | Settings,
+        compressor: Compressor | str | Auto | Settings,
         *,
         process_group: dist.ProcessGroup | DeviceMesh | None = None,
         find_unused_parameters: bool = True,
+        optimizer: torch.optim.Optimizer | None = None,
         **options: "Unpack[Options]",
     ) -> None:
         settings = settings_of(compressor, options)
         settings.refuse("reducer", "least_bytes", "chunk_bytes")
         names = names_of(model)
         tensors: dict[str, Tensor] = {name: p for p, name in names.items()}
-        Handle.__init__(self, group_of(process_group), tensors, names, make_plan, settings)
+        adaptive = find_adaptive(settings.auto(), optimizer)
+        group = group_of(process_group)
+        Handle.__init__(self, group, tensors, names, make_plan, settings, adaptive=adaptive)
         # The model's owner must not live longer for its reducer.
         self._model = ref(model) if isinstance(model, nn.Module) else None
         self._find_unused = find_unused_parameters

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import TypedDict
 
+from gradwire.auto.auto import Auto, check_alone, find_auto
 from gradwire.base import Compressor, Memory
 from gradwire.checks import check_flag, check_whole
 from gradwire.control.base import Controller, find_controller
@@ -46,9 +47,12 @@ class Settings:
     million where a GPU's messages are staged through the host, which waits for the GPU each time,
     else 0. Parameters of more than `chunk_bytes` are cut into chunks with messages of their own,
     unless it is 0; None means 25 MiB on a CPU, where the exchange is pipelined, else 0.
+
+    With "auto" or "auto:risk=low" as the compressor, method, memory and exchange are chosen from
+    measurements.
     """
 
-    compressor: Compressor | str
+    compressor: Compressor | str | Auto
     memory: Memory | str | None = None
     exchange: str = "auto"
     seed: int = 0
@@ -69,6 +73,21 @@ class Settings:
         if self.chunk_bytes is not None:
             check_whole("settings", "chunk_bytes", self.chunk_bytes, 0)
         find_controller(self.controller)
+        if self.auto() is not None:
+            check_alone(self.memory, self.exchange, self.controller)
+
+    def auto(self) -> Auto | None:
+        """Returns the configuration of the automatic mode, or None if a method was given."""
+        return find_auto(self.compressor)
+
+    def first_method(self) -> Compressor | str:
+        """Returns the method of the first plan; the automatic mode begins without compression."""
+        return "none" if isinstance(self.compressor, Auto) or self.auto() else self.compressor
+
+    def refuse_auto(self, integration: str) -> None:
+        """Raises ConfigError if the method is the automatic mode, which the integration lacks."""
+        if self.auto() is not None:
+            raise ConfigError(f"{integration}: auto is not supported here, give a method")
 
     def make_controller(self) -> Controller | None:
         """Returns the controller that `controller` names or is."""
@@ -82,7 +101,9 @@ class Settings:
                 raise ConfigError(f"{integration}: {name} is not supported here, leave it out")
 
 
-def settings_of(compressor: Compressor | str | Settings, options: Mapping[str, object]) -> Settings:
+def settings_of(
+    compressor: Compressor | str | Auto | Settings, options: Mapping[str, object]
+) -> Settings:
     """Returns settings given as such, or as a compressor and keyword arguments."""
     if isinstance(compressor, Settings):
         if options:

@@ -70,12 +70,12 @@ def attach_request(
 ) -> AttachRequest:
     """Makes a request; raises ConfigError for what is known to be wrong without a model."""
     of_settings = [*get_type_hints(Options)]
-    known = [*of_settings, "process_group", "scaler"]
+    known = [*of_settings, "process_group", "scaler", "optimizer"]
     unknown = sorted(options.keys() - set(known))
     if unknown:
         raise ConfigError(f"{requester}: unknown options {unknown}, expected some of {known}")
     settings = settings_of(compressor, {k: v for k, v in options.items() if k in of_settings})
-    compressor_of(settings.compressor)
+    compressor_of(settings.first_method())
     return AttachRequest(requester, compressor, options)
 
 

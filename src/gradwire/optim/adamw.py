@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from gradwire import kernels
+from gradwire.auto.auto import Auto
 from gradwire.base import Compressor, UpdateRule
 from gradwire.errors import ConfigError
 from gradwire.integrations.settings import Options, Settings
@@ -77,7 +78,7 @@ class AdamW(CompressedOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
         *,
-        compress: Compressor | str | Settings = "none",
+        compress: Compressor | str | Auto | Settings = "none",
         params: Groups = None,
         clip: float = 0.0,
         scaler: torch.amp.GradScaler | None = None,
@@ -109,7 +110,7 @@ class Adam(CompressedOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         *,
-        compress: Compressor | str | Settings = "none",
+        compress: Compressor | str | Auto | Settings = "none",
         params: Groups = None,
         clip: float = 0.0,
         scaler: torch.amp.GradScaler | None = None,

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from gradwire.auto.auto import Auto
 from gradwire.base import Compressor, UpdateRule
 from gradwire.engine.plan import Plan
 from gradwire.errors import ConfigError
@@ -29,7 +30,7 @@ Groups: TypeAlias = Iterable[nn.Parameter] | Iterable[dict[str, Any]] | None
 class Exchange(NamedTuple):
     """The arguments of an optimiser that say how its updates are exchanged."""
 
-    compress: Compressor | str | Settings
+    compress: Compressor | str | Auto | Settings
     process_group: dist.ProcessGroup | None
     scaler: torch.amp.GradScaler | None
     options: Mapping[str, object]
@@ -64,7 +65,15 @@ class CompressedOptimizer(torch.optim.Optimizer, ABC):
         self._scaler = exchange.scaler
         self._checks_finite = settings.nan_policy != "ignore"
         adapt = partial(update_plan, kind, rules=tuple(self._rules.items()))
-        self.link = attach_planned(model, settings, adapt, exchange.process_group, exchange.scaler)
+        self.link = attach_planned(
+            # Nothing rescales the mean update, so sparse methods do not stall.
+            model,
+            settings,
+            adapt,
+            adaptive=False,
+            process_group=exchange.process_group,
+            scaler=exchange.scaler,
+        )
         self._passes = self.link.passes()
         # Where `handle_of` finds the handle; torch neither pickles nor copies it.
         vars(self)["gradwire"] = self.link

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from gradwire import kernels
+from gradwire.auto.auto import Auto
 from gradwire.base import Compressor, UpdateRule
 from gradwire.integrations.settings import Options, Settings
 from gradwire.optim.base import CompressedOptimizer, Exchange, Groups
@@ -61,7 +62,7 @@ class Lion(CompressedOptimizer):
         betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,
         *,
-        compress: Compressor | str | Settings = "none",
+        compress: Compressor | str | Auto | Settings = "none",
         params: Groups = None,
         clip: float = 0.0,
         scaler: torch.amp.GradScaler | None = None,

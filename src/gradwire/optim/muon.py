@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from gradwire.auto.auto import Auto
 from gradwire.base import Compressor, UpdateRule
 from gradwire.checks import check_flag, check_fraction_below_one, check_whole
 from gradwire.errors import ConfigError
@@ -129,7 +130,7 @@ class Muon(CompressedOptimizer):
         momentum: float = 0.95,
         nesterov: bool = True,
         *,
-        compress: Compressor | str | Settings = "none",
+        compress: Compressor | str | Auto | Settings = "none",
         ns_steps: int = 5,
         adjust: AdjustRate = "match_rms_adamw",
         matrices: Predicate | None = None,

@@ -10,15 +10,16 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Optimizer
 
+from gradwire.auto.accuracy_risk import LEVELS, Risk, assess_risk
+from gradwire.auto.optimizers import is_adaptive
 from gradwire.comm.base import Comm
 from gradwire.comm.cost_model import Network
 from gradwire.comm.groups import check_member
 from gradwire.comm.process_group import ProcessGroupComm
 from gradwire.engine.plan import Plan, make_plan
 from gradwire.errors import ConfigError
-from gradwire.perfmodel.accuracy_risk import LEVELS, Risk, assess_risk, measure_error
+from gradwire.perfmodel.compression_error import measure_error
 from gradwire.perfmodel.compute import Compute, measure
-from gradwire.perfmodel.optimizers import is_adaptive
 from gradwire.perfmodel.overlap import StepTimes
 from gradwire.perfmodel.predict import Prediction, predict_plan
 from gradwire.perfmodel.probe import cores_per_thread, local_workers, mean_over_ranks, probe

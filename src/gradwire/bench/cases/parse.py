@@ -7,6 +7,7 @@ from typing import Literal
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Optimizer
 
+from gradwire.auto.auto import Auto, check_alone, find_auto
 from gradwire.bench.case import Case, Change, Mounted, Traffic
 from gradwire.bench.cases.baselines import BASELINES
 from gradwire.bench.cases.local import LocalCase
@@ -38,6 +39,10 @@ class MethodCase(Case):
     """What workers exchange: gradients, or the updates that their optimiser makes of them."""
 
     def __post_init__(self) -> None:
+        if self.auto() is not None:
+            check_alone(self._memory(), self.exchange, self.make_controller())
+            self._least_bytes()
+            return
         node = None if self.exchange == "auto" else parse_exchange(self.exchange).node
         size = 2 * (node or 1)
         plan = make_plan(self.spec, self._memory(), self.exchange, (), size)
@@ -61,9 +66,14 @@ class MethodCase(Case):
             seed=seed,
         )
         if self.side == "gradient":
-            return _MountedMethod(optimizer, attach(ddp, settings))
+            known = None if self.auto() is None else optimizer
+            return _MountedMethod(optimizer, attach(ddp, settings, optimizer=known))
         compressed = compressed_optimiser(ddp, optimizer, settings)
         return _MountedMethod(compressed, compressed.link, clips=False)
+
+    def auto(self) -> Auto | None:
+        """Returns the configuration of the automatic mode, or None."""
+        return find_auto(self.spec)
 
     def make_controller(self) -> Controller | None:
         """Builds the controller that changes settings during training, or None."""

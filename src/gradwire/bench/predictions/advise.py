@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gradwire.auto.optimizers import find_optimizer, is_adaptive
 from gradwire.bench.machine import machine_facts
 from gradwire.bench.predictions.forecast_records import Setting
 from gradwire.bench.predictions.measured_model import MeasuredModel, measure_model, plan_of
@@ -23,7 +24,6 @@ from gradwire.checks import check_whole
 from gradwire.comm.cost_model import format_rate
 from gradwire.errors import ConfigError
 from gradwire.perfmodel.advise import BITS16, FP32, Advice, predict_options, rank_options
-from gradwire.perfmodel.optimizers import find_optimizer, is_adaptive
 from gradwire.perfmodel.probe import cores_per_thread
 
 

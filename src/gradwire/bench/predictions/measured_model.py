@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
+from gradwire.auto.auto import Auto
+from gradwire.auto.optimizers import is_adaptive
 from gradwire.bench.cases.baselines import DdpFp32, TorchBf16, TorchFp16
 from gradwire.bench.cases.local import LocalCase
 from gradwire.bench.cases.parse import MethodCase, parse_case
@@ -15,7 +17,6 @@ from gradwire.engine.plan import Plan, make_plan
 from gradwire.errors import ConfigError
 from gradwire.perfmodel.compute import Compute, Loss, Update, measure
 from gradwire.perfmodel.exchange_cost import ExchangeCost, measure_exchange
-from gradwire.perfmodel.optimizers import is_adaptive
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,12 @@ def controller_of(text: str) -> Controller | None:
     return case.make_controller() if isinstance(case, MethodCase) else None
 
 
+def auto_of(text: str) -> Auto | None:
+    """Returns the automatic mode of a case, or None."""
+    case = parse_case(text)
+    return case.auto() if isinstance(case, MethodCase) else None
+
+
 def plan_of(
     text: str, tensors: Mapping[str, Tensor], size: int, *, controlled: bool = False
 ) -> Plan:
@@ -111,7 +118,8 @@ def plan_of(
     Of a `controlled` case it is the plan at the first step.
     """
     case = parse_case(text)
-    if not controlled and controller_of(text) is not None:
+    automatic = auto_of(text) is not None
+    if not controlled and (automatic or controller_of(text) is not None):
         raise ConfigError(f"{text}: a controller decides during training; give --steps")
     if isinstance(case, DdpFp32):
         return make_plan("none", None, "auto", tensors.values(), size)
@@ -124,4 +132,6 @@ def plan_of(
     if not isinstance(case, MethodCase):
         raise ConfigError(f"{text}: torch's own hooks cannot be simulated; try powersgd")
     memory = None if case.memory == "auto" else case.memory
-    return make_plan(case.spec, memory, case.exchange, tensors.values(), size)
+    return make_plan(
+        "none" if automatic else case.spec, memory, case.exchange, tensors.values(), size
+    )

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from gradwire.auto.accuracy_risk import Level
 from gradwire.bench.case import Change
-from gradwire.perfmodel.accuracy_risk import Level
 
 VERSION = 1
 """The version of the record format; records of another version are refused."""

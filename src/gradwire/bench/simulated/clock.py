@@ -10,10 +10,13 @@ from dataclasses import dataclass, field, replace
 from math import fsum
 from typing import NamedTuple, TypeAlias
 
+from gradwire.auto.assembly import automatic
+from gradwire.auto.auto import Auto
+from gradwire.auto.calibration import device_timer
 from gradwire.bench.cases.local import SyncSchedule
 from gradwire.bench.predictions.simulate import Links
 from gradwire.bench.simulated.base import Snapshot
-from gradwire.comm.cost_model import transfer
+from gradwire.comm.cost_model import LinkModel, transfer
 from gradwire.comm.meter import Meter
 from gradwire.control.base import Controller, Setting
 from gradwire.control.runtime import ControllerRuntime
@@ -48,8 +51,14 @@ class PredictionCache:
         return self._times[key]
 
 
+class StepClock(Clock):
+    """A clock that keeps the predicted times of all steps."""
+
+    steps: list[StepTimes]
+
+
 @dataclass
-class PredictedStepClock(Clock):
+class PredictedStepClock(StepClock):
     """Predicted step timings; lanes with different settings count by their numbers of elements."""
 
     predictions: PredictionCache
@@ -68,14 +77,34 @@ class PredictedStepClock(Clock):
         ]
         step_times = _mean(parts) if parts else self.predictions.predict(self.predictions.plan)
         self.steps.append(step_times)
-        waited_s = max(step_times.step_s - step_times.compute_s, 0.0)
-        return StepTiming(
-            step_times.step_s,
-            step_times.encode_s + step_times.decode_s,
-            step_times.wire_s,
-            sent,
-            waited_s,
-        )
+        return _timing(step_times, sent)
+
+
+@dataclass
+class PredictedPlanClock(StepClock):
+    """Predicted step timings of a run whose plan changes, one prediction per plan."""
+
+    predict: Predict
+    engine: Engine
+    meter: Meter
+    steps: list[StepTimes] = field(default_factory=list)
+    """Times of every step so far."""
+    _times: dict[Plan, StepTimes] = field(default_factory=dict)
+    _bytes: int = 0
+
+    def step_timing(self) -> StepTiming | None:
+        sent, self._bytes = self.meter.sent_bytes - self._bytes, self.meter.sent_bytes
+        plan = self.engine.plan
+        if plan not in self._times:
+            self._times[plan] = self.predict(plan)
+        self.steps.append(self._times[plan])
+        return _timing(self._times[plan], sent)
+
+
+def _timing(times: StepTimes, sent_bytes: float) -> StepTiming:
+    waited_s = max(times.step_s - times.compute_s, 0.0)
+    codec_s = times.encode_s + times.decode_s
+    return StepTiming(times.step_s, codec_s, times.wire_s, sent_bytes, waited_s)
 
 
 @dataclass(frozen=True)
@@ -83,7 +112,7 @@ class RunTimes:
     """Step times of a run: constant, or as its clock predicted them."""
 
     constant: StepTimes
-    clock: PredictedStepClock | None
+    clock: StepClock | None
 
     def steps_ms(self, steps: int) -> list[float]:
         if self.clock is None:
@@ -116,6 +145,25 @@ def track_times(
     for worker, clock in zip(simulation.workers, clocks, strict=True):
         worker.observer = ControllerRuntime(controller, worker, clock)
     return RunTimes(constant, clocks[0])
+
+
+def track_automatic(
+    simulation: Simulation,
+    config: Auto,
+    plan: Plan,
+    predict: Predict,
+    link: LinkModel,
+    adaptive: bool,
+) -> RunTimes:
+    """Attaches the automatic mode, and returns the predicted times of the run."""
+    pairs = zip(simulation.workers, simulation.network.meters, strict=True)
+    clocks = [PredictedPlanClock(predict, worker, meter) for worker, meter in pairs]
+    device = next(iter(simulation.workers[0].tensors.values())).device
+    for worker, clock in zip(simulation.workers, clocks, strict=True):
+        worker.observer = automatic(
+            config, worker, clock, device_timer(device), link, adaptive, overlaps=True
+        )
+    return RunTimes(predict(plan), clocks[0])
 
 
 def _mean(parts: Sequence[tuple[int, StepTimes]]) -> StepTimes:

@@ -139,7 +139,9 @@ class SimulatedTrain:
         )
         trainer = exchange_trainer(workload, case, workers, self.seed)
         times = trainer.track_times(
-            case, lambda plan: self.bench.predict_plan(measured, plan, workers)
+            case,
+            lambda plan: self.bench.predict_plan(measured, plan, workers),
+            self.bench.links.network().link,
         )
         snapshots = list(train(trainer, self.steps, self.evaluate_every))
         rate = format_rate(self.bench.links.rate_bits)

@@ -14,19 +14,22 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gradwire.auto.optimizers import is_adaptive
 from gradwire.bench.case import Change
 from gradwire.bench.cases.local import LocalCase, WorkerContext
 from gradwire.bench.cases.parse import is_update_side, timeline_of
 from gradwire.bench.cases.update_side import applier_of, rules_of
-from gradwire.bench.predictions.measured_model import controller_of, plan_of
+from gradwire.bench.predictions.measured_model import auto_of, controller_of, plan_of
 from gradwire.bench.simulated.base import SimulatedTrainer
-from gradwire.bench.simulated.clock import RunTimes, track_times
+from gradwire.bench.simulated.clock import RunTimes, track_automatic, track_times
 from gradwire.bench.simulated.passes import Passes, passes_of
 from gradwire.bench.workloads.base import Epochs, Evaluation, Workload, update
+from gradwire.comm.cost_model import LinkModel
 from gradwire.comm.meter import Meter
 from gradwire.engine.engine import Engine
 from gradwire.engine.plan import Plan
 from gradwire.local import simulated
+from gradwire.perfmodel.overlap import StepTimes
 from gradwire.perfmodel.predict import Prediction
 from gradwire.simulate import Simulation
 
@@ -77,14 +80,22 @@ class ExchangeTrainer(SimulatedTrainer):
     def timeline(self) -> tuple[Change, ...]:
         return timeline_of(self.exchange.stats())
 
-    def track_times(self, case: str, predict: Callable[[Plan], Prediction]) -> RunTimes:
-        """Attaches the case's controller, if it has one; returns the predicted step times."""
-        return track_times(
-            self.exchange,
-            controller_of(case),
-            self.exchange.workers[0].plan,
-            lambda plan: predict(plan).times,
-        )
+    def track_times(
+        self, case: str, predict: Callable[[Plan], Prediction], link: LinkModel
+    ) -> RunTimes:
+        """Attaches the case's controller, if it has one; returns the predicted step times.
+
+        The automatic mode knows the `link`, as if it had probed it.
+        """
+        plan = self.exchange.workers[0].plan
+
+        def times(plan: Plan) -> StepTimes:
+            return predict(plan).times
+
+        if (auto := auto_of(case)) is not None:
+            adaptive = is_adaptive(self.optimiser)
+            return track_automatic(self.exchange, auto, plan, times, link, adaptive)
+        return track_times(self.exchange, controller_of(case), plan, times)
 
 
 def exchange_trainer(workload: Workload, case: str, workers: int, seed: int) -> ExchangeTrainer:

@@ -161,7 +161,9 @@ class Run:
         bench = SimulateBench(trainer.workload, (self.case,), (trainer.workers,), links, None, "")
         return PredictedRunClock(
             trainer.track_times(
-                self.case, partial(_predicted, bench, measured, trainer.workers, device_lock)
+                self.case,
+                partial(_predicted, bench, measured, trainer.workers, device_lock),
+                links.network().link,
             )
         )
 

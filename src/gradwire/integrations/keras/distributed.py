@@ -136,5 +136,7 @@ def _check_optimizer(optimizer: Any) -> None:
 def _check_arguments(compressor: Compressor | str | Settings, options: dict[str, Any]) -> None:
     """Raises errors in the arguments now instead of when the variables are known."""
     own = {name: value for name, value in options.items() if name != "process_group"}
-    compressor_of(settings_of(compressor, own).compressor)
+    settings = settings_of(compressor, own)
+    settings.refuse_auto("keras")
+    compressor_of(settings.first_method())
     group_of(options.get("process_group"))

@@ -45,6 +45,7 @@ class Reducer(Handle):
         **options: "Unpack[Options]",
     ) -> None:
         settings = settings_of(compressor, options)
+        settings.refuse_auto("keras")
         settings.refuse("reducer", "least_bytes", "chunk_bytes")
         self._framework = framework = framework_of(variables)
         framework.check()

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from gradwire.auto.auto import Auto
 from gradwire.errors import ConfigError
 
 _RATIO = 100.0
@@ -31,6 +32,20 @@ def _known() -> Mapping[str, type[Optimizer]]:
     # LBFGS evaluates the loss several times a step, and SparseAdam takes sparse gradients only.
     other = (Optimizer, torch.optim.LBFGS, torch.optim.SparseAdam)
     return {c.__name__.lower(): c for c in classes if c not in other}
+
+
+def find_adaptive(config: Auto | None, optimizer: Optimizer | None) -> bool | None:
+    """Returns whether the optimiser that the automatic mode was given is adaptive, None without.
+
+    Raises ConfigError if it is no optimiser, or was given with a method that makes no use of it.
+    """
+    if optimizer is None:
+        return None
+    if config is None:
+        raise ConfigError("optimizer is used by auto only, leave it out")
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigError(f"auto: optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
+    return is_adaptive(optimizer)
 
 
 def is_adaptive(optimizer: Optimizer) -> bool:

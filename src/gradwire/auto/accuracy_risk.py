@@ -5,24 +5,20 @@ residual. Its effect depends on the kind of method and of the optimiser, so all 
 The rating is a rule of thumb; only a training run gives certainty.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import Literal, TypeAlias
 
-import torch
-from torch import Tensor
-
-from gradwire.engine.engine import Engine
 from gradwire.engine.plan import Plan
-from gradwire.perfmodel.compute import Bucket
-from gradwire.simulate import Simulation
 
 Level: TypeAlias = Literal["none", "low", "medium", "high"]
 LEVELS: tuple[Level, ...] = ("none", "low", "medium", "high")
-_NODES = 2
+NODES = 2
+"""Workers, or nodes, with which errors are measured."""
 _SENT_AT_ONCE = 0.9
 """Share above which an adaptive optimiser hardly notices the rest."""
+_SENT_AT_LEAST = 0.05
+"""Share below which a run falls behind by too many steps, whatever the optimiser."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +47,7 @@ def assess_risk(plan: Plan, error: float, size: int, adaptive: bool) -> Risk:
         level = _adaptive_level(plan, error) if adaptive else _delay_level(error)
         return Risk(level, error, f"{1 - error**2:.0%} sent at once, the rest later")
     if traits.unbiased:
-        noise = error * sqrt(_NODES / size)
+        noise = error * sqrt(NODES / size)
         return Risk(_noise_level(noise), error, f"noise of {noise:.2g} times the gradient")
     return Risk("high", error, f"{error**2:.0%} lost for good")
 
@@ -59,7 +55,7 @@ def assess_risk(plan: Plan, error: float, size: int, adaptive: bool) -> Risk:
 def _delay_level(error: float) -> Level:
     """Rates a method with a residual, which loses nothing, by the share that it sends at once."""
     sent = 1 - error**2
-    return "low" if sent >= 0.3 else "medium" if sent >= 0.05 else "high"
+    return "low" if sent >= 0.3 else "medium" if sent >= _SENT_AT_LEAST else "high"
 
 
 def _adaptive_level(plan: Plan, error: float) -> Level:
@@ -69,49 +65,13 @@ def _adaptive_level(plan: Plan, error: float) -> Level:
     too short (docs/studies.md, the study gpt-adamw): nearly all must be sent at once. A low-rank
     method sends a part of every entry at every step, and loses less.
     """
-    if 1 - error**2 >= _SENT_AT_ONCE:
+    sent = 1 - error**2
+    if sent >= _SENT_AT_ONCE:
         return "low"
-    return "medium" if plan.compressor.family == "low rank" else "high"
+    low_rank = plan.compressor.family == "low rank" and sent >= _SENT_AT_LEAST
+    return "medium" if low_rank else "high"
 
 
 def _noise_level(noise: float) -> Level:
     """Rates an unbiased method by its noise: batches are noisy as well."""
     return "low" if noise <= 0.5 else "medium" if noise <= 2 else "high"
-
-
-def measure_error(
-    plan: Plan, tensors: Mapping[str, Tensor], steps: Sequence[Sequence[Bucket]]
-) -> float:
-    """Returns the relative error of the last of some steps of two workers (or nodes)."""
-    workers = _NODES * (plan.exchange.node or 1)
-    engines = [Engine(plan, tensors, rank, workers, seed=0) for rank in range(workers)]
-    simulation = Simulation(engines)
-    gradients = [{n: g for bucket in step for n, g in zip(*bucket, strict=True)} for step in steps]
-    for number in range(len(gradients)):
-        inputs = [gradients[(number + rank) % len(gradients)] for rank in range(workers)]
-        total = _mean(
-            [
-                _gradient_plus_residual(engine, own)
-                for engine, own in zip(engines, inputs, strict=True)
-            ]
-        )
-        received = simulation.step(inputs)
-    for engine in engines:
-        engine.drop_cuda_graphs()
-    missing = torch.stack([(total[name] - received[name]).norm() for name in total]).norm()
-    whole = torch.stack([tensor.norm() for tensor in total.values()]).norm()
-    return float(missing / whole) if whole > 0 else 0.0
-
-
-def _gradient_plus_residual(lanes: Engine, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns a worker's gradients with the residuals of its lanes added."""
-    total = {}
-    for name, gradient in gradients.items():
-        lane = lanes.lanes[name]
-        residual = lane.memory.unsent(lane.memory_state)
-        total[name] = gradient if residual is None else gradient + residual.view(gradient.shape)
-    return total
-
-
-def _mean(workers: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.stack([w[name] for w in workers]).mean(0) for name in workers[0]}

@@ -1,0 +1,258 @@
+"""The search of the automatic mode: calibrate, time, explore, compare, settle, follow the link.
+
+It sees only numbers that all ranks agree on, so all ranks decide the same. Candidates are
+calibrated on samples of the gradients while training is uncompressed. Those that the risk budget
+admits and that are predicted to be fast then take a few real steps each; the fastest of them stays,
+until the link changes or its risk does.
+"""
+
+from collections.abc import Mapping
+from statistics import median
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+from gradwire.auto.calibration import SAMPLED_STEPS, Calibration
+from gradwire.auto.link_watch import REFERENCE_STEPS, LinkWatch
+from gradwire.auto.step_model import link_at
+from gradwire.auto.table import WORTH, Table
+from gradwire.control.base import DecisionLog
+from gradwire.control.timing import StepTiming
+
+Phase: TypeAlias = Literal["calibrate", "time", "explore", "compare", "settled"]
+
+CALIBRATED_PER_STEP = 4
+TIMED_STEPS = 4
+"""Uncompressed steps after the calibration, of which the first one is not timed."""
+EXPLORE_STEPS = 4
+"""Real steps of a candidate, of which the first one is not timed."""
+SETTLED_INTERVAL = 4
+"""One step in this many reports the timing of uncompressed gradients."""
+CLEARLY = 1.15
+"""A candidate that is faster than the next by this factor needs no second comparison."""
+FOLLOW = 1.1
+"""After a change of the link another method replaces the current one from this speedup on."""
+ADAPTIVE_ADVICE = (
+    "; sparse gradients stall adaptive optimisers such as Adam: gradwire.optim compresses their "
+    "updates instead"
+)
+"""Ends the log line unless the optimiser is known not to be adaptive."""
+
+
+class StepFacts(NamedTuple):
+    """What all ranks know after a step."""
+
+    step: int
+    """Number of completed steps, this one included."""
+    timing: StepTiming | None
+    """The timing of earlier steps, the mean over ranks."""
+    timed: int | None
+    """The candidate that was timed, and sampled."""
+    calibrations: Mapping[int, Calibration]
+    sampled: tuple[float, float] | None
+    """Sums of squares of the error and of the input of an earlier step, if it was sampled."""
+    took_current: bool
+    """False if the step did not use the current candidate: it sent the residual of another."""
+
+
+class Search:
+    """The phase and the current candidate; the table has what is known of all candidates."""
+
+    def __init__(self, table: Table, start: int) -> None:
+        self.table = table
+        self.log = DecisionLog()
+        self.phase: Phase = "calibrate"
+        self.current = start
+        self.settled_at: int | None = None
+        self._calibrated = 0
+        self._computed_s: list[float] = []
+        self._age = 0
+        """Steps that the current candidate has taken."""
+        self._queue: list[int] = []
+        self._watch = self._new_watch()
+        self.log.add(0, self.spec, f"to measure; the link: {table.link.describe()}")
+
+    @property
+    def spec(self) -> str:
+        return self.table.options[self.current].spec
+
+    def to_calibrate(self) -> range:
+        """Returns the candidates to calibrate after this step."""
+        if self.phase != "calibrate" or self._age < SAMPLED_STEPS:
+            return range(0)
+        last = min(self._calibrated + CALIBRATED_PER_STEP, len(self.table.options))
+        return range(self._calibrated, last)
+
+    def end_step(self, facts: StepFacts) -> None:
+        """Takes in the facts of a step, and may choose another candidate for the next."""
+        for index, calibration in facts.calibrations.items():
+            self.table.add_calibration(index, calibration)
+            self._calibrated = max(self._calibrated, index + 1)
+        self._age += facts.took_current
+        if facts.timed is not None and facts.timing is not None:
+            self._add_timing(facts.timed, facts.timing)
+        if facts.timed == self.current and facts.sampled is not None:
+            self._rate_again(facts.step, facts.sampled)
+        if facts.took_current:
+            self._advance(facts.step)
+
+    @property
+    def is_quiet(self) -> bool:
+        """True if the next step of uncompressed gradients sends no statistics.
+
+        Then it takes the short path of plain means, whose time counts: one step in some reports
+        the timings of the others.
+        """
+        option = self.table.options[self.current]
+        may_vary = option.plan.is_dense or (option.is_uncompressed and not self.table.replays)
+        if self.phase == "calibrate" or not may_vary:
+            return False
+        interval = SETTLED_INTERVAL if self.phase == "settled" else EXPLORE_STEPS
+        return self._age % interval != interval - 1
+
+    def _is_uncompressed(self) -> bool:
+        return self.table.options[self.current].is_uncompressed
+
+    def _new_watch(self) -> LinkWatch:
+        # Uncompressed steps report rarely.
+        return LinkWatch(2 if self._is_uncompressed() else REFERENCE_STEPS)
+
+    def _add_timing(self, index: int, timing: StepTiming) -> None:
+        if self.phase == "time":
+            self._computed_s.append(self.table.computation_s(index, timing))
+        if self.phase != "settled":
+            self.table.add_timing(index, timing)
+        elif index == self.current:
+            self._watch.add(timing)
+
+    def _rate_again(self, step: int, sampled: tuple[float, float]) -> None:
+        """Rates the current candidate by the error of a real step."""
+        table = self.table
+        if self._is_uncompressed() or not sampled[1] > 0:
+            return
+        table.rate(self.current, *sampled)
+        row = table.rows[self.current]
+        if self.phase == "settled" and not table.is_admitted(self.current):
+            reason = f"the risk of {self.spec} has become {row.level} ({row.why})"
+            self._settle(step, table.best_predicted(), reason)
+
+    def _advance(self, step: int) -> None:
+        if self.phase == "calibrate":
+            if self._calibrated == len(self.table.options):
+                self.phase, self._age = "time", 0
+        elif self.phase == "time":
+            if self._age >= TIMED_STEPS and self._computed_s:
+                self.table.compute_s = median(self._computed_s)
+                self.phase, self._queue = "explore", self.table.promising(self.current)
+                self._next_candidate(step)
+        elif self.phase == "settled":
+            self._follow(step)
+        # The timing of the last candidate's last step arrives one step later.
+        elif self._age >= EXPLORE_STEPS + (not self._queue):
+            self._next_candidate(step)
+
+    def _next_candidate(self, step: int) -> None:
+        table = self.table
+        if not self._queue and self.phase == "explore":
+            first, *others = table.measured()
+            if others and table.expected_s(others[0]) < CLEARLY * table.expected_s(first):
+                # Another turn for both, the current one first, to change less often.
+                self.phase = "compare"
+                self._queue = sorted((first, others[0]), key=lambda i: i != self.current)
+        if not self._queue:
+            self._settle_on_fastest(step)
+            return
+        self.current, self._age = self._queue.pop(0), 0
+        predicted_ms = table.predicted_s(self.current) * 1e3
+        self.log.add(step, self.spec, f"to time it: {predicted_ms:.3g} ms predicted")
+
+    def _settle_on_fastest(self, step: int) -> None:
+        """Settles by measured steps; without a gain of 5 % nothing is compressed."""
+        table = self.table
+        best, plain = table.fastest(), table.baseline()
+        gain = table.expected_s(plain) / table.expected_s(best)
+        name = table.options[plain].spec
+        if best == plain or gain < WORTH:
+            text = f"no admitted method gains {WORTH - 1:.0%} over {name}"
+            if table.options[plain].plan.is_dense:
+                text += ": do not compress here"
+            self._settle(step, plain, text)
+            return
+        reason = f"{table.expected_s(best) * 1e3:.3g} ms a step, {gain:.2f} times as fast as {name}"
+        self._settle(step, best, reason)
+
+    def _settle(self, step: int, index: int, reason: str) -> None:
+        row = self.table.rows[index]
+        self.current, self.phase, self._age, self._queue = index, "settled", 0, []
+        self._watch = self._new_watch()
+        self.settled_at = step if self.settled_at is None else self.settled_at
+        link = self.table.link.describe()
+        risk = f"risk {row.level} ({row.why})"
+        advice = ADAPTIVE_ADVICE if self.table.adaptive else ""
+        self.log.add(step, self.spec, f"settled: {reason}; {risk}; the link: {link}{advice}")
+
+    def _follow(self, step: int) -> None:
+        """Chooses again, from the table, if the link has changed."""
+        wire_s, table = self._watch.changed_wire_s(), self.table
+        load = table.rows[self.current].load
+        if wire_s is None or load is None:
+            return
+        old = table.link
+        table.link = link_at(wire_s, load, old, table.buckets)
+        best = table.best_predicted()
+        now_s, best_s = table.predicted_s(self.current), table.predicted_s(best)
+        if now_s < FOLLOW * best_s:
+            best, best_s = self.current, now_s
+        change = "" if best == self.current else f" instead of {now_s * 1e3:.3g} ms"
+        reason = f"the link was {old.describe()}: {best_s * 1e3:.3g} ms predicted{change}"
+        self._settle(step, best, reason)
+
+    def restart(self, step: int) -> None:
+        """Searches again from the current candidate: earlier measurements no longer hold."""
+        self.table.clear()
+        self.phase, self.settled_at, self._calibrated = "calibrate", None, 0
+        self._computed_s, self._queue = [], []
+        self._age, self._watch = 0, self._new_watch()
+        self.log.add(step, self.spec, "to measure again")
+
+    def describe(self) -> dict[str, object]:
+        """Returns choice, link and table, for `stats()`."""
+        return {
+            "setting": self.spec,
+            "phase": self.phase,
+            "settled_at": self.settled_at,
+            "link": self.table.link.describe(),
+            "compute_ms": self.table.compute_s * 1e3,
+            "adaptive": self.table.adaptive,
+            "candidates": self.table.describe(),
+        }
+
+    def state_dict(self) -> dict[str, object]:
+        watch = self._watch
+        return {
+            "table": self.table.state_dict(),
+            "phase": self.phase,
+            "current": self.spec,
+            "settled_at": self.settled_at,
+            "calibrated": self._calibrated,
+            "computed_s": list(self._computed_s),
+            "age": self._age,
+            "queue": list(self._queue),
+            "reference_s": None if watch.reference_s is None else list(watch.reference_s),
+            "recent": [list(timing) for timing in watch.recent],
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        if saved["phase"] not in get_args(Phase):
+            raise ValueError(f"no phase {saved['phase']!r}")
+        self.table.load_state_dict(saved["table"])
+        self.phase, self.settled_at = saved["phase"], saved["settled_at"]
+        self.current = self.index_of(saved["current"])
+        self._calibrated, self._computed_s = saved["calibrated"], list(saved["computed_s"])
+        self._age, self._queue = saved["age"], list(saved["queue"])
+        self._watch = self._new_watch()
+        if (reference_s := saved["reference_s"]) is not None:
+            self._watch.reference_s = (reference_s[0], reference_s[1])
+        self._watch.recent = [StepTiming(*numbers) for numbers in saved["recent"]]
+
+    def index_of(self, spec: str) -> int:
+        """Returns the candidate of a saved state; raises ValueError if there is none."""
+        return [option.spec for option in self.table.options].index(spec)

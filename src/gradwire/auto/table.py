@@ -1,0 +1,208 @@
+"""The table of candidates: cost, risk, and predicted and measured step times of each.
+
+It holds numbers that all ranks agree on, so all ranks read the same from it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any, cast
+
+from gradwire.auto.accuracy_risk import LEVELS, Level, assess_risk
+from gradwire.auto.auto import Auto
+from gradwire.auto.calibration import Calibration
+from gradwire.auto.candidates import Candidate, is_admitted
+from gradwire.auto.step_model import ExchangeLoad, StepModel, solve_compute_s
+from gradwire.comm.cost_model import LinkModel
+from gradwire.control.timing import StepTiming
+
+EXPLORED = 5
+"""Candidates that take real steps, at most."""
+WORTH = 1.05
+"""The smallest speedup that is worth compression."""
+PROMISING = 1.5
+"""Candidates predicted to take longer than this multiple of the fastest are not explored."""
+EQUAL_WITHIN = 1.03
+"""Within this factor of the fastest the lower risk decides: timings are no more accurate."""
+
+
+@dataclass
+class Row:
+    """What is known of a candidate."""
+
+    load: ExchangeLoad | None = None
+    error: float = 0.0
+    level: Level = "high"
+    why: str = "not measured"
+    times_s: list[float] = field(default_factory=list)
+
+    def measured_s(self) -> float | None:
+        """Returns the median of the measured steps."""
+        return median(self.times_s) if self.times_s else None
+
+
+class Table:
+    """Candidates with their rows, and the link and computation that predictions are made for."""
+
+    def __init__(
+        self,
+        config: Auto,
+        options: Sequence[Candidate],
+        link: LinkModel,
+        size: int,
+        adaptive: bool,
+        overlaps: bool,
+        replays: bool = False,
+    ) -> None:
+        """`replays`: steps are replayed as CUDA graphs, so that their messages must be alike."""
+        self.config, self.options, self.size = config, options, size
+        self.adaptive, self.overlaps, self.replays = adaptive, overlaps, replays
+        self.link = self.timed_link = link
+        """The link now, and the link on which the measured steps were taken."""
+        self.rows = [Row() for _ in options]
+        self.compute_s, self.buckets = 0.0, 1
+
+    def clear(self) -> None:
+        """Forgets all measurements but those of the link."""
+        self.rows = [Row() for _ in self.options]
+        self.compute_s, self.timed_link = 0.0, self.link
+
+    def add_calibration(self, index: int, found: Calibration) -> None:
+        self.rows[index].load = ExchangeLoad(found.codec_s, found.hops, found.link_bytes)
+        self.rate(index, found.error, found.total)
+
+    def rate(self, index: int, error: float, total: float) -> None:
+        """Rates a candidate by sums of squares of what it did not send, and of what it should."""
+        row, plan = self.rows[index], self.options[index].plan
+        if not (math.isfinite(error) and math.isfinite(total) and total > 0):
+            # A zero gradient shows nothing; where everything is sent there is nothing to show.
+            row.level, row.why = ("none" if plan.is_dense else "high"), "no gradient to measure"
+            return
+        row.error = math.sqrt(max(0.0, error) / total)
+        risk = assess_risk(plan, row.error, self.size, self.adaptive)
+        row.level, row.why = risk.level, risk.why
+
+    def add_timing(self, index: int, timing: StepTiming) -> None:
+        row = self.rows[index]
+        row.times_s.append(timing.step_s)
+        if row.load is not None and timing.sent_bytes > 0:
+            row.load = replace(row.load, link_bytes=timing.sent_bytes)
+
+    def computation_s(self, index: int, timing: StepTiming) -> float:
+        """Returns the computation of a measured step: what training did not wait for.
+
+        Where the host cannot see the exchange, it follows from the model of the step.
+        """
+        load = self.rows[index].load
+        if timing.exposed_s >= timing.step_s and load is not None:
+            return solve_compute_s(timing.step_s, load, self.link, self._model())
+        return max(timing.step_s - timing.exposed_s, 0.1 * timing.step_s)
+
+    def _model(self) -> StepModel:
+        return StepModel(self.compute_s, self.buckets, self.overlaps)
+
+    def predicted_s(self, index: int) -> float:
+        """Returns the predicted step; of a measured candidate, with the error made there."""
+        row = self.rows[index]
+        if row.load is None:
+            return math.inf
+        predicted_s = self._model().step_s(row.load, self.link)
+        if (measured_s := row.measured_s()) is not None:
+            predicted_s += measured_s - self._model().step_s(row.load, self.timed_link)
+        return max(predicted_s, 0.1 * self.compute_s)
+
+    def expected_s(self, index: int) -> float:
+        """Returns the measured step time, or the predicted one where none was measured."""
+        return self.rows[index].measured_s() or self.predicted_s(index)
+
+    def is_admitted(self, index: int) -> bool:
+        """Returns whether the risk budget admits a candidate."""
+        return is_admitted(self.rows[index].level, self.config)
+
+    def admitted(self) -> list[int]:
+        return [index for index in range(len(self.rows)) if self.is_admitted(index)]
+
+    def promising(self, current: int) -> list[int]:
+        """Returns the candidates to explore: predicted to be fast, at most two of a family."""
+        ranked = sorted(self.admitted(), key=self.predicted_s)
+        bound_s = PROMISING * self.predicted_s(ranked[0])
+        found: list[int] = []
+        for index in ranked:
+            family = self.options[index].family
+            alike = sum(self.options[i].family == family for i in found)
+            if alike < 2 and self.predicted_s(index) <= bound_s and index != current:
+                found.append(index)
+        # Uncompressed ones first: they keep no residual that they would have to send.
+        return sorted(found[:EXPLORED], key=lambda i: not self.options[i].is_uncompressed)
+
+    def measured(self) -> list[int]:
+        """Returns the admitted candidates that took real steps, the fastest first."""
+        return sorted((i for i in self.admitted() if self.rows[i].times_s), key=self.expected_s)
+
+    def fastest(self) -> int:
+        """Returns the fastest measured candidate; among nearly equal ones that of least risk."""
+        ranked = self.measured()
+        bound_s = EQUAL_WITHIN * self.expected_s(ranked[0])
+        close = [i for i in ranked if self.expected_s(i) <= bound_s]
+        return min(close, key=lambda i: LEVELS.index(self.rows[i].level))
+
+    def baseline(self) -> int:
+        """Returns fp32, or 16 bits if they are faster by a factor that is worth it."""
+        fp32, *bits16 = [i for i, option in enumerate(self.options) if option.is_uncompressed]
+        found = min(bits16, key=self.expected_s)
+        return found if self.expected_s(fp32) >= WORTH * self.expected_s(found) else fp32
+
+    def best_predicted(self) -> int:
+        return min(self.admitted(), key=self.predicted_s)
+
+    def describe(self) -> list[dict[str, object]]:
+        """Returns the rows, for `stats()`."""
+        return [self._describe_row(i) for i in range(len(self.options))]
+
+    def _describe_row(self, index: int) -> dict[str, object]:
+        row, option = self.rows[index], self.options[index]
+        measured_s, predicted_s = row.measured_s(), self.predicted_s(index)
+        return {
+            "spec": option.spec,
+            "exchange": str(option.plan.exchange),
+            "risk": row.level,
+            "admitted": self.is_admitted(index),
+            "relative_error": row.error,
+            "predicted_ms": predicted_s * 1e3 if math.isfinite(predicted_s) else None,
+            "measured_ms": None if measured_s is None else measured_s * 1e3,
+            "codec_ms": None if row.load is None else row.load.codec_s * 1e3,
+            "link_bytes": None if row.load is None else row.load.link_bytes,
+        }
+
+    def state_dict(self) -> dict[str, object]:
+        rows = {
+            option.spec: {**vars(row), "times_s": list(row.times_s), "load": _load_of(row)}
+            for option, row in zip(self.options, self.rows, strict=True)
+        }
+        links = [[x.latency_s, x.rate_bits] for x in (self.link, self.timed_link)]
+        return {
+            "rows": rows,
+            "links": links,
+            "compute_s": self.compute_s,
+            "buckets": self.buckets,
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        rows = saved["rows"]
+        self.rows = [_row_of(rows[option.spec]) for option in self.options]
+        self.link, self.timed_link = (LinkModel(*numbers) for numbers in saved["links"])
+        self.compute_s, self.buckets = saved["compute_s"], saved["buckets"]
+
+
+def _load_of(row: Row) -> list[float] | None:
+    load = row.load
+    return None if load is None else [load.codec_s, load.hops, load.link_bytes]
+
+
+def _row_of(saved: Mapping[str, Any]) -> Row:
+    load = None if saved["load"] is None else ExchangeLoad(*saved["load"])
+    if saved["level"] not in LEVELS:
+        raise ValueError(f"no level {saved['level']!r}")
+    level = cast(Level, saved["level"])
+    return Row(load, saved["error"], level, saved["why"], list(saved["times_s"]))

@@ -1,0 +1,90 @@
+"""Jobs that the ranks of the tests of the automatic mode run; each returns plain values."""
+
+import io
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import gradwire
+
+
+def model() -> DDP:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.Linear(256, 10))
+    return DDP(net, bucket_cap_mb=0.1)
+
+
+def train(net: DDP, optimizer: torch.optim.Optimizer, first: int, steps: int) -> None:
+    for step in range(first, first + steps):
+        generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+        x = torch.randn(16, 64, generator=generator)
+        y = torch.randint(10, (16,), generator=generator)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+
+
+def weights(net: nn.Module) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
+
+
+def automatic_run(spec: str, adaptive: bool, chunk_bytes: int | None) -> tuple[Tensor, Any, Any]:
+    """Returns the weights, and what was chosen before a save and after a load."""
+    net = model()
+    kind = torch.optim.AdamW if adaptive else torch.optim.SGD
+    optimizer = kind(net.parameters(), lr=1e-3)
+    link = gradwire.attach(net, spec, optimizer=optimizer, chunk_bytes=chunk_bytes)
+    train(net, optimizer, 0, 50)
+    before = link.stats()["controller"]
+    file = io.BytesIO()
+    torch.save(link.state_dict(), file)
+    file.seek(0)
+    link.detach()
+    link = gradwire.attach(net, spec, optimizer=optimizer, chunk_bytes=chunk_bytes)
+    link.load_state_dict(torch.load(file, weights_only=True))
+    after = link.stats()["controller"]
+    train(net, optimizer, 50, 3)
+    link.detach()
+    return weights(net), before, after
+
+
+def refusals() -> list[str]:
+    """Returns the errors of what the automatic mode refuses."""
+    net = model()
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    single = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    found = []
+    for spec, options in (
+        ("auto", {"controller": "autopilot"}),
+        ("auto", {"memory": "residual"}),
+        ("auto", {"exchange": "gather"}),
+        ("auto:risk=high", {}),
+        ("auto:speed=1", {}),
+        ("auto", {"optimizer": "adam"}),
+        ("topk:ratio=0.1", {"optimizer": sgd}),
+        ("auto", {"process_group": single}),
+    ):
+        try:
+            gradwire.attach(net, spec, **options)  # type: ignore[arg-type]
+        except gradwire.ConfigError as error:
+            found.append(str(error))
+    # The model can still be attached to.
+    link = gradwire.attach(net, "auto", optimizer=sgd)
+    try:
+        link.switch("topk:ratio=0.1")
+    except gradwire.ConfigError as error:
+        found.append(str(error))
+    link.detach()
+    return found
+
+
+def different() -> str:
+    """Returns the error of attach if rank 1 has another budget."""
+    try:
+        gradwire.attach(model(), "auto:risk=low" if dist.get_rank() == 1 else "auto")
+    except gradwire.ConfigError as error:
+        return str(error)
+    return "no error"

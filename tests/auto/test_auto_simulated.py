@@ -1,0 +1,184 @@
+"""The automatic mode in simulation: the model of a link makes its decisions repeatable."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradwire
+from gradwire.auto.assembly import automatic
+from gradwire.auto.auto import Auto
+from gradwire.comm.cost_model import LinkModel
+from gradwire.control.timing import ModelClock
+from gradwire.engine.engine import Engine
+from gradwire.engine.plan import make_plan
+from gradwire.simulate import Simulation
+
+WORKERS = 4
+SLOW, FAST = LinkModel(1e-4, 1e7), LinkModel(1e-6, 1e13)
+SPARSE = ("topk", "efsign")
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU())
+
+
+def gradients(net: nn.Module, step: int) -> list[dict[str, Tensor]]:
+    found = []
+    for rank in range(WORKERS):
+        generator = torch.Generator().manual_seed(100 * step + rank)
+        x = torch.randn(16, 64, generator=generator)
+        net.zero_grad()
+        (net(x)[:, :64] - x).square().mean().backward()
+        found.append({n: p.grad.clone() for n, p in net.named_parameters() if p.grad is not None})
+    return found
+
+
+def adam(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(net.parameters())
+
+
+def sgd(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net.parameters(), lr=0.1)
+
+
+def chosen(simulation: Simulation) -> Any:
+    return simulation.stats()["controller"]
+
+
+def run(spec: str, link: LinkModel, optimizer: str, steps: int = 50) -> tuple[Simulation, Any]:
+    net = network()
+    own = {"adam": adam, "sgd": sgd}[optimizer](net)
+    simulation = gradwire.simulate(net, spec, workers=WORKERS, link=link, optimizer=own)
+    for step in range(steps):
+        simulation.step(gradients(net, step))
+    return simulation, chosen(simulation)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_slow_links_get_the_fastest_admitted_method(
+    optimizer: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "gradwire"):
+        simulation, found = run("auto", SLOW, optimizer)
+    rows = found["candidates"]
+    assert found["phase"] == "settled"
+    assert found["settled_at"] < 50
+    best = min((r for r in rows if r["admitted"]), key=lambda r: r["predicted_ms"])
+    mine = next(r for r in rows if r["spec"] == found["setting"])
+    assert mine["predicted_ms"] <= 1.1 * best["predicted_ms"]
+    assert mine["measured_ms"] < 0.2 * next(r for r in rows if r["spec"] == "none")["predicted_ms"]
+    assert simulation.stats()["spec"] == found["setting"]
+    assert simulation.stats()["exchange"] == mine["exchange"]
+    lines = [r.getMessage() for r in caplog.records if "settled" in r.getMessage()]
+    # One line for the choice, and another if its measured risk has grown since.
+    assert len(lines) == 1 + sum("has become high" in line for line in lines)
+    assert found["setting"] in lines[-1]
+    for part in ("times as fast as", "risk", "the link: 10mbit"):
+        assert part in lines[0]
+    assert ("gradwire.optim" in lines[0]) == (optimizer == "adam")
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_fast_links_are_recommended_no_compression(
+    optimizer: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "gradwire"):
+        _, found = run("auto", FAST, optimizer)
+    assert found["setting"] == "none"
+    assert "do not compress here" in caplog.text
+
+
+def test_low_risk_admits_only_what_is_rated_low() -> None:
+    _, low = run("auto:risk=low", SLOW, "adam")
+    _, medium = run("auto", SLOW, "adam")
+    for found, levels in ((low, ("none", "low")), (medium, ("none", "low", "medium"))):
+        for row in found["candidates"]:
+            assert row["admitted"] == (row["risk"] in levels)
+        mine = next(r for r in found["candidates"] if r["spec"] == found["setting"])
+        assert mine["admitted"]
+    ratings = {row["spec"]: row["risk"] for row in low["candidates"]}
+    assert "medium" in ratings.values()
+    assert low["setting"] != medium["setting"]
+
+
+def test_gradients_stay_dense_in_index_unless_the_optimiser_is_known_to_be_linear() -> None:
+    net = network()
+    for optimizer, admits in ((None, False), (adam(net), False), (sgd(net), True)):
+        simulation = gradwire.simulate(net, "auto", workers=2, optimizer=optimizer)
+        specs = [row["spec"] for row in chosen(simulation)["candidates"]]
+        assert any(spec.startswith(SPARSE) for spec in specs) == admits
+
+
+def test_workers_decide_the_same_in_every_step() -> None:
+    net = network()
+    simulation = gradwire.simulate(net, "auto", workers=WORKERS, link=SLOW, optimizer=sgd(net))
+    for step in range(50):
+        simulation.step(gradients(net, step))
+        found = [w.observer.stats() for w in simulation.workers if w.observer is not None]
+        assert all(one == found[0] for one in found[1:])
+
+
+def test_resumed_runs_continue_with_the_choice() -> None:
+    net = network()
+    for saved_at in (4, 12, 20, 45):
+        straight = gradwire.simulate(net, "auto", workers=WORKERS, link=SLOW, optimizer=adam(net))
+        resumed = gradwire.simulate(net, "auto", workers=WORKERS, link=SLOW, optimizer=adam(net))
+        for step in range(saved_at):
+            straight.step(gradients(net, step))
+        resumed.load_state_dict(straight.state_dict())
+        assert chosen(resumed)["setting"] == chosen(straight)["setting"]
+        if chosen(straight)["phase"] == "settled":
+            for step in range(saved_at, saved_at + 3):
+                own = gradients(net, step)
+                ours, theirs = straight.step(own), resumed.step(own)
+                assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+        else:
+            for step in range(saved_at, saved_at + 50):
+                resumed.step(gradients(net, step))
+            assert chosen(resumed)["phase"] == "settled"
+
+
+def test_states_of_another_budget_are_refused() -> None:
+    net = network()
+    state = gradwire.simulate(net, "auto", workers=2).state_dict()
+    other = gradwire.simulate(net, "auto:risk=low", workers=2)
+    with pytest.raises(gradwire.ConfigError, match="auto"):
+        other.load_state_dict(state)  # type: ignore[arg-type]
+
+
+def on_clocks(net: nn.Module, link: LinkModel) -> tuple[Simulation, Sequence[ModelClock]]:
+    """Returns a simulation whose link can be changed."""
+    named: dict[str, Tensor] = dict(net.named_parameters())
+    plan = make_plan("none", None, "auto", named.values(), WORKERS)
+    workers = [Engine(plan, named, rank, WORKERS, seed=0) for rank in range(WORKERS)]
+    simulation = Simulation(workers)
+    clocks = [ModelClock(meter, link, 0.06) for meter in simulation.network.meters]
+    for worker, clock in zip(workers, clocks, strict=True):
+        worker.observer = automatic(Auto(), worker, clock, lambda: 0.0, link, True, overlaps=False)
+    return simulation, clocks
+
+
+def test_a_slower_link_is_followed_within_ten_steps() -> None:
+    """From 1 Gbit/s, where nothing gains 5 %, to 50 Mbit/s."""
+    net = network()
+    fast, slow = LinkModel(1e-4, 1e9), LinkModel(1e-4, 5e7)
+    simulation, clocks = on_clocks(net, fast)
+    for step in range(50):
+        simulation.step(gradients(net, step))
+    before = chosen(simulation)
+    assert (before["phase"], before["setting"]) == ("settled", "none")
+    for clock in clocks:
+        clock.link = slow
+    for step in range(50, 60):
+        simulation.step(gradients(net, step))
+    after = chosen(simulation)
+    assert after["setting"] != before["setting"]
+    rows = {row["spec"]: row for row in after["candidates"]}
+    best_ms = min(row["predicted_ms"] for row in rows.values() if row["admitted"])
+    assert rows[after["setting"]]["predicted_ms"] <= 1.1 * best_ms
+    assert rows[after["setting"]]["link_bytes"] < rows[before["setting"]]["link_bytes"]
