@@ -16,7 +16,7 @@ def deep() -> nn.Module:
     return nn.Sequential(*blocks, nn.Linear(64, 10))
 
 
-def calls_job(spec: str, least_bytes: int) -> tuple[Tensor, int]:
+def calls_job(spec: str, least_bytes: int | None) -> tuple[Tensor, int]:
     """Returns the weights, and how many collectives a step took."""
     # The first step has other buckets, before DDP has seen the order of gradients.
     model = DDP(deep(), bucket_cap_mb=0.001)

@@ -54,6 +54,13 @@ def test_one_message_per_round_gives_the_means_of_many(
         assert torch.equal(found, merged[0][0])
 
 
+@pytest.mark.parametrize(("spec", "calls"), [("topk:ratio=0.1", 5), ("powersgd:rank=1", 2)])
+def test_short_messages_of_several_rounds_are_merged_by_default(
+    four_ranks: Ranks, spec: str, calls: int
+) -> None:
+    assert {found for _, found in four_ranks.run(jobs.calls_job, spec, None)} == {calls}
+
+
 @pytest.mark.parametrize("spec", ["topk:ratio=0.1", "powersgd:rank=1"])
 def test_resumed_runs_have_the_same_bits(four_ranks: Ranks, spec: str) -> None:
     assert all(four_ranks.run(ddp_jobs.resume_job, spec, 1000))

@@ -244,7 +244,7 @@ def guards(
 
 def integrations(
     ranks: Annotated[int, typer.Option(help="Processes on this machine.")] = 2,
-    steps: Annotated[int, typer.Option(help="Timed steps of each kind.")] = 50,
+    steps: Annotated[int, typer.Option(help="Timed steps of each kind.")] = 200,
     json: Annotated[bool, typer.Option("--json", help="Prints one JSON object per line.")] = False,
 ) -> None:
     """Compares `none` through DDP, FSDP2, loop and optimiser with the same steps without it."""

@@ -11,10 +11,25 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.futures import Future
 
+from gradwire.base import Compressor, MultiRound
 from gradwire.errors import ConfigError
 
-LEAST_BYTES = 1_000_000
+STAGED_BYTES = 1_000_000
 """Half of this takes 4 ms at 1 Gbit/s; a wait for a shared GPU takes a few ms more."""
+
+ROUNDS_BYTES = 64_000
+"""This takes half a millisecond at 1 Gbit/s, as much as the rounds of another message."""
+
+
+def default_least_bytes(compressor: Compressor, *, is_direct: bool) -> int:
+    """Returns the length below which a bucket's message is sent with the next one.
+
+    Messages of a GPU that are staged through the host wait for it, and methods of several rounds
+    wait for all ranks in each of them.
+    """
+    if not is_direct:
+        return STAGED_BYTES
+    return ROUNDS_BYTES if isinstance(compressor, MultiRound) else 0
 
 
 class PendingBucket(NamedTuple):

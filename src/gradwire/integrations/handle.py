@@ -38,7 +38,7 @@ from gradwire.engine.ownership import check_free, claim, release
 from gradwire.engine.plan import Plan
 from gradwire.errors import ConfigError
 from gradwire.identity import code_digests, identity_of
-from gradwire.integrations.bucketing import LEAST_BYTES, Buckets, read_groups
+from gradwire.integrations.bucketing import Buckets, default_least_bytes, read_groups
 from gradwire.integrations.settings import Settings
 from gradwire.version import VERSION
 
@@ -131,7 +131,8 @@ class Handle(ABC):
         )
         least_bytes = settings.least_bytes
         if least_bytes is None:
-            least_bytes = 0 if self._comm.is_direct(self._device) else LEAST_BYTES
+            direct = self._comm.is_direct(self._device)
+            least_bytes = default_least_bytes(plan.compressor, is_direct=direct)
         controller = settings.make_controller()
         # Without checksums, which are part of what ranks have yet to agree on.
         check_equal_settings(

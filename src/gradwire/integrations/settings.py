@@ -45,8 +45,9 @@ class Settings:
     `cuda_graphs` a bucket's work on a GPU is captured as CUDA graphs where it is the same at every
     step. Buckets whose messages have less than `least_bytes` are sent with the next; None means a
     million where a GPU's messages are staged through the host, which waits for the GPU each time,
-    else 0. Parameters of more than `chunk_bytes` are cut into chunks with messages of their own,
-    unless it is 0; None means 25 MiB on a CPU, where the exchange is pipelined, else 0.
+    64,000 for methods of several rounds (`powersgd`), else 0. Parameters of more than `chunk_bytes`
+    are cut into chunks with messages of their own, unless it is 0; None means 25 MiB on a CPU,
+    where the exchange is pipelined, else 0.
 
     With "auto" or "auto:risk=low" as the compressor, method, memory and exchange are chosen from
     measurements.

@@ -14,7 +14,7 @@ def test_every_integration_has_a_row(four_ranks: Ranks) -> None:
     assert [row.integration for row in rows] == ["ddp", "loop", "optimizer", "fsdp"]
     for row in rows:
         assert row.plain_ms > 0
-        assert row.ratio == row.none_ms / row.plain_ms
+        assert 0 < row.low <= row.ratio <= row.high
 
 
 def test_the_command_prints_the_rows(

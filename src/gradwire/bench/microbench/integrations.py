@@ -1,15 +1,16 @@
 """`gradwire bench integrations`: `none` through each integration against the same loop without.
 
-Steps of both alternate, so that a slowdown of the machine affects both. Each is first equally
-often, since the second finds warm caches.
+Steps of both alternate, so that a slowdown of the machine affects both, and each step is compared
+with its neighbour. Each is first equally often, since the second finds warm caches.
 """
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from json import dumps, loads
+from operator import truediv
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from time import perf_counter
 from typing import NamedTuple, TypeAlias
 
@@ -35,12 +36,15 @@ LIMIT = 1.03
 
 
 class Overhead(NamedTuple):
-    """Medians of the time of a step without Gradwire and with, and their ratio."""
+    """Medians of the time of a step without Gradwire and with, and of the ratio of neighbours."""
 
     integration: str
     plain_ms: float
     none_ms: float
     ratio: float
+    low: float
+    """The quartiles of the ratio."""
+    high: float
 
 
 class Pair(NamedTuple):
@@ -127,8 +131,9 @@ def compare(width: int, steps: int) -> list[Overhead]:
                 pair[attached]()
                 seconds[attached].append(perf_counter() - start)
         # The first two steps create buckets and lanes.
-        plain_ms, none_ms = (1e3 * median(times[2:]) for times in seconds)
-        rows.append(Overhead(name, plain_ms, none_ms, none_ms / plain_ms))
+        plain_s, none_s = (times[2:] for times in seconds)
+        low, ratio, high = quantiles(map(truediv, none_s, plain_s), n=4)
+        rows.append(Overhead(name, 1e3 * median(plain_s), 1e3 * median(none_s), ratio, low, high))
     return rows
 
 
@@ -151,9 +156,13 @@ class IntegrationBench:
     width: int = WIDTH
 
     def __post_init__(self) -> None:
-        for name, value in (("ranks", self.ranks), ("steps", self.steps), ("width", self.width)):
-            if value < 1:
-                raise ConfigError(f"integrations: {name} must be at least 1, got {value}")
+        for name, value, least in (
+            ("ranks", self.ranks, 1),
+            ("steps", self.steps, 2),
+            ("width", self.width, 1),
+        ):
+            if value < least:
+                raise ConfigError(f"integrations: {name} must be at least {least}, got {value}")
 
     def run(self) -> list[Overhead]:
         with tempfile.TemporaryDirectory() as folder:
@@ -164,9 +173,10 @@ class IntegrationBench:
 def show(rows: Sequence[Overhead], console: Console) -> None:
     """Prints a line per integration."""
     table = Table(box=None, pad_edge=False)
-    for name in ("integration", "plain ms", "none ms", "ratio", "limit"):
+    for name in ("integration", "plain ms", "none ms", "ratio", "quartiles", "limit"):
         table.add_column(name, justify="left" if name == "integration" else "right")
     for row in rows:
         times = f"{row.plain_ms:.2f}", f"{row.none_ms:.2f}"
-        table.add_row(row.integration, *times, f"{row.ratio:.3f}", f"{LIMIT:.2f}")
+        quartiles = f"{row.low:.3f} to {row.high:.3f}"
+        table.add_row(row.integration, *times, f"{row.ratio:.3f}", quartiles, f"{LIMIT:.2f}")
     console.print(table)
