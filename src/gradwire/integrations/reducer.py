@@ -124,60 +124,61 @@ class Reducer(Handle):
                 )
             yield from (self._start(message) for message in messages(self._parameters))
             return
-        flags = self._comm.start(self._presence())
-        # Ranks answer at about the time at which a short message would be complete.
-        early = self._start_early()
-        some = torch.stack(flags.wait()).any(0).tolist()
+        expected, flat = self._expected_message(), None
+        if expected is None:
+            flags = self._comm.run(self._presence())
+            some = torch.stack(flags).any(0).tolist()
+        else:
+            flat = self._mean_with_flags(expected)
+            some = (flat[-len(self._parameters) :] > 0).tolist()
         present = [p for p, on_any in zip(self._parameters, some, strict=True) if on_any]
         for parameter in present:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         self._present_twice = _same(present, self._present_before)
         self._present_before = present
-        for number, message in enumerate(messages(present)):
-            if number == 0 and early is not None and self._present_twice:
-                yield self._end_early(message, *early)
-            else:
-                yield self._start(message)
-        if early is not None and not self._present_twice:
-            early[1]()
+        if flat is not None and self._present_twice:
+            gradients = self._count_dense(present)
+            torch._foreach_copy_(gradients, split(flat[: -len(self._parameters)], gradients))
+        else:
+            yield from (self._start(message) for message in messages(present))
 
     def _presence(self) -> Collective:
         """Sends to all ranks which parameters have a gradient on this one."""
         own = torch.tensor([p.grad is not None for p in self._parameters], device=self._device)
         return Collective("gather", [own.view(torch.uint8)], [own.numel()] * self._comm.size)
 
-    def _start_early(self) -> tuple[Tensor, Task] | None:
-        """Starts the first message, of a dense mean, if it is likely to be that of the last pass.
+    def _expected_message(self) -> list[nn.Parameter] | None:
+        """Returns the only message of the last two passes, if it was a dense mean of several.
 
-        It is sent from a copy, so that it can be sent again if other gradients are present now; a
-        single gradient would not be copied otherwise. All ranks decide alike.
+        Whether gradients are present can then travel with it: if others are present now, the means
+        are dropped, and sent again. All ranks decide alike.
         """
         if not (self._present_twice and self._is_plain_mean()):
             return None
-        message = next(iter(messages(self._present_before)), [])
-        if len(message) == 1 or not any(p.numel() for p in message):
-            return None
-        gradients = [torch.zeros_like(p) if p.grad is None else _gradient(p) for p in message]
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        return flat, start_mean(self._comm, [flat])
+        expected = messages(self._present_before)
+        return expected[0] if len(expected) == 1 and len(expected[0]) > 1 else None
 
-    def _end_early(self, message: list[nn.Parameter], flat: Tensor, wait: Task) -> Task:
+    def _mean_with_flags(self, message: list[nn.Parameter]) -> Tensor:
+        """Returns the means of gradients, flat, and the share of ranks that have each of all."""
+        gradients = [torch.zeros_like(p) if p.grad is None else _gradient(p) for p in message]
+        own = [p.grad is not None for p in self._parameters]
+        flags = torch.tensor(own, dtype=gradients[0].dtype, device=self._device)
+        flat = torch.cat([*(gradient.reshape(-1) for gradient in gradients), flags])
+        start_mean(self._comm, [flat])()
+        return flat
+
+    def _count_dense(self, message: list[nn.Parameter]) -> list[Tensor]:
+        """Counts a message whose gradients are averaged here, and returns these."""
         names, gradients = [self._parameters[p] for p in message], [_gradient(p) for p in message]
         self._engine.count_dense_bucket(names, sum(g.nbytes for g in gradients))
-
-        def finish() -> None:
-            wait()
-            torch._foreach_copy_(gradients, split(flat, gradients))
-
-        return finish
+        return gradients
 
     def _start(self, message: list[nn.Parameter]) -> Task:
+        if self._is_plain_mean():
+            return start_mean(self._comm, self._count_dense(message))
         names, gradients = [self._parameters[p] for p in message], [_gradient(p) for p in message]
-        if not self._is_plain_mean():
-            return partial(run_program, self._engine.bucket_program(names, gradients), self._comm)
-        self._engine.count_dense_bucket(names, sum(g.nbytes for g in gradients))
-        return start_mean(self._comm, gradients)
+        return partial(run_program, self._engine.bucket_program(names, gradients), self._comm)
 
     def reduce_before(self, optimizer: torch.optim.Optimizer) -> None:
         """Calls `reduce` before each step of the optimiser, until `detach`.
