@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire.comm.base import Collective, CollectiveProgram
 from gradwire.comm.meter import Meter
 from gradwire.comm.pipeline import Pipeline
-from gradwire.comm.process_group import PendingCollective, ProcessGroupComm
+from gradwire.comm.process_group import PendingCollective, ProcessGroupComm, StagedCollective
 
 EMPTY = torch.zeros(1, dtype=torch.uint8)
 
@@ -24,18 +24,30 @@ class FakePending:
         return self._buffers
 
 
+class FakeStaged:
+    """A message on its way from a GPU to the host, which is there at random."""
+
+    def __init__(self, collective: Collective, is_ready: Callable[[], bool]) -> None:
+        self.collective, self.is_ready = collective, is_ready
+
+
 class FakeComm:
-    """Notes the collectives that are started, which arrive at random."""
+    """Notes the collectives that are started; messages are encoded and arrive at random."""
 
     def __init__(self, seed: int) -> None:
         self.meter = Meter()
         self.started: list[int] = []
         self._random = Random(seed)
 
-    def start(self, collective: Collective) -> PendingCollective:
-        self.started.append(collective.root)
-        arrived = lambda: self._random.random() < 0.5  # noqa: E731
-        return cast(PendingCollective, FakePending(collective.buffers, arrived))
+    def stage(self, collective: Collective) -> StagedCollective:
+        return cast(StagedCollective, FakeStaged(collective, self._at_random))
+
+    def start(self, staged: StagedCollective) -> PendingCollective:
+        self.started.append(staged.collective.root)
+        return cast(PendingCollective, FakePending(staged.collective.buffers, self._at_random))
+
+    def _at_random(self) -> bool:
+        return self._random.random() < 0.5
 
 
 def pipeline_of(comm: FakeComm) -> Pipeline:

@@ -7,13 +7,15 @@ b come the second of b - 1, the third of b - 2 and so on (what HiPress calls CaS
 
 from collections import deque
 from collections.abc import Callable
-from time import perf_counter
+from time import perf_counter, sleep
 
 from torch import Tensor
 
 from gradwire.comm.base import Collective, CollectiveProgram
-from gradwire.comm.meter import Meter
-from gradwire.comm.process_group import PendingCollective, ProcessGroupComm
+from gradwire.comm.process_group import PendingCollective, ProcessGroupComm, StagedCollective
+
+POLL_INTERVAL_S = 5e-5
+"""Interval at which a GPU is asked whether a message has been copied to the host."""
 
 
 class Pipeline:
@@ -28,11 +30,11 @@ class Pipeline:
 
     def add(self, program: CollectiveProgram[None], done: Callable[[], None]) -> None:
         """Starts a program, and the next round of all others; `done` is called at its end."""
-        running = _RunningProgram(program, done, self._comm.meter)
+        running = _RunningProgram(program, done, self._comm)
         before = list(self._running)
         self._running.append(running)
         running.begin()
-        running.start(self._comm)
+        self._start(running)
         self._next_rounds(before)
 
     def drain(self) -> None:
@@ -42,9 +44,7 @@ class Pipeline:
 
     def work_ahead(self) -> None:
         """Decodes what has arrived; starts no collective, so it may be called at any time."""
-        for running in self._running:
-            if running.has_arrived():
-                running.receive()
+        self._receive_arrived()
         self._drop_ended()
 
     def abandon(self) -> None:
@@ -56,8 +56,20 @@ class Pipeline:
     def _next_rounds(self, programs: list["_RunningProgram"]) -> None:
         for running in reversed(programs):
             running.receive()
-            running.start(self._comm)
+            self._start(running)
         self._drop_ended()
+
+    def _start(self, running: "_RunningProgram") -> None:
+        """Starts the program's next collective; decodes what arrives until a GPU has encoded it."""
+        while not running.is_ready():
+            self._receive_arrived()
+            sleep(POLL_INTERVAL_S)
+        running.start()
+
+    def _receive_arrived(self) -> None:
+        for running in self._running:
+            if running.has_arrived():
+                running.receive()
 
     def _drop_ended(self) -> None:
         ended = [running for running in self._running if running.has_ended]
@@ -70,24 +82,31 @@ class _RunningProgram:
     """One program: it computes, has a collective to start, or waits for one."""
 
     def __init__(
-        self, program: CollectiveProgram[None], done: Callable[[], None], meter: Meter
+        self,
+        program: CollectiveProgram[None],
+        done: Callable[[], None],
+        comm: ProcessGroupComm,
     ) -> None:
         self.program, self.done = program, done
         self.has_ended = False
-        self._meter = meter
-        self._next: Collective | None = None
+        self._comm = comm
+        self._next: StagedCollective | None = None
         self._pending: PendingCollective | None = None
 
     def begin(self) -> None:
         """Encodes the first round."""
         start_s = perf_counter()
         self._compute(lambda: next(self.program))
-        self._meter.add_time(perf_counter() - start_s, 0.0, 0.0)
+        self._comm.meter.add_time(perf_counter() - start_s, 0.0, 0.0)
 
-    def start(self, comm: ProcessGroupComm) -> None:
+    def is_ready(self) -> bool:
+        """Returns whether `start` would not wait for a GPU."""
+        return self._next is None or self._next.is_ready()
+
+    def start(self) -> None:
         """Starts the collective of the round that was encoded, if the program has not ended."""
         if self._next is not None:
-            self._pending, self._next = comm.start(self._next), None
+            self._pending, self._next = self._comm.start(self._next), None
 
     def has_arrived(self) -> bool:
         return self._pending is not None and self._pending.is_completed()
@@ -100,10 +119,10 @@ class _RunningProgram:
         self._pending = None
         start_s = perf_counter()
         self._compute(lambda: self.program.send(received))
-        self._meter.add_time(0.0, 0.0, perf_counter() - start_s)
+        self._comm.meter.add_time(0.0, 0.0, perf_counter() - start_s)
 
     def _compute(self, resume: Callable[[], Collective]) -> None:
         try:
-            self._next = resume()
+            self._next = self._comm.stage(resume())
         except StopIteration:
             self.has_ended = True
