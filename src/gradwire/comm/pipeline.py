@@ -3,6 +3,11 @@
 All ranks must start collectives in the same order, whichever of them is faster. So the order is a
 function of the programs' numbers and rounds alone, never of time: after the first round of program
 b come the second of b - 1, the third of b - 2 and so on (what HiPress calls CaSync).
+
+A program tells only by its next request whether it has another round, so the next program would
+have to wait for its last message. The number of rounds of the program at the same place in the
+last step is taken instead; it is the same on all ranks. A round that it does not have is started
+when all programs are run to their ends.
 """
 
 from collections import deque
@@ -18,29 +23,44 @@ POLL_INTERVAL_S = 5e-5
 """Interval at which a GPU is asked whether a message has been copied to the host."""
 
 
+MOST_UNDER_WAY = 4
+"""Programs whose messages may be on the wire at once, which bounds the memory for them."""
+
+
 class Pipeline:
     """The programs under way, oldest first; used by one thread at a time."""
 
     def __init__(self, comm: ProcessGroupComm) -> None:
         self._comm = comm
         self._running: deque[_RunningProgram] = deque()
+        self._added: list[_RunningProgram] = []
+        """The programs since the last call of `drain`."""
+        self._rounds: list[int] = []
+        """The number of rounds of those before."""
 
     def is_idle(self) -> bool:
         return not self._running
 
     def add(self, program: CollectiveProgram[None], done: Callable[[], None]) -> None:
         """Starts a program, and the next round of all others; `done` is called at its end."""
-        running = _RunningProgram(program, done, self._comm)
-        before = list(self._running)
+        number, before = len(self._added), list(self._running)
+        rounds = self._rounds[number] if number < len(self._rounds) else None
+        running = _RunningProgram(program, done, self._comm, rounds)
         self._running.append(running)
+        self._added.append(running)
         running.begin()
         self._start(running)
-        self._next_rounds(before)
+        self._next_rounds([earlier for earlier in before if not earlier.is_in_last_round()])
+        if number >= MOST_UNDER_WAY:
+            self._added[number - MOST_UNDER_WAY].receive()
+            self._drop_ended()
 
     def drain(self) -> None:
         """Runs all programs to their ends; called at the same point on all ranks."""
         while self._running:
             self._next_rounds(list(self._running))
+        self._rounds = [running.started for running in self._added]
+        self._added.clear()
 
     def work_ahead(self) -> None:
         """Decodes what has arrived; starts no collective, so it may be called at any time."""
@@ -52,6 +72,7 @@ class Pipeline:
         for running in self._running:
             running.program.close()
         self._running.clear()
+        self._added.clear()
 
     def _next_rounds(self, programs: list["_RunningProgram"]) -> None:
         for running in reversed(programs):
@@ -86,10 +107,14 @@ class _RunningProgram:
         program: CollectiveProgram[None],
         done: Callable[[], None],
         comm: ProcessGroupComm,
+        rounds: int | None,
     ) -> None:
+        """`rounds` is the number of rounds to expect, None if it is unknown."""
         self.program, self.done = program, done
         self.has_ended = False
-        self._comm = comm
+        self.started = 0
+        """The number of collectives that were started."""
+        self._comm, self._rounds = comm, rounds
         self._next: StagedCollective | None = None
         self._pending: PendingCollective | None = None
 
@@ -99,6 +124,10 @@ class _RunningProgram:
         self._compute(lambda: next(self.program))
         self._comm.meter.add_time(perf_counter() - start_s, 0.0, 0.0)
 
+    def is_in_last_round(self) -> bool:
+        """Returns whether no other round is expected; does not depend on what has arrived."""
+        return self.started == self._rounds
+
     def is_ready(self) -> bool:
         """Returns whether `start` would not wait for a GPU."""
         return self._next is None or self._next.is_ready()
@@ -107,6 +136,7 @@ class _RunningProgram:
         """Starts the collective of the round that was encoded, if the program has not ended."""
         if self._next is not None:
             self._pending, self._next = self._comm.start(self._next), None
+            self.started += 1
 
     def has_arrived(self) -> bool:
         return self._pending is not None and self._pending.is_completed()
