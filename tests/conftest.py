@@ -1,11 +1,12 @@
 """Fixtures of all tests: a few real ranks that live for the whole run, and emulated hosts."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from deadlines import scaled, set_slow_machine, slowdown
 from gradwire.testbed.hosts import Testbed
 from processes import Ranks
 
@@ -15,6 +16,27 @@ torch.set_num_threads(1)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--data", help="Folder of the public data sets, for tests on real data.")
+    parser.addoption(
+        "--slow-machine",
+        type=float,
+        default=1.0,
+        metavar="FACTOR",
+        help="Multiplies all time limits by at least this; a loaded machine does so by itself.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    set_slow_machine(config.getoption("--slow-machine"))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Scales the limit of a test when it starts, before pytest-timeout reads it."""
+    marker = item.get_closest_marker("timeout")
+    limit_s = marker.args[0] if marker else item.config.getini("timeout")
+    if slowdown() > 1 and item.config.getoption("--timeout") is None:
+        item.add_marker(pytest.mark.timeout(scaled(float(limit_s or 0))), append=False)
+    return (yield)
 
 
 LONG = (

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import deadlines
 from gradwire.bench.case import Change
 from gradwire.bench.records.schema import AnyRecord
 from gradwire.bench.report.write import write_report
@@ -44,7 +45,9 @@ def browse(path: Path, *flags: str) -> tuple[str, list[str]]:
     assert CHROMIUM is not None
     place = [f"--user-data-dir={path.parent}/profile", "--enable-logging=stderr", *flags]
     command = [CHROMIUM, *FLAGS, *place, path.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=deadlines.scaled(50), check=True
+    )
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
