@@ -19,7 +19,7 @@ LEVELS = (
     ("engine",),
     ("catalogue", "checkpoint", "control"),
     ("auto",),
-    ("integrations", "local", "simulate"),
+    ("integrations", "local", "simulation"),
     ("optim", "perfmodel"),
     # The package itself: its public names.
     ("gradwire", "keras"),
