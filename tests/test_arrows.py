@@ -175,6 +175,7 @@ def test_methods_do_not_import_each_other() -> None:
 
 BENCH = (
     ("case", "human", "machine"),
+    ("time_left",),
     ("datasets",),
     ("records",),
     ("workloads",),
