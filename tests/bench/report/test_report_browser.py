@@ -98,7 +98,7 @@ def test_a_click_sorts_the_table_and_another_filters_a_method(tmp_path: Path) ->
     assert found["up"] == shortest
     assert found["down"] == shortest[::-1]
     assert found["fits"] is True
-    assert page.count("<h3>Scaling efficiency</h3>") == 1
+    assert page.count("<figcaption>Scaling efficiency</figcaption>") == 1
     assert_no_bad_numbers(page)
 
 
