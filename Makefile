@@ -81,11 +81,10 @@ $(DEMO_READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --constraint constraints.txt --editable '.[bench]'
 	touch $@
 
-# Other versions of torch bring their own triton and setuptools; pip knows groups since 25.1.
-$(TORCH_VENV)/.ready: pyproject.toml constraints.txt
+# Not the pins, which are for one version of Python and torch; pip knows groups since 25.1.
+$(TORCH_VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(TORCH_VENV)
-	grep -vE '^(torch|triton|setuptools)==' constraints.txt > $(TORCH_VENV)/constraints.txt
 	$(TORCH_VENV)/bin/pip install --upgrade 'pip>=25.1'
-	$(TORCH_VENV)/bin/pip install $(TORCH_PIP) 'torch==$(TORCH)'
-	$(TORCH_VENV)/bin/pip install --constraint $(TORCH_VENV)/constraints.txt --group test numpy
+	$(TORCH_VENV)/bin/pip install $(TORCH_PIP) 'torch==$(TORCH)' numpy
+	$(TORCH_VENV)/bin/pip install --group test
 	touch $@

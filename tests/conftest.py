@@ -1,5 +1,6 @@
 """Fixtures of all tests: a few real ranks that live for the whole run, and emulated hosts."""
 
+from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -70,7 +71,46 @@ def position(file: Path) -> int:
     return 2 if file.stem.startswith(LONG) else 3
 
 
+SLOW = (
+    *LONG,
+    "test_auto_",
+    "test_autopilot_simulated",
+    "test_cluster_run",
+    "test_counted",
+    "test_fuzz",
+    "test_gravac_simulated",
+    "test_guarded",
+    "test_guards",
+    "test_kernel_validation",
+    "test_local_examples",
+    "test_integration_",
+    "test_own_methods",
+    "test_probe",
+    "test_site_",
+    "test_study",
+    "test_triton",
+    "test_validation",
+    "test_workloads",
+)
+"""Files that make test-fast leaves out: many processes, whole trainings, compilers, the site."""
+
+MOST_CASES = 16
+"""Of a test with more cases than this, make test-fast takes some, evenly spread."""
+
+
+def mark_slow(items: list[pytest.Item]) -> None:
+    tests = [item.nodeid.partition("[")[0] for item in items]
+    cases, seen = Counter(tests), Counter[str]()
+    for item, test in zip(items, tests, strict=True):
+        left_out = seen[test] % -(-cases[test] // MOST_CASES)
+        seen[test] += 1
+        if left_out or item.path.stem.startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_slow(items)
     items.sort(key=lambda item: position(item.path))
 
 

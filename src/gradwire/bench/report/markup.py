@@ -169,8 +169,9 @@ def _part(heading: str, items: Sequence[str]) -> str:
 def _failures(records: Sequence[AnyRecord]) -> Iterator[str]:
     """Renders failures; interrupted runs are counted in the summaries of their settings."""
     for record in records:
-        runs = isinstance(record, TrainRecord | StepRecord | KernelRecord)
-        if runs and record.error and record.status != "interrupted":
+        if isinstance(record, TrainRecord | StepRecord | KernelRecord) and (
+            record.error and record.status != "interrupted"
+        ):
             yield _failure(record.spec, record.status, record.error)
         if isinstance(record, FuzzRecord) and record.crashes:
             yield _failure(record.spec, "crashed", "\n".join(record.crash_texts))
