@@ -12,7 +12,7 @@ from gradwire.bench.records.files import read
 from gradwire.bench.records.schema import TrainRecord
 from gradwire.bench.simulated.trainer import ExchangeTrainer
 from gradwire.bench.workloads.base import Workload, parse_workload, update
-from gradwire.simulate import simulate
+from gradwire.simulation import simulate
 
 
 def trainer(workload: Workload, spec: str, workers: int) -> ExchangeTrainer:
