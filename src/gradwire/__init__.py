@@ -28,6 +28,7 @@ from gradwire.integrations.optimizer import handle_of, reduce_gradients, wrap_op
 from gradwire.integrations.reducer import Reducer
 from gradwire.integrations.settings import Settings
 from gradwire.perfmodel.advise import Advice, advise
+from gradwire.plugins import register
 from gradwire.simulate import Simulation, simulate
 from gradwire.spec import compressor_classes, format_spec, methods, parse
 from gradwire.version import VERSION
@@ -66,15 +67,19 @@ __all__ = [
     "optim",
     "parse",
     "reduce_gradients",
+    "register",
     "simulate",
     "wrap_optimizer",
 ]
 
 
 def __getattr__(name: str) -> type[Compressor] | ModuleType:
-    """Returns classes of the catalogue (`gradwire.TopK`), or `gradwire.keras` (needs an extra)."""
-    if name == "keras":
-        return import_module("gradwire.keras")
+    """Returns classes of the catalogue (`gradwire.TopK`), and modules that few programs need.
+
+    Those are `gradwire.testing`, and `gradwire.keras`, which needs an extra.
+    """
+    if name in ("keras", "testing"):
+        return import_module(f"gradwire.{name}")
     for cls in compressor_classes().values():
         if cls.__name__ == name:
             return cls
