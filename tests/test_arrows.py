@@ -10,13 +10,14 @@ SOURCE = Path(__file__).parents[1] / "src" / "gradwire"
 
 LEVELS = (
     ("errors", "types", "version"),
-    ("checks", "comm", "kernels"),
+    ("checks", "comm", "kernels", "options"),
     ("wire", "testbed", "identity"),
     ("base",),
     ("compressors", "memory"),
     ("exchange",),
     ("registry",),
     ("spec",),
+    ("policies",),
     ("engine",),
     ("catalogue", "checkpoint", "control"),
     ("auto", "plugins"),

@@ -90,8 +90,8 @@ class Registry(Generic[T]):
 
     def origins(self) -> list[Origin]:
         """Returns all names in order, each with the distribution that it comes from."""
-        found = {name: PACKAGE for name in self.own()}
-        found |= {name: REGISTERED for name in self._registered}
+        found = dict.fromkeys(self.own(), PACKAGE)
+        found |= dict.fromkeys(self._registered, REGISTERED)
         for point in entry_points_of(self.group):
             found.setdefault(shown(point.name), _distribution(point))
         return [Origin(name, found[name]) for name in sorted(found)]

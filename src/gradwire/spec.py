@@ -28,6 +28,9 @@ from gradwire.registry import COMPRESSORS, EXCHANGES, MEMORIES, Registry, plugin
 
 T = TypeVar("T")
 
+POLICY_DEFAULT = "default"
+"""The pattern of all parameters that no other pattern of a policy matches."""
+
 OTHER_NAMES: Mapping[str, str] = {
     "all-gather": "gather",
     "all-reduce": "mean",
@@ -136,6 +139,8 @@ def methods() -> list[str]:
 def parse(spec: str) -> Compressor:
     """Returns the compressor that a spec string describes."""
     _check_text("compressor", spec)
+    if is_policy_text(spec):
+        raise ConfigError(_one_method(spec))
     stages = [build_from(COMPRESSORS, stage) for stage in spec.split("|")]
     if len(stages) == 1:
         return stages[0]
@@ -151,10 +156,22 @@ def parse(spec: str) -> Compressor:
     return Pipeline(first, second)
 
 
+def is_policy_text(spec: str) -> bool:
+    """Returns whether a string gives parameters methods by patterns (`gradwire.policies`)."""
+    head = spec.partition(":")[0].strip()
+    return ";" in spec or head == POLICY_DEFAULT or any(mark in head for mark in "\"'*?[")
+
+
+def _one_method(given: object) -> str:
+    return f"expected one method for all parameters, got policies by name: {given!r}"
+
+
 def compressor_of(compressor: Compressor | str) -> Compressor:
     """Returns the compressor itself, or the one that a spec string describes."""
     if isinstance(compressor, str):
         return parse(compressor)
+    if isinstance(compressor, Mapping):
+        raise ConfigError(_one_method(dict(compressor)))
     if not isinstance(compressor, Compressor):
         raise ConfigError(f"expected a spec string or a compressor, got {_described(compressor)}")
     return compressor
