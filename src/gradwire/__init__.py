@@ -21,6 +21,7 @@ from gradwire.errors import (
     PeerError,
     WireError,
 )
+from gradwire.integrations.comm_hook import comm_hook
 from gradwire.integrations.ddp import Link, attach
 from gradwire.integrations.fsdp import Shards, attach_fsdp
 from gradwire.integrations.grace import from_grace
@@ -59,6 +60,7 @@ __all__ = [
     "advise",
     "attach",
     "attach_fsdp",
+    "comm_hook",
     "format_spec",
     "from_grace",
     "handle_of",

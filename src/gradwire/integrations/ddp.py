@@ -175,6 +175,9 @@ class Link(Handle):
         if self._native is None or scale != self._engine.loss_scale:
             self.loss_scale_changed(scale)
 
+    def _owns(self, parameter: Tensor) -> bool:
+        return parameter in self._parameters
+
     def _reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
         """Starts the exchange of a bucket; the future completes when its buffer holds the mean."""
         with self._lock:
