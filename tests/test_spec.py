@@ -151,7 +151,8 @@ def test_names_of_pipelines() -> None:
         ("| qsgd", f"no compressor named ''; there are {THERE_ARE}"),
         (
             "topk:ratio=0.1 | qsgd | fp16",
-            "a pipeline has two stages, got 3 in 'topk:ratio=0.1 | qsgd | fp16'",
+            "a pipeline has two stages, got 3 in 'topk:ratio=0.1 | qsgd | fp16': a sparsifier, and "
+            "a method of one message that encodes the values it selects",
         ),
         (
             "qsgd | efsign",

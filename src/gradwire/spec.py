@@ -145,7 +145,10 @@ def parse(spec: str) -> Compressor:
     if len(stages) == 1:
         return stages[0]
     if len(stages) > 2:
-        raise ConfigError(f"a pipeline has two stages, got {len(stages)} in {spec!r}")
+        raise ConfigError(
+            f"a pipeline has two stages, got {len(stages)} in {spec!r}: a sparsifier, and a method "
+            "of one message that encodes the values it selects"
+        )
     first, second = stages
     if not isinstance(first, Sparsifier):
         raise ConfigError(

@@ -17,7 +17,8 @@ from gradwire.engine.batching import Answers, Batch, batches
 from gradwire.engine.engine import Engine
 from gradwire.engine.plan import make_plan
 from gradwire.errors import PeerError, WireError
-from gradwire.spec import format_spec, memory_classes
+from gradwire.memory.residual import Residual
+from gradwire.spec import format_spec, memory_classes, parse, parse_exchange
 from gradwire.testing.case import Case
 from gradwire.types import Parts, Request
 
@@ -245,7 +246,8 @@ def test_a_robust_aggregation_tolerates_a_non_finite_message(
     aggregation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The flag of its sender says that it is finite: a faulty rank cannot stop the others."""
-    case = Case("int4", "residual", f"gather:aggregate={aggregation}")
+    exchange = parse_exchange(f"gather:aggregate={aggregation}")
+    case = Case(parse("int4"), Residual(), exchange)
     for ranks in ([1], range(case.ranks)):
         workers = Workers(case)
         workers.clean_step(monkeypatch, 0)
