@@ -39,6 +39,7 @@ ALONE = {
 """Folders that import no other parts of the package than these."""
 
 OPTIONAL = {
+    "pytest": ("testing/pytest_plugin.py",),
     "triton": ("kernels/cuda/",),
     "numba": ("kernels/cpu/",),
     "matplotlib": ("bench/report/figures.py",),

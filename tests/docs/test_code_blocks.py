@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import tomllib
 import torch
 from torch import nn
 
@@ -52,15 +51,15 @@ def test_the_example_of_a_method_runs_and_conforms() -> None:
 
 @pytest.mark.usefixtures("_clean")
 def test_the_example_of_a_distribution_is_found(tmp_path: Path) -> None:
-    project = tomllib.loads(blocks("plugins.md", "toml")["pyproject.toml"])["project"]
-    info = tmp_path / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    text = blocks("plugins.md", "toml")["pyproject.toml"]
+    [name] = re.findall(r'^name = "(.*)"$', text, flags=re.MULTILINE)
+    [(group, point, value)] = re.findall(
+        r'^\[project\.entry-points\."(.*)"\]\n(\w+) = "(.*)"$', text, flags=re.MULTILINE
     )
-    [(group, points)] = project["entry-points"].items()
-    lines = [f"{name} = {value}" for name, value in points.items()]
-    (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines]))
+    info = tmp_path / "rowsign-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{point} = {value}\n")
     entry_points_of.cache_clear()
     assert gradwire.parse("rowsign:width=8").nbytes((8,)) == 8
     origins = {origin.name: origin.distribution for origin in COMPRESSORS.origins()}
