@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         PeerError,
         WireError,
     )
+    from gradwire.integrations.comm_hook import comm_hook
     from gradwire.integrations.ddp import Link, attach
     from gradwire.integrations.fsdp import Shards, attach_fsdp
     from gradwire.integrations.grace import from_grace
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from gradwire.integrations.reducer import Reducer
     from gradwire.integrations.settings import Settings
     from gradwire.perfmodel.advise import Advice, advise
+    from gradwire.plugins import register
     from gradwire.simulation import Simulation, simulate
     from gradwire.spec import format_spec, methods, parse
 
@@ -66,6 +68,7 @@ __all__ = [
     "advise",
     "attach",
     "attach_fsdp",
+    "comm_hook",
     "format_spec",
     "from_grace",
     "handle_of",
@@ -74,6 +77,7 @@ __all__ = [
     "optim",
     "parse",
     "reduce_gradients",
+    "register",
     "simulate",
     "wrap_optimizer",
 ]
@@ -102,12 +106,14 @@ _MODULES = {
     "advise": "gradwire.perfmodel.advise",
     "attach": "gradwire.integrations.ddp",
     "attach_fsdp": "gradwire.integrations.fsdp",
+    "comm_hook": "gradwire.integrations.comm_hook",
     "format_spec": "gradwire.spec",
     "from_grace": "gradwire.integrations.grace",
     "handle_of": "gradwire.integrations.optimizer",
     "methods": "gradwire.spec",
     "parse": "gradwire.spec",
     "reduce_gradients": "gradwire.integrations.optimizer",
+    "register": "gradwire.plugins",
     "simulate": "gradwire.simulation",
     "wrap_optimizer": "gradwire.integrations.optimizer",
 }

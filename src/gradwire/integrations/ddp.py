@@ -1,7 +1,7 @@
 """DistributedDataParallel: one line that compresses the gradients of a DDP script."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -17,12 +17,12 @@ from torch.utils.hooks import RemovableHandle
 from gradwire.auto.auto import Auto, check_ranks
 from gradwire.auto.link_probe import check_backend
 from gradwire.auto.optimizers import find_adaptive
-from gradwire.base import Compressor, Memory
+from gradwire.base import Memory
 from gradwire.comm.consistency import check_equal_tensors
 from gradwire.comm.groups import check_member, lease_group
 from gradwire.engine.chunks import CHUNK_BYTES
 from gradwire.engine.ownership import release
-from gradwire.engine.plan import Plan, make_plan
+from gradwire.engine.plan import Plan, Tensors, make_plan
 from gradwire.errors import ConfigError, NonFiniteError, PeerError
 from gradwire.integrations.backward_pass import BackwardPass, at_end_of_backward, graph_task
 from gradwire.integrations.bucketing import PendingBucket, Ready
@@ -34,6 +34,7 @@ from gradwire.integrations.native_passes import NativePasses
 from gradwire.integrations.parameters import COMPILED, check_dense
 from gradwire.integrations.settings import Options, Settings, settings_of
 from gradwire.integrations.unused_parameters import UnusedParameters
+from gradwire.policies import MethodSpec
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -174,6 +175,9 @@ class Link(Handle):
         if self._native is None or scale != self._engine.loss_scale:
             self.loss_scale_changed(scale)
 
+    def _owns(self, parameter: Tensor) -> bool:
+        return parameter in self._parameters
+
     def _reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
         """Starts the exchange of a bucket; the future completes when its buffer holds the mean."""
         with self._lock:
@@ -293,7 +297,7 @@ class Link(Handle):
 
 def attach(
     model: DDP,
-    compressor: Compressor | str | Auto | Settings,
+    compressor: MethodSpec | Auto | Settings,
     *,
     process_group: dist.ProcessGroup | None = None,
     scaler: torch.amp.GradScaler | None = None,
@@ -334,7 +338,7 @@ def attach_planned(
     # Before the slot is taken, which cannot be undone.
     tensors: dict[str, Tensor] = {name: p for p, name in names.items()}
     planner = _planner(tensors, settings, next(model.parameters()).device, adapt)
-    planner(settings.first_method(), settings.memory, settings.exchange, names, group.size())
+    planner(settings.first_method(), settings.memory, settings.exchange, tensors, group.size())
     if settings.auto() is not None:
         check_ranks(group.size())
         check_backend(dist.get_backend(group))
@@ -356,10 +360,10 @@ def _planner(
     """Returns the function that makes the link's plans, which cut large parameters into chunks."""
 
     def planner(
-        compressor: Compressor | str,
+        compressor: MethodSpec,
         memory: Memory | str | None,
         exchange: str,
-        all_tensors: Iterable[Tensor],
+        all_tensors: Tensors,
         size: int,
     ) -> Plan:
         plan = make_plan(compressor, memory, exchange, all_tensors, size)

@@ -3,7 +3,7 @@
 import json
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from threading import RLock
 from typing import ClassVar, Concatenate, ParamSpec, TypeAlias, TypeVar
@@ -18,7 +18,7 @@ from gradwire.auto.assembly import automatic
 from gradwire.auto.auto import check_ranks
 from gradwire.auto.calibration import device_timer
 from gradwire.auto.link_probe import check_backend, probe_link
-from gradwire.base import Compressor, Memory
+from gradwire.base import Memory
 from gradwire.checkpoint.state import (
     Residuals,
     all_or_nothing,
@@ -35,11 +35,12 @@ from gradwire.control.runtime import ControllerRuntime
 from gradwire.control.timing import WallClock
 from gradwire.engine.engine import Engine
 from gradwire.engine.ownership import check_free, claim, release
-from gradwire.engine.plan import Plan
+from gradwire.engine.plan import Plan, Tensors
 from gradwire.errors import ConfigError
 from gradwire.identity import code_digests, identity_of
 from gradwire.integrations.bucketing import Buckets, default_least_bytes, read_groups
 from gradwire.integrations.settings import Settings
+from gradwire.policies import MethodSpec
 from gradwire.version import VERSION
 
 log = logging.getLogger("gradwire")
@@ -47,9 +48,7 @@ log = logging.getLogger("gradwire")
 MOST_COMMUTATIVE = 2
 """Ranks up to which a sum does not depend on the order, and so not on the position in a bucket."""
 
-Planner: TypeAlias = Callable[
-    [Compressor | str, Memory | str | None, str, Iterable[Tensor], int], Plan
-]
+Planner: TypeAlias = Callable[[MethodSpec, Memory | str | None, str, Tensors, int], Plan]
 """Makes a plan: chooses what was left open of a method, and refuses what cannot work."""
 
 
@@ -116,7 +115,7 @@ class Handle(ABC):
             settings.first_method(),
             settings.memory,
             settings.exchange,
-            tensors.values(),
+            tensors,
             self._comm.size,
         )
         self._engine = Engine(
@@ -132,7 +131,7 @@ class Handle(ABC):
         least_bytes = settings.least_bytes
         if least_bytes is None:
             direct = self._comm.is_direct(self._device)
-            least_bytes = default_least_bytes(plan.compressor, is_direct=direct)
+            least_bytes = default_least_bytes(is_direct=direct, has_rounds=plan.has_rounds)
         controller = settings.make_controller()
         # Without checksums, which are part of what ranks have yet to agree on.
         check_equal_settings(
@@ -162,7 +161,7 @@ class Handle(ABC):
                 adaptive,
                 self.overlaps,
             )
-        self._comm.prepare(plan.exchange.node)
+        self._comm.prepare(plan.node)
         self._buckets = Buckets(least_bytes)
         self._check_every, self._passes = settings.check_every, 0
         claim(self._parameters, self)
@@ -221,7 +220,7 @@ class Handle(ABC):
     @between_steps
     def switch(
         self,
-        compressor: Compressor | str,
+        compressor: MethodSpec,
         *,
         memory: Memory | str | None = None,
         exchange: str = "auto",
@@ -232,7 +231,7 @@ class Handle(ABC):
         """
         self._check_attached()
         tensors = self._engine.tensors
-        plan = self._planner(compressor, memory, exchange, tensors.values(), self._comm.size)
+        plan = self._planner(compressor, memory, exchange, tensors, self._comm.size)
         refused, begin_exchange = None, _nothing
         if not plan.is_plain_mean:
             try:
@@ -241,7 +240,7 @@ class Handle(ABC):
                 refused = error
         settings = {**plan.identity(), "code": plan.code_digests()}
         self._check_on_all_ranks(settings, refused)
-        self._comm.prepare(plan.exchange.node)
+        self._comm.prepare(plan.node)
         begin_exchange()
         self._engine.switch(plan)
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from gradwire.base import Compressor
 from gradwire.checkpoint.gather import gather_states
 from gradwire.errors import ConfigError, MissingExtra
 from gradwire.integrations.ddp import Link
@@ -23,6 +22,7 @@ from gradwire.integrations.trainers import (
     load_rank_file,
     save_rank_file,
 )
+from gradwire.policies import MethodSpec
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -43,7 +43,7 @@ class GradwireCallback(Callback):
     """
 
     def __init__(
-        self, compressor: Compressor | str | Settings, *, missing_ok: bool = False, **options: Any
+        self, compressor: MethodSpec | Settings, *, missing_ok: bool = False, **options: Any
     ) -> None:
         check_version("lightning")
         self._request = attach_request("GradwireCallback", compressor, options)
@@ -107,7 +107,7 @@ class GradwireStrategy(DDPStrategy):
 
     def __init__(
         self,
-        compressor: Compressor | str | Settings,
+        compressor: MethodSpec | Settings,
         *,
         options: Mapping[str, Any] | None = None,
         missing_ok: bool = False,

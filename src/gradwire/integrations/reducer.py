@@ -13,7 +13,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire.auto.auto import Auto
 from gradwire.auto.optimizers import find_adaptive
-from gradwire.base import Compressor
 from gradwire.comm.base import Collective, run_program
 from gradwire.comm.consistency import check_equal_tensors
 from gradwire.engine.plan import BUCKET_BYTES, make_plan
@@ -23,6 +22,7 @@ from gradwire.integrations.dense_allreduce import run_one_ahead, start_mean
 from gradwire.integrations.handle import Handle
 from gradwire.integrations.parameters import group_of, names_of
 from gradwire.integrations.settings import Options, Settings, settings_of
+from gradwire.policies import MethodSpec
 from gradwire.wire.layout import split
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Reducer(Handle):
     def __init__(
         self,
         model: Model,
-        compressor: Compressor | str | Auto | Settings,
+        compressor: MethodSpec | Auto | Settings,
         *,
         process_group: dist.ProcessGroup | DeviceMesh | None = None,
         find_unused_parameters: bool = True,

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from gradwire.base import Compressor
 from gradwire.comm.consistency import digests
 from gradwire.errors import ConfigError, MissingExtra
 from gradwire.integrations.ddp import Link
@@ -15,6 +14,7 @@ from gradwire.integrations.trainers import (
     load_rank_file,
     save_rank_file,
 )
+from gradwire.policies import MethodSpec
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -37,7 +37,7 @@ class GradwireCallback(TrainerCallback):
     def __init__(
         self,
         trainer: Trainer,
-        compressor: Compressor | str | Settings,
+        compressor: MethodSpec | Settings,
         *,
         resume_from: Path | str | None = None,
         missing_ok: bool = False,

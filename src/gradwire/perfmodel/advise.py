@@ -178,7 +178,7 @@ def predict_options(
     return [
         Option(
             spec,
-            str(plan.exchange),
+            plan.describe()["exchange"],
             predict_plan(plan, compute, tensors, size, network, cores),
             assess_risk(plan, measure_error(plan, tensors, compute.steps), size, adaptive),
         )
@@ -223,7 +223,7 @@ def advise(
     device = next(iter(tensors.values())).device
     # Built first, so that a wrong spec is refused before the measurements, which take a while.
     plans = {
-        spec: make_plan(spec, None, "auto", tensors.values(), comm.size)
+        spec: make_plan(spec, None, "auto", tensors, comm.size)
         for spec in dict.fromkeys((FP32, BITS16, *_as_list(specs)))
     }
     network = probe(comm, device)

@@ -46,7 +46,7 @@ class MirroredCluster:
         first_step: int = 0,
         clock: Clock | None = None,
     ) -> None:
-        ranks = range(plan.exchange.node or 1)
+        ranks = range(plan.node or 1)
         alike = _ranks_with_equal_shards([tensor.numel() for tensor in tensors.values()], size)
         self.mirrors = [MirrorComm(size, rank, alike) for rank in ranks]
         self._engines = [Engine(plan, tensors, rank, size, seed=0) for rank in ranks]
@@ -191,7 +191,7 @@ def measure_exchange(
     plan: Plan, tensors: Mapping[str, Tensor], steps: Sequence[Sequence[Bucket]], size: int
 ) -> ExchangeCost:
     """Measures the exchange of some steps' gradients by one rank of `size`, after a warm-up."""
-    node = plan.exchange.node or 1
+    node = plan.node or 1
     if size > MEDIUM_NODES * node:
         return _measure_large(plan, tensors, steps, size)
     return _measure(MirroredCluster(plan, tensors, size, _FIRST_STEP), steps, _REPEATS)
@@ -207,7 +207,7 @@ def _measure_large(
     of a large cluster is replayed, so is all work that grows with the cluster. Collectives and
     bytes are exact.
     """
-    node = plan.exchange.node or 1
+    node = plan.node or 1
     small = _measure(
         MirroredCluster(plan, tensors, SMALL_NODES * node, _FIRST_STEP), steps, _FEW_REPEATS
     )
@@ -243,7 +243,8 @@ def _measure_large(
 
 def _encodes_once(plan: Plan) -> bool:
     """Returns True if a rank's work before its last answer does not depend on the cluster size."""
-    return plan.exchange.across_nodes.name in ("mean", "gather")
+    exchanges = {method.exchange.across_nodes.name for method in plan.methods}
+    return exchanges <= {"mean", "gather"}
 
 
 def _with_codec_times_of(large: BucketCost, small: BucketCost) -> BucketCost:
