@@ -1,5 +1,6 @@
 """Simulated steps whose duration can be computed by hand."""
 
+from dataclasses import dataclass
 from math import inf
 from typing import cast
 
@@ -10,8 +11,8 @@ from gradwire.comm.base import Collective, CollectiveProgram
 from gradwire.comm.cost_model import LinkModel, Network
 from gradwire.comm.meter import Meter
 from gradwire.comm.mirror import CollectiveRecord
-from gradwire.comm.pipeline import Pipeline
-from gradwire.comm.process_group import PendingCollective, ProcessGroupComm
+from gradwire.comm.pipeline import MOST_UNDER_WAY, Pipeline
+from gradwire.comm.process_group import PendingCollective, ProcessGroupComm, StagedCollective
 from gradwire.perfmodel import overlap
 from gradwire.perfmodel.overlap import StepWork, Task, predict_ranks, predict_step
 
@@ -51,12 +52,8 @@ def messages(
 
 
 def test_messages_are_encoded_and_decoded_while_others_are_on_the_wire() -> None:
-    """a is encoded until 1 and sent until 5, and meanwhile b is encoded until 2.
-
-    a is decoded until 7 and c encoded until 8, while b is on the wire until 9. c is sent until 13
-    and decoded until 15.
-    """
-    assert step_s(messages(3, (1.0, 2.0), 4)) == pytest.approx(15)
+    """All are encoded until 3, and sent from 1 to 13; then the last is decoded first, until 19."""
+    assert step_s(messages(3, (1.0, 2.0), 4)) == pytest.approx(19)
     assert step_s(messages(3, (1.0, 2.0), 4, pipelined=False)) == pytest.approx(3 * 7)
 
 
@@ -73,8 +70,9 @@ def test_rounds_of_several_messages_alternate() -> None:
 def test_a_step_is_bound_by_its_wire_or_by_its_codec(count: int) -> None:
     assert step_s(messages(count, (0.0, 0.0, 0.0), 2, 3)) == pytest.approx(5 * count)
     assert step_s(messages(count, (1.0, 4.0, 2.0), 0, 0)) == pytest.approx(7 * count)
-    # Nearly: the first is encoded and the last decoded while nothing is on the wire.
-    assert step_s(messages(count, (0.5, 0.5), 2)) == pytest.approx(2 * count + 1)
+    # Nearly: the first is encoded and the last are decoded while nothing is on the wire.
+    ends_s = 0.5 + 0.5 * min(count, MOST_UNDER_WAY)
+    assert step_s(messages(count, (0.5, 0.5), 2)) == pytest.approx(2 * count + ends_s)
 
 
 def test_what_has_arrived_is_decoded_while_the_next_bucket_fills() -> None:
@@ -103,31 +101,50 @@ def test_lengths_are_waited_for() -> None:
 
 
 class LoggingComm:
-    """Starts collectives that end at once."""
+    """Starts collectives that end at once, and notes what is encoded and started."""
 
     def __init__(self) -> None:
         self.meter = Meter()
+        self.events: list[tuple[int, int, bool]] = []
 
-    def start(self, collective: Collective) -> PendingCollective:
+    def stage(self, collective: Collective) -> StagedCollective:
+        return cast("StagedCollective", Staged(collective))
+
+    def start(self, staged: "Staged") -> PendingCollective:
+        number, place = staged.collective.buffers[0].tolist()
+        self.events.append((int(number), int(place), True))
         return PendingCollective([], list)
 
 
-@pytest.mark.parametrize("rounds", [(1, 1, 1), (2, 2, 2), (3, 1, 2, 1), (1, 4, 0, 2)])
+@dataclass
+class Staged:
+    collective: Collective
+
+    def is_ready(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    "rounds", [(1, 1, 1), (2, 2, 2), (3, 1, 2, 1), (1, 4, 0, 2), (1,) * 7, (2, 1, 3, 2, 2, 1, 2)]
+)
 def test_the_order_is_that_of_the_pipeline(rounds: tuple[int, ...]) -> None:
-    done: list[tuple[int, int]] = []
+    """Of its second step, when it knows how many rounds there are."""
+    comm = LoggingComm()
 
     def program(number: int) -> CollectiveProgram[None]:
         for place in range(rounds[number]):
-            done.append((number, place))
-            yield Collective("mean", [torch.zeros(1)])
-        done.append((number, rounds[number]))
+            comm.events.append((number, place, False))
+            yield Collective("mean", [torch.tensor([number, place])])
+        comm.events.append((number, rounds[number], False))
 
-    pipeline = Pipeline(cast("ProcessGroupComm", LoggingComm()))
-    for number in range(len(rounds)):
-        pipeline.add(program(number), lambda: None)
-    pipeline.drain()
+    pipeline = Pipeline(cast("ProcessGroupComm", comm))
+    for _ in range(2):
+        comm.events = []
+        for number in range(len(rounds)):
+            pipeline.add(program(number), lambda: None)
+        pipeline.drain()
     tasks = (Task(0.0, (0.0,) * (count + 1), (gather(1),) * count) for count in rounds)
-    assert [*overlap._order(StepWork(tuple(tasks), tail_s=0.0))] == done
+    assert [*overlap._order(StepWork(tuple(tasks), tail_s=0.0))] == comm.events
 
 
 def test_without_a_core_of_its_own_the_communication_thread_slows_computing() -> None:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from gradwire.comm.cost_model import LinkModel, Network
 from gradwire.comm.mirror import CollectiveRecord
+from gradwire.comm.pipeline import MOST_UNDER_WAY
 from gradwire.types import mix
 
 
@@ -74,20 +75,15 @@ class _Thread:
     def _next(self) -> Stage | None:
         found = self._left[0] if self._left else None
         if found is not None and found.blocked_by:
-            found = self._oldest_arrived() if found.needs_bucket else None
+            found = self._first_arrived() if found.needs_bucket else None
         if found is not None:
             self._left.remove(found)
         return found
 
-    def _oldest_arrived(self) -> Stage | None:
-        """Returns the last stage before the next bucket that need not wait for this one."""
-        found = None
-        for stage in islice(self._left, 1, None):
-            if stage.needs_bucket:
-                break
-            if stage.in_advance and not stage.blocked_by:
-                found = stage
-        return found
+    def _first_arrived(self) -> Stage | None:
+        """Returns the first later stage that may run now."""
+        later = islice(self._left, 1, None)
+        return next((stage for stage in later if stage.in_advance and not stage.blocked_by), None)
 
 
 class Threads(NamedTuple):
@@ -247,35 +243,63 @@ def _add_step(threads: Threads, work: StepWork, network: Network) -> None:
     tail = Stage(work.tail_s)
     threads.computing.extend((*full, tail))
     arrived: dict[int, Stage] = {}
-    for number, round_ in _order(work):
+    for number, round_, is_start in _order(work):
         task = work.tasks[number]
+        if is_start:
+            arrived[number] = _add_call(threads, task.calls[round_], network)
+            continue
         stage = Stage(task.codec_s[round_], in_advance=round_ > 0)
         stage.after(full[number] if round_ == 0 else arrived[number])
         stage.needs_bucket = round_ == 0
         threads.codec.append(stage)
-        if round_ < len(task.calls):
-            arrived[number] = _add_call(threads, task.calls[round_], network)
-        else:
+        if round_ == len(task.calls):
             tail.after(stage)
 
 
-def _order(work: StepWork) -> Iterator[tuple[int, int]]:
-    """Yields message and round in the order in which they are encoded and their calls start."""
-    rounds = [len(task.codec_s) for task in work.tasks]
-    if not work.pipelined:
-        yield from ((number, done) for number, count in enumerate(rounds) for done in range(count))
+class _Event(NamedTuple):
+    """A message's round is encoded (after the one before it is decoded), or its call starts."""
+
+    message: int
+    round_: int
+    is_start: bool
+
+
+def _order(work: StepWork) -> Iterator[_Event]:
+    """Yields what the communication thread does in a step, in order."""
+    rounds = [len(task.calls) for task in work.tasks]
+    if work.pipelined:
+        yield from _pipeline_order(rounds)
         return
-    under_way: dict[int, int] = {}
-    new = iter(range(len(rounds)))
-    while (added := next(new, None)) is not None or under_way:
-        before = [*under_way]
-        if added is not None:
-            yield added, 0
-            under_way[added] = 1
-        for number in reversed(before):
-            yield number, under_way[number]
-            under_way[number] += 1
-        under_way = {n: done for n, done in under_way.items() if done < rounds[n]}
+    for number, count in enumerate(rounds):
+        for done in range(count):
+            yield _Event(number, done, is_start=False)
+            yield _Event(number, done, is_start=True)
+        yield _Event(number, count, is_start=False)
+
+
+def _pipeline_order(rounds: Sequence[int]) -> Iterator[_Event]:
+    """Follows `comm/pipeline.py`, which knows the number of rounds from the step before."""
+    started = [0] * len(rounds)
+    encoded = [0] * len(rounds)
+
+    def advance(number: int, starts: bool = True) -> Iterator[_Event]:
+        if encoded[number] == started[number] <= rounds[number]:
+            yield _Event(number, encoded[number], is_start=False)
+            encoded[number] += 1
+        if starts and started[number] < min(encoded[number], rounds[number]):
+            yield _Event(number, started[number], is_start=True)
+            started[number] += 1
+
+    for added in range(len(rounds)):
+        yield from advance(added)
+        for number in reversed(range(added)):
+            if started[number] < rounds[number]:
+                yield from advance(number)
+        if added >= MOST_UNDER_WAY:
+            yield from advance(added - MOST_UNDER_WAY, starts=False)
+    while any(done <= count for done, count in zip(encoded, rounds, strict=True)):
+        for number in reversed(range(len(rounds))):
+            yield from advance(number)
 
 
 def _add_call(threads: Threads, call: Sequence[CollectiveRecord], network: Network) -> Stage:
