@@ -58,7 +58,9 @@ class Pipeline:
     def drain(self) -> None:
         """Runs all programs to their ends; called at the same point on all ranks."""
         while self._running:
-            self._next_rounds(list(self._running))
+            earlier = [running for running in self._running if not running.is_in_last_round()]
+            # Nothing follows a last round, so those are decoded as they arrive: oldest first.
+            self._next_rounds(earlier or list(reversed(self._running)))
         self._rounds = [running.started for running in self._added]
         self._added.clear()
 

@@ -135,7 +135,10 @@ class NonFiniteGuard:
         """Returns the aggregators' pending state that neither was checked nor is in a message."""
         found: list[Tensor] = []
         for number, lane in enumerate(self._lanes):
-            new = [x for x in lane.replaced_state() if id(x) not in self._checked]
+            replaced = lane.replaced_state()
+            if not replaced:
+                continue
+            new = [x for x in replaced if id(x) not in self._checked]
             # Pending state keeps them alive until the step ends: no other tensor has their ids.
             self._checked.update(map(id, new))
             if not (lane.propagates_nonfinite and number in requests):
@@ -195,7 +198,8 @@ class NonFiniteGuard:
     def _count(self, flags: Sequence[Flag]) -> Tensor | int:
         """Returns how many of some flags are not zero."""
         if self._device.type == "cpu":
-            return sum(bool(flag != 0) for flag in flags)
+            # Comparing a tensor takes several times as long as reading its number.
+            return sum(float(flag) != 0 for flag in flags)
         tensors = [flag for flag in flags if isinstance(flag, Tensor)]
         if not tensors:
             return torch.zeros(1, dtype=torch.int64, device=self._device)

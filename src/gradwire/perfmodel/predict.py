@@ -9,7 +9,8 @@ from torch import Tensor
 from gradwire.comm.cost_model import Network
 from gradwire.engine.plan import Plan
 from gradwire.perfmodel.compute import Compute
-from gradwire.perfmodel.exchange_cost import BucketCost, ExchangeCost, measure_exchange
+from gradwire.perfmodel.exchange_cost import ExchangeCost, measure_exchange
+from gradwire.perfmodel.mirrored_cluster import MessageCost
 from gradwire.perfmodel.overlap import StepTimes, StepWork, Task, predict_step
 
 
@@ -49,7 +50,7 @@ def predict_measured(
 
 def step_work(compute: Compute, cost: ExchangeCost) -> StepWork:
     """Returns the work of the median step."""
-    return _step_work((*compute.ready_s, compute.tail_s), cost.buckets)
+    return _step_work((*compute.ready_s, compute.tail_s), cost.messages, cost.pipelined)
 
 
 SAMPLES = 12
@@ -62,14 +63,16 @@ def step_samples(compute: Compute, cost: ExchangeCost) -> list[StepWork]:
     All ranks return equally many, with the same collectives, however many each has measured.
     """
     computed = compute.samples_s or ((*compute.ready_s, compute.tail_s),)
-    buckets = cost.samples or (cost.buckets,)
+    exchanged = cost.samples or (cost.messages,)
     return [
-        _step_work(computed[n % len(computed)], buckets[n % len(buckets)]) for n in range(SAMPLES)
+        _step_work(computed[n % len(computed)], exchanged[n % len(exchanged)], cost.pipelined)
+        for n in range(SAMPLES)
     ]
 
 
-def _step_work(computed_s: Sequence[float], buckets: Sequence[BucketCost]) -> StepWork:
+def _step_work(
+    computed_s: Sequence[float], messages: Sequence[MessageCost], pipelined: bool
+) -> StepWork:
     *ready_s, tail_s = computed_s
-    pairs = zip(ready_s, buckets, strict=True)
-    tasks = (Task(full_s, bucket.codec_s, bucket.calls) for full_s, bucket in pairs)
-    return StepWork(tuple(tasks), tail_s)
+    tasks = (Task(ready_s[one.bucket], one.codec_s, one.calls) for one in messages)
+    return StepWork(tuple(tasks), tail_s, pipelined)
