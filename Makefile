@@ -7,7 +7,7 @@ READY := .venv/.ready
 # where the shell asks for the opposite.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-gpu test-tf check audit audit-online clean docs table
+.PHONY: demo test test-gpu test-logging test-tf check audit audit-online clean docs table
 
 demo: $(READY)  ## four emulated hosts race dense training against compressed
 	$(BIN)/gradwire demo
@@ -31,6 +31,10 @@ check: $(READY)  ## format, lint, types, and the direction of imports
 # Not with --quiet: warnings that nobody sees are not counted as errors either.
 docs: $(READY)  ## the documentation site in build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+test-logging: $(READY)  ## the code of docs/logging.md, for which W&B, MLflow and TensorBoard are installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --constraint constraints-logging.txt --editable '.[logging]'
+	$(BIN)/python -m pytest -n 2 tests/docs/test_logging.py
 
 audit: $(READY)  ## what we stand on: versions and licences; fails where one is not pinned
 	$(BIN)/python tests/audit.py

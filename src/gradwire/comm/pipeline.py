@@ -14,6 +14,7 @@ from torch import Tensor
 from gradwire.comm.base import Collective, CollectiveProgram
 from gradwire.comm.meter import Meter
 from gradwire.comm.process_group import PendingCollective, ProcessGroupComm
+from gradwire.comm.profiler_ranges import profiler_range
 
 
 class Pipeline:
@@ -81,13 +82,15 @@ class _RunningProgram:
     def begin(self) -> None:
         """Encodes the first round."""
         start_s = perf_counter()
-        self._compute(lambda: next(self.program))
+        with profiler_range("encode"):
+            self._compute(lambda: next(self.program))
         self._meter.add_time(perf_counter() - start_s, 0.0, 0.0)
 
     def start(self, comm: ProcessGroupComm) -> None:
         """Starts the collective of the round that was encoded, if the program has not ended."""
         if self._next is not None:
-            self._pending, self._next = comm.start(self._next), None
+            with profiler_range("wire"):
+                self._pending, self._next = comm.start(self._next), None
 
     def has_arrived(self) -> bool:
         return self._pending is not None and self._pending.is_completed()
@@ -96,10 +99,12 @@ class _RunningProgram:
         """Waits for the collective that was started, decodes, and encodes the next round."""
         if self._pending is None:
             return
-        received: list[Tensor] = self._pending.wait()
+        with profiler_range("wire"):
+            received: list[Tensor] = self._pending.wait()
         self._pending = None
         start_s = perf_counter()
-        self._compute(lambda: self.program.send(received))
+        with profiler_range("decode"):
+            self._compute(lambda: self.program.send(received))
         self._meter.add_time(0.0, 0.0, perf_counter() - start_s)
 
     def _compute(self, resume: Callable[[], Collective]) -> None:
