@@ -28,6 +28,7 @@ from gradwire.integrations.optimizer import handle_of, reduce_gradients, wrap_op
 from gradwire.integrations.reducer import Reducer
 from gradwire.integrations.settings import Settings
 from gradwire.perfmodel.advise import Advice, advise
+from gradwire.perfmodel.doctor import Diagnosis, doctor
 from gradwire.simulate import Simulation, simulate
 from gradwire.spec import compressor_classes, format_spec, methods, parse
 from gradwire.version import VERSION
@@ -43,6 +44,7 @@ __all__ = [
     "Checkpoints",
     "Compressor",
     "ConfigError",
+    "Diagnosis",
     "GraVAC",
     "GradwireError",
     "Link",
@@ -58,6 +60,7 @@ __all__ = [
     "advise",
     "attach",
     "attach_fsdp",
+    "doctor",
     "format_spec",
     "from_grace",
     "handle_of",

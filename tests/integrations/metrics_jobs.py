@@ -37,9 +37,9 @@ def other_rows(kind: str) -> tuple[Rows, dict[str, object]]:
     if kind == "fsdp":
         fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        handle = gradwire.attach_fsdp(model, "int4")
+        handle = gradwire.attach_fsdp(model, "powersgd:rank=2")
     elif kind == "wrap_optimizer":
-        gradwire.wrap_optimizer(optimizer, "int4", model=model)
+        gradwire.wrap_optimizer(optimizer, "powersgd:rank=2", model=model)
         handle = gradwire.handle_of(optimizer)
     else:
         handle = gradwire.local.QsparseLocalSGD(model, optimizer, "topk:ratio=0.1", sync_every=2)
@@ -58,8 +58,8 @@ def other_rows(kind: str) -> tuple[Rows, dict[str, object]]:
 def traced(chunked: bool) -> set[str]:
     """Returns the names of our ranges in a trace of all threads, or of this one."""
     model = DDP(mlp(), bucket_cap_mb=0.01)
-    link = gradwire.attach(model, "int4") if chunked else None
-    reducer = None if chunked else gradwire.Reducer(model.module, "int4")
+    link = gradwire.attach(model, "powersgd:rank=2") if chunked else None
+    reducer = None if chunked else gradwire.Reducer(model.module, "powersgd:rank=2")
     config = torch._C._profiler._ExperimentalConfig(profile_all_threads=chunked)
     with profile(activities=[ProfilerActivity.CPU], experimental_config=config) as trace:
         train(model, 1)
@@ -89,11 +89,11 @@ def logged_lines() -> list[str]:
     logger.addHandler(lines)
     logger.setLevel(logging.INFO)
     model = DDP(mlp())
-    link = gradwire.attach(model, "efsign")
+    link = gradwire.attach(model, "topk:ratio=0.1")
     train(model, 1)
     (loss_of(model, 1) * float("nan")).backward()
     link.stats()
-    link.switch("int4", memory="none")
+    link.switch("none")
     link.detach()
     logger.removeHandler(lines)
     logger.setLevel(before)

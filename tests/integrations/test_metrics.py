@@ -18,7 +18,7 @@ def assert_sums_to(rows: jobs.Rows, stats: dict[str, Any], prefix: str = "") -> 
         assert sum(row[f"{prefix}{name}"] for row in rows) == stats[name], name
 
 
-@pytest.mark.parametrize("spec", ["int4", "powersgd:rank=2"])
+@pytest.mark.parametrize("spec", ["topk:ratio=0.1", "powersgd:rank=2"])
 def test_steps_of_ddp_sum_to_the_statistics(two_ranks: Ranks, spec: str) -> None:
     for (before, *rows), stats in two_ranks.run(jobs.ddp_rows, spec, 3, {}):
         assert before == {}
