@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 assert sys.argv[1:] == ["--epochs", "3"] and __name__ == "__main__"
 torch.set_num_threads(1)
 torch.distributed.init_process_group("gloo")
-model = DistributedDataParallel(nn.Sequential(nn.Linear(256, 1024), nn.Linear(1024, 10)))
+model = DistributedDataParallel(nn.Sequential(nn.Linear(256, 512), nn.Linear(512, 10)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for step in range(STEPS):
     optimizer.zero_grad()
@@ -83,7 +83,7 @@ def test_a_slow_link_is_found_in_an_unchanged_script(tmp_path: Path) -> None:
     reason = Testbed.reason_unavailable()
     if reason is not None:
         pytest.skip(reason)
-    net = [sys.executable, "-m", "gradwire", "net", "--workers", "2", "--rate", "20mbit", "--"]
+    net = [sys.executable, "-m", "gradwire", "net", "--workers", "2", "--rate", "50mbit", "--"]
     done = doctored(SCRIPT.replace("STEPS", "1000"), tmp_path, *net)
     assert done.returncode == 0, done.stderr
     assert "bottleneck: the links" in done.stdout

@@ -52,7 +52,7 @@ def test_a_slow_link_is_named_with_the_line_to_add() -> None:
 
 
 def test_a_hidden_exchange_is_no_reason_to_compress() -> None:
-    found = diagnose(watched(step=0.201, alone=0.2, method=0.19, noise=0.001))
+    found = diagnose(watched(step=0.201, alone=0.2, method=0.2, noise=0.001))
     assert found.bottleneck == "compute"
     assert found.line is None
     assert "Do not compress here" in str(found)

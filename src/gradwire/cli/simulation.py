@@ -90,7 +90,7 @@ def advise(
     from gradwire.bench.predictions.measured_model import measure_workload
     from gradwire.bench.records.files import check_writable
     from gradwire.bench.workloads.base import parse_workload
-    from gradwire.perfmodel.advise import SPECS
+    from gradwire.perfmodel.advise import SPECS, STEPS
 
     if rate is None:
         raise ConfigError(
@@ -111,7 +111,7 @@ def advise(
     if model is not None and optimizer is not None:
         measured = measure_named(model, shape, device, optimizer)
     else:
-        measured = measure_workload(parse_workload(workload or "", data, device))
+        measured = measure_workload(parse_workload(workload or "", data, device), steps=STEPS)
     advice = advise_on(measured, cases, workers, links)
     print(advice)
     if json is not None:
