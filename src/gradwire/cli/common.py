@@ -23,6 +23,9 @@ Json = Annotated[
     Path | None, typer.Option("--json", help="Appends the records to this file, as JSON lines.")
 ]
 Latency = Annotated[str, typer.Option(help="Latency of a hop, such as 0.1ms.")]
+LinksFile = Annotated[
+    Path | None, typer.Option("--links", help="A JSON file that describes the links.")
+]
 Cases = Annotated[
     list[str] | None,
     typer.Option("--case", "--cases", help="Specs or baselines; repeat, or separate by commas."),

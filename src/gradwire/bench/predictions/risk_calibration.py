@@ -1,9 +1,9 @@
 """Compares risk labels with recorded runs: `python -m gradwire.bench.predictions.risk_calibration`.
 
 For every study with a dense baseline it takes the excess of each method's final loss over the
-dense one, and the level of risk that `advise` gives the method; then the rank correlation of both, by
-kind of optimiser. Errors are those of each method on one gradient of low rank with heavy-tailed noise,
-since records have none; on a model of the user's `advise` measures them.
+dense one, and the level of risk that `advise` gives the method; then the rank correlation of
+both, by kind of optimiser. Errors are those of each method on one gradient of low rank with
+heavy-tailed noise, since records have none; on a model of the user's `advise` measures them.
 """
 
 import argparse
