@@ -15,7 +15,7 @@ TORCH_VENV := .venv/torch-$(TORCH)
 # where the shell asks for the opposite.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-fast test-torch test-gpu test-tf check wheel audit audit-online clean docs table
+.PHONY: demo test test-fast test-torch test-gpu test-logging test-tf check wheel audit audit-online clean docs table
 
 demo: $(DEMO_READY)  ## four emulated hosts race dense training against compressed
 	$(BIN)/gradwire demo
@@ -52,6 +52,10 @@ wheel: $(READY)  ## wheel and sdist in dist/, checked as an index of packages wo
 	$(BIN)/python -m build --no-isolation --outdir dist
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/check-wheel-contents dist/*.whl
+
+test-logging: $(READY)  ## the code of docs/logging.md, for which W&B, MLflow and TensorBoard are installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --constraint constraints-logging.txt --editable '.[logging]'
+	$(BIN)/python -m pytest -n 2 tests/docs/test_logging.py
 
 audit: $(READY)  ## what we stand on: versions and licences; fails where one is not pinned
 	$(BIN)/python tests/audit.py

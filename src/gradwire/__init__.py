@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from gradwire.integrations.reducer import Reducer
     from gradwire.integrations.settings import Settings
     from gradwire.perfmodel.advise import Advice, advise
+    from gradwire.perfmodel.doctor import Diagnosis, doctor
     from gradwire.plugins import register
     from gradwire.simulation import Simulation, simulate
     from gradwire.spec import format_spec, methods, parse
@@ -53,6 +54,7 @@ __all__ = [
     "Checkpoints",
     "Compressor",
     "ConfigError",
+    "Diagnosis",
     "GraVAC",
     "GradwireError",
     "Link",
@@ -69,6 +71,7 @@ __all__ = [
     "attach",
     "attach_fsdp",
     "comm_hook",
+    "doctor",
     "format_spec",
     "from_grace",
     "handle_of",
@@ -91,6 +94,7 @@ _MODULES = {
     "Checkpoints": "gradwire.checkpoint.files",
     "Compressor": "gradwire.base",
     "ConfigError": "gradwire.errors",
+    "Diagnosis": "gradwire.perfmodel.doctor",
     "GraVAC": "gradwire.control.gravac",
     "GradwireError": "gradwire.errors",
     "Link": "gradwire.integrations.ddp",
@@ -107,6 +111,7 @@ _MODULES = {
     "attach": "gradwire.integrations.ddp",
     "attach_fsdp": "gradwire.integrations.fsdp",
     "comm_hook": "gradwire.integrations.comm_hook",
+    "doctor": "gradwire.perfmodel.doctor",
     "format_spec": "gradwire.spec",
     "from_grace": "gradwire.integrations.grace",
     "handle_of": "gradwire.integrations.optimizer",

@@ -65,7 +65,7 @@ class Engine:
         self._set_plan(plan)
         self.dense_bytes = 0
         self.loss_scale = 1.0
-        self.skipped = SkippedSteps()
+        self.skipped = SkippedSteps(logs=rank == 0)
         self.observer: StepObserver | None = None
         self._verdict = StepVerdict()
         self._graphs = GraphCache()
@@ -295,7 +295,8 @@ class Engine:
             dropped += _take_over(old[name], self.lanes_of(name))
         norm = hypot(*(float(tensor.norm()) for tensor in dropped))
         if norm:
-            log.info("switch: residuals of norm %.3g are dropped", norm)
+            level = logging.INFO if self.rank == 0 else logging.DEBUG
+            log.log(level, "switch: residuals of norm %.3g are dropped", norm)
         if self.observer is not None:
             self.observer.plan_changed(plan, self.lanes, self.steps())
 
@@ -348,12 +349,19 @@ class Engine:
         """Returns the number of steps that counted."""
         return max((lane.ctx.step for lane in self.lanes.values()), default=0)
 
-    def stats(self, meter: Meter) -> dict[str, object]:
-        self.commit_step()
-        sent = meter.sent_bytes
+    def errors(self) -> dict[str, float]:
+        """Returns the relative error, as it was sampled last, and the norm of the residuals."""
         errors = [e for lane in self.lanes.values() if (e := lane.relative_error) is not None]
         unsent = [lane.memory.unsent(lane.memory_state) for lane in self.lanes.values()]
         norms = [tensor.norm() for tensor in unsent if tensor is not None]
+        return {
+            "relative_error": float(torch.stack(errors).nanmean()) if errors else 0.0,
+            "residual_norm": float(torch.stack(norms).norm()) if norms else 0.0,
+        }
+
+    def stats(self, meter: Meter) -> dict[str, object]:
+        self.commit_step()
+        sent = meter.sent_bytes
         device = next(iter(self.tensors.values())).device if self.tensors else torch.device("cpu")
         return {
             **self.plan.describe(),
@@ -369,8 +377,7 @@ class Engine:
             "encode_s": meter.encode_s,
             "wire_s": meter.wire_s,
             "decode_s": meter.decode_s,
-            "relative_error": float(torch.stack(errors).nanmean()) if errors else 0.0,
-            "residual_norm": float(torch.stack(norms).norm()) if norms else 0.0,
+            **self.errors(),
             "backend": kernels.backend_for(device),
             "cuda_graphs": len(self._graphs),
             **({"policies": self._policy_stats()} if self.plan.policies else {}),

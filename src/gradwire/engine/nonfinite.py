@@ -303,10 +303,14 @@ class StepVerdict:
 
 
 class SkippedSteps:
-    """Counts skipped steps, and logs the 1st, 2nd, 4th, 8th ... in a row."""
+    """Counts skipped steps, and logs the 1st, 2nd, 4th, 8th ... in a row.
 
-    def __init__(self) -> None:
+    All ranks skip the same steps, so one of them `logs` and the others only do for debugging.
+    """
+
+    def __init__(self, *, logs: bool) -> None:
         self.total = 0
+        self._level = logging.WARNING if logs else logging.DEBUG
         self._in_a_row = 0
 
     def add(self, step: int) -> str:
@@ -316,13 +320,13 @@ class SkippedSteps:
         text = f"a gradient of step {step} is not finite on some rank; the step is skipped"
         number = self._in_a_row
         if number & (number - 1) == 0:
-            log.warning(text + (f" ({number} times in a row)" if number > 1 else ""))
+            log.log(self._level, text + (f" ({number} times in a row)" if number > 1 else ""))
         return text
 
     def end(self) -> None:
         """Ends a series of skipped steps; logs its length if some lines were left out."""
         if self._in_a_row > 2:
-            log.warning("gradients are finite again after %d steps", self._in_a_row)
+            log.log(self._level, "gradients are finite again after %d steps", self._in_a_row)
         self._in_a_row = 0
 
 

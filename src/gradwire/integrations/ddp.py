@@ -20,6 +20,7 @@ from gradwire.auto.optimizers import find_adaptive
 from gradwire.base import Memory
 from gradwire.comm.consistency import check_equal_tensors
 from gradwire.comm.groups import check_member, lease_group
+from gradwire.comm.meter import Meter
 from gradwire.engine.chunks import CHUNK_BYTES
 from gradwire.engine.ownership import release
 from gradwire.engine.plan import Plan, Tensors, make_plan
@@ -139,9 +140,10 @@ class Link(Handle):
 
         return begin
 
-    def _count_native_passes(self, native: NativePasses) -> None:
-        """Adds to the statistics what DDP's own reducer has exchanged since the last call."""
-        counts, unused = native.take()
+    def _count_framework_passes(self) -> None:
+        if self._native is None:
+            return
+        counts, unused = self._native.take()
         for passes, buckets, bucket_bytes in counts:
             self._engine.count_dense_passes(passes, bucket_bytes)
             self._passes += passes
@@ -150,6 +152,11 @@ class Link(Handle):
             self._buckets.record(buckets)
         for name, passes in unused.items():
             self._engine.set_steps({name: self._engine.steps_of(name) - passes})
+        if counts:
+            last = Meter()
+            for nbytes in counts[-1].bucket_bytes:
+                last.mean(nbytes, self._comm.size)
+            self._last_step.end_uncounted(last, self._engine.dense_bytes)
 
     def _close(self) -> None:
         self._slot.link = None
@@ -241,6 +248,7 @@ class Link(Handle):
             self._pass.end()
             self._runner.end_step(self._end_exchanges)
             self._comm.meter.waited_s += perf_counter() - self._computed_s
+            self._last_step.end(self._engine.dense_bytes)
             if self._unused is not None:
                 self._unused.note_pass(is_map_reduced=not joined)
             late, self._late_error = self._late_error, None
@@ -271,7 +279,7 @@ class Link(Handle):
         """
         if self._native is not None:
             self._pass.end()
-            self._count_native_passes(self._native)
+            self._count_framework_passes()
         elif self._pass.has_begun:
             self._pass.end()
             try:

@@ -79,6 +79,9 @@ class Shards(Handle):
     def _is_in_backward(self) -> bool:
         return self._pass.is_running()
 
+    def _count_framework_passes(self) -> None:
+        pass
+
     def _prepare_own_exchange(self, requester: str) -> Callable[[], None]:
         return lambda: None
 
@@ -160,6 +163,7 @@ class Shards(Handle):
         self._pass.end()
         if self._seen:
             self._seen.clear()
+            self._passes += 1
             self._engine.end_step()
             self._end_step()
 

@@ -34,6 +34,7 @@ from gradwire.comm.process_group import ProcessGroupComm
 from gradwire.control.runtime import ControllerRuntime
 from gradwire.control.timing import WallClock
 from gradwire.engine.engine import Engine
+from gradwire.engine.last_step import LastStep
 from gradwire.engine.ownership import check_free, claim, release
 from gradwire.engine.plan import Plan, Tensors
 from gradwire.errors import ConfigError
@@ -164,8 +165,10 @@ class Handle(ABC):
         self._comm.prepare(plan.node)
         self._buckets = Buckets(least_bytes)
         self._check_every, self._passes = settings.check_every, 0
+        exposes = "unknown" if self._comm.on_device else "waits" if self.overlaps else "all"
+        self._last_step = LastStep(self._comm.meter, exposes)
         claim(self._parameters, self)
-        log.info("attached: %s, kernels: %s", plan.describe(), kernels.backend_for(self._device))
+        self._log("attached: %s, kernels: %s", plan.describe(), kernels.backend_for(self._device))
 
     @abstractmethod
     def _close(self) -> None:
@@ -181,6 +184,10 @@ class Handle(ABC):
     @abstractmethod
     def _complete_step(self) -> None:
         """Ends the last step if that is still to be done; no backward pass is under way."""
+
+    @abstractmethod
+    def _count_framework_passes(self) -> None:
+        """Counts the passes that were left to the framework since the last call."""
 
     @abstractmethod
     def _prepare_own_exchange(self, requester: str) -> Callable[[], None]:
@@ -209,6 +216,23 @@ class Handle(ABC):
             own = self._engine.stats(meter)
         overlap = {"waited_s": meter.waited_s, "hidden": meter.hidden()} if self.overlaps else {}
         return {**own, **overlap, "auxiliary_bytes": self._check_comm.meter.sent_bytes}
+
+    def metrics(self, prefix: str = "") -> dict[str, float]:
+        """Returns numbers of this rank's last step, to be logged after every step or some of them.
+
+        Bytes, collectives, the time since the step before (`step_s`) and that of the exchange:
+        `exposed_s` of it delayed training, `hidden_s` did not. On NCCL and in DDP's own reducer the
+        times of the exchange are unknown, and left out. `relative_error` and `residual_norm` are
+        there after the first step, then once in 100 steps: they cost a pass over the residuals and
+        on a GPU a wait. All else is counted in any case, and costs no wait. No other rank takes
+        part. May be called at any time; empty before the first step.
+        """
+        with self._lock:
+            running = self._is_in_backward()
+            if not running:
+                self._count_framework_passes()
+            exchanges = None if running else self._passes
+            return self._last_step.numbers(prefix, self._passes, [self._engine], exchanges)
 
     def passes(self) -> int:
         """Returns how many backward passes were exchanged here; may be called at any time.
@@ -365,7 +389,7 @@ class Handle(ABC):
         self._check_attached()
         norm = self.stats()["residual_norm"]
         if norm:
-            log.info("detach: residuals of norm %.3g are dropped", norm)
+            self._log("detach: residuals of norm %.3g are dropped", norm)
         self._release()
 
     def _release(self) -> None:
@@ -383,8 +407,13 @@ class Handle(ABC):
         self._passes += 1
         return self._check_every > 0 and self._passes % self._check_every == 0
 
+    def _log(self, text: str, *values: object) -> None:
+        """Logs a line that is alike on all ranks: as information on rank 0, else for debugging."""
+        log.log(logging.INFO if self._comm.rank == 0 else logging.DEBUG, text, *values)
+
     def _end_step(self) -> None:
         """Commits the step, and raises NonFiniteError if the policy asks for it."""
+        self._last_step.end(self._engine.dense_bytes)
         error = self._engine.commit_step(wait=False)
         if error is not None:
             raise error

@@ -81,6 +81,9 @@ class Reducer(Handle):
         # Gradients are exchanged by `reduce` alone, which holds the lock.
         return False
 
+    def _count_framework_passes(self) -> None:
+        pass
+
     def _prepare_own_exchange(self, requester: str) -> Callable[[], None]:
         return lambda: None
 

@@ -17,7 +17,9 @@ from torch.utils.hooks import RemovableHandle
 from gradwire.base import Memory
 from gradwire.checks import check_whole
 from gradwire.comm.base import CollectiveProgram
+from gradwire.comm.meter import ring_bytes
 from gradwire.engine.engine import Engine
+from gradwire.engine.last_step import LastStep
 from gradwire.engine.ownership import check_free, claim, release
 from gradwire.engine.plan import Plan, Tensors, make_plan
 from gradwire.errors import ConfigError
@@ -126,6 +128,8 @@ class LocalMethod(ABC):
         self._connect: Callable[[], CollectiveProgram[None]] | None = None
         self._disconnect: Callable[[bool], None] | None = None
         self._own_stats: Callable[[], Mapping[str, object]] | None = None
+        # Syncs may run in the background, and the time for which they delay a step is not counted.
+        self._last_step = LastStep(self._workers.meter, "unknown")
 
     @abstractmethod
     def settings(self) -> dict[str, object]:
@@ -207,6 +211,19 @@ class LocalMethod(ABC):
         own = {} if self._own_stats is None else self._own_stats()
         return {**summary(self._engines(), self._workers, tensors, self.steps), **counts, **own}
 
+    def metrics(self, prefix: str = "") -> dict[str, float]:
+        """Returns numbers of this worker's last optimiser step, to be logged after each of them.
+
+        Bytes and collectives are those since the step before, 0 where nothing was sent; `syncs` and
+        `step` are counts. `relative_error` and `residual_norm` are there after the first sync, then
+        once in 100: they cost a pass over the residuals, and on a GPU a wait. No other worker takes
+        part. Empty before the first step.
+        """
+        own = {f"{prefix}syncs": float(self.syncs)}
+        exchanges = self.syncs if self.syncs else None
+        found = self._last_step.numbers(prefix, self.steps, self._engines(), exchanges)
+        return {**found, **own} if found else {}
+
     def state_dict(self) -> dict[str, object]:
         """Returns this worker's own state, as plain tensors and numbers under its rank's name.
 
@@ -231,6 +248,8 @@ class LocalMethod(ABC):
         self._remove_guard()
         self.steps += 1
         self._step()
+        nbytes = sum(parameter.nbytes for parameter in self.parameters.values())
+        self._last_step.end(self.steps * ring_bytes(nbytes, self._workers.size))
 
     def _check_parameters(self, *, with_model: bool) -> None:
         method = type(self).__name__

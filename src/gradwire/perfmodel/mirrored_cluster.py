@@ -58,7 +58,7 @@ class MirroredCluster:
         self.is_pipelined = self.device.type == "cpu"
         """Whether a message is encoded while others are on the wire."""
         plan = _in_chunks(plan, self.device)
-        self._least_bytes = default_least_bytes(plan.compressor, is_direct=True)
+        self._least_bytes = default_least_bytes(is_direct=True, has_rounds=plan.has_rounds)
         self._engines = [Engine(plan, tensors, rank, size, seed=0) for rank in ranks]
         lanes = [*self._engines[0].lanes.values()]
         alike = _ranks_with_equal_shards([lane.ctx.numel for lane in lanes], size)

@@ -1,7 +1,7 @@
 """Predicts the step time of one method on one model for any number of workers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from torch import Tensor
@@ -21,6 +21,8 @@ class Prediction:
     times: StepTimes
     sent_bytes: float
     calls: float
+    samples_s: tuple[float, ...] = ()
+    """Predicted steps from single measurements, in an order in which methods can be compared."""
 
 
 def predict_plan(
@@ -32,9 +34,9 @@ def predict_plan(
     cores: float = inf,
 ) -> Prediction:
     """Measures the exchange of a plan and predicts the step that overlaps it with `compute`."""
-    return predict_measured(
-        compute, measure_exchange(plan, tensors, compute.steps, size), network, cores
-    )
+    cost = measure_exchange(plan, tensors, compute.steps, size)
+    prediction = predict_measured(compute, cost, network, cores)
+    return with_samples(prediction, compute, cost, network, cores)
 
 
 def predict_measured(
@@ -46,6 +48,15 @@ def predict_measured(
         cost.sent_bytes,
         cost.calls,
     )
+
+
+def with_samples(
+    prediction: Prediction, compute: Compute, cost: ExchangeCost, network: Network, cores: float
+) -> Prediction:
+    """Adds the steps that single measurements of computing and exchange predict."""
+    works = step_samples(compute, cost)
+    samples_s = tuple(predict_step(work, network, cores).step_s for work in works)
+    return replace(prediction, samples_s=samples_s)
 
 
 def step_work(compute: Compute, cost: ExchangeCost) -> StepWork:

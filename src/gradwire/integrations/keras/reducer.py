@@ -73,6 +73,9 @@ class Reducer(Handle):
         # Gradients are exchanged by `reduce` alone, which the backend calls after backward.
         return False
 
+    def _count_framework_passes(self) -> None:
+        pass
+
     def _prepare_own_exchange(self, requester: str) -> Callable[[], None]:
         return lambda: None
 
