@@ -30,6 +30,7 @@ from gradwire.integrations.reducer import Reducer
 from gradwire.integrations.settings import Settings
 from gradwire.perfmodel.advise import Advice, advise
 from gradwire.plugins import register
+from gradwire.policies import Policies, Policy
 from gradwire.simulate import Simulation, simulate
 from gradwire.spec import compressor_classes, format_spec, methods, parse
 from gradwire.version import VERSION
@@ -51,6 +52,8 @@ __all__ = [
     "MissingExtra",
     "NonFiniteError",
     "PeerError",
+    "Policies",
+    "Policy",
     "Reducer",
     "Schedule",
     "Settings",
