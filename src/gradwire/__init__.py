@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from gradwire.perfmodel.advise import Advice, advise
     from gradwire.perfmodel.doctor import Diagnosis, doctor
     from gradwire.plugins import register
+    from gradwire.policies import Policies, Policy
     from gradwire.simulation import Simulation, simulate
     from gradwire.spec import format_spec, methods, parse
 
@@ -61,6 +62,8 @@ __all__ = [
     "MissingExtra",
     "NonFiniteError",
     "PeerError",
+    "Policies",
+    "Policy",
     "Reducer",
     "Schedule",
     "Settings",
@@ -101,6 +104,8 @@ _MODULES = {
     "MissingExtra": "gradwire.errors",
     "NonFiniteError": "gradwire.errors",
     "PeerError": "gradwire.errors",
+    "Policies": "gradwire.policies",
+    "Policy": "gradwire.policies",
     "Reducer": "gradwire.integrations.reducer",
     "Schedule": "gradwire.control.schedule",
     "Settings": "gradwire.integrations.settings",

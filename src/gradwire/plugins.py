@@ -1,4 +1,4 @@
-"""What a method outside this package is made of: `register`, base classes, types and checks.
+"""The names that a method outside this package is made of: `register`, base classes, types, checks.
 
 These names are stable; those of other modules may change. A method is registered by `register`, or
 offered to every program by an entry point of its distribution (docs/plugins.md).

@@ -36,7 +36,7 @@ def comm_hook(
     """Returns `state` and `hook` for `model.register_comm_hook(state, hook)`.
 
     `state.link` is the handle that `attach` returns, which registers the hook itself. The model is
-    needed before the first bucket comes, since a bucket tells neither the names of parameters nor
+    needed before the first bucket comes, since a bucket shows neither the names of parameters nor
     the process group; the hook is registered with this model, before its first forward pass.
     """
     if model is None:

@@ -89,7 +89,7 @@ class DriftCompression:
     def check(self, method: str, parameters: Iterable[str]) -> None:
         check_nan_policy(method, self.nan_policy)
         if (policies := find_policies(self.compressor)) is not None:
-            # Fragments have some of the parameters each, so that they could not tell.
+            # A fragment has some of the parameters, so a pattern may match none of them.
             policies.assign(parameters)
         if self.forget_below is not None:
             check_positive_fraction(method, "forget_below", self.forget_below)

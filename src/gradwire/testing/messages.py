@@ -67,9 +67,11 @@ def nbytes_is_what_is_sent(compressor: Compressor) -> None:
     """`nbytes`, the payload's length and the packed bytes are the same number."""
     for numel in (0, 1, 7, 130, 5000):
         payload = compressor.encode(normal(numel, 1))
-        said = compressor.nbytes((numel, 1))
+        stated = compressor.nbytes((numel, 1))
         if not compressor.traits().variable_length:
-            expect(payload.nbytes == said, f"{numel} entries: {payload.nbytes} bytes, not {said}")
+            expect(
+                payload.nbytes == stated, f"{numel} entries: {payload.nbytes} bytes, not {stated}"
+            )
         if isinstance(compressor, OneRound):
             packed = pack([payload.parts], [compressor.layout(numel)]).numel()
             expect(packed == payload.nbytes, f"{numel} entries: packed to {packed} bytes")
@@ -137,8 +139,8 @@ def many_entries(compressor: Compressor) -> None:
     expect(bool(decoded.isfinite().all()), "the decoded message is not finite")
     expect(bool(decoded.any()), "the decoded message is zero")
     if not compressor.traits().variable_length:
-        said = compressor.nbytes((MANY,))
-        expect(payload.nbytes == said, f"the message has {payload.nbytes} bytes, not {said}")
+        stated = compressor.nbytes((MANY,))
+        expect(payload.nbytes == stated, f"the message has {payload.nbytes} bytes, not {stated}")
     if compressor.traits().contraction:
         expect(bool((decoded - x).norm() < x.norm()), "the error is as large as the input")
 
