@@ -27,7 +27,7 @@ test-fast: $(READY)  ## the tests that take no longer than a moment: minutes les
 	$(PYTEST) -m 'not slow'
 
 test-torch: $(TORCH_VENV)/.ready  ## the fast tests with another version of torch: TORCH=2.9.1
-	PYTHONPATH=src $(TORCH_VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+	$(TORCH_VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
 	    -m 'not slow' -p no:cacheprovider
 
 test-gpu:  ## the tests that need a GPU, with the Python that has torch for it
@@ -91,4 +91,5 @@ $(TORCH_VENV)/.ready: pyproject.toml
 	$(TORCH_VENV)/bin/pip install --upgrade 'pip>=25.1'
 	$(TORCH_VENV)/bin/pip install $(TORCH_PIP) 'torch==$(TORCH)' numpy
 	$(TORCH_VENV)/bin/pip install --group test
+	$(TORCH_VENV)/bin/pip install --no-deps --editable .
 	touch $@
