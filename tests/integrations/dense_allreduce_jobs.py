@@ -91,39 +91,39 @@ def strides_job() -> tuple[bool, bool]:
 COUNTED = ("steps", "calls", "sent_bytes", "received_bytes", "message_bytes", "dense_bytes")
 
 
-def counts_job(integration: str, by_programs: bool) -> tuple[list[object], bool]:
-    """Returns the counters after three steps, and whether time on the wire was counted."""
+def counts_job(integration: str, by_programs: bool, steps: int) -> tuple[list[Any], bool]:
+    """Returns the counters after some steps, and whether time on the wire was counted."""
     with pytest.MonkeyPatch.context() as patch:
         if by_programs:
             patch.setattr(Engine, "is_plain_mean", lambda _: False)
         else:
             patch.setattr(Engine, "bucket_program", None)
-        handle = _run(integration)
+        handle = _run(integration, steps)
     stats: Any = handle.stats()
     handle.detach()
     return [stats[key] for key in COUNTED], stats["wire_s"] > 0
 
 
-def _run(integration: str) -> Handle:
+def _run(integration: str, steps: int) -> Handle:
     if integration == "ddp":
         model = _ddp()
         link = gradwire.attach(model, "none", checksum=True)
-        jobs.train(model, 3)
+        jobs.train(model, steps)
         return link
     if integration == "ddp with a hook":
         hooked = _ddp()
         # Ranks would compare parameters only at the end of a step, in our hook.
         link = gradwire.attach(hooked, "none", check_every=1000)
-        jobs.train(hooked, 3)
+        jobs.train(hooked, steps)
         return link
     if integration == "fsdp":
         sharded = fsdp_jobs.sharded()
         shards = gradwire.attach_fsdp(sharded, "none")
-        fsdp_jobs.train(sharded, 3)
+        fsdp_jobs.train(sharded, steps)
         return shards
     loop = jobs.mlp()
     reducer = gradwire.Reducer(loop, "none")
-    for step in range(3):
+    for step in range(steps):
         jobs.loss_of(loop, step).backward()
         reducer.reduce()
     return reducer

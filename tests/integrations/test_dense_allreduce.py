@@ -39,15 +39,30 @@ def test_gradients_of_any_strides(two_ranks: Ranks) -> None:
 
 @pytest.mark.parametrize("integration", ["ddp", "ddp with a hook", "loop", "fsdp"])
 def test_the_dense_path_counts_what_programs_count(two_ranks: Ranks, integration: str) -> None:
-    dense = two_ranks.run(jobs.counts_job, integration, False)
-    by_programs = two_ranks.run(jobs.counts_job, integration, True)
+    dense = two_ranks.run(jobs.counts_job, integration, False, 2)
+    by_programs = two_ranks.run(jobs.counts_job, integration, True, 2)
     for (counts, timed), (metered, metered_timed) in zip(dense, by_programs, strict=True):
         assert counts == metered
-        assert counts[0] == 3
+        assert counts[0] == 2
         assert all(counts)
         # Nobody measures what DDP's own reducer does.
         assert timed == (integration != "ddp")
         assert metered_timed
+
+
+def test_flags_travel_with_the_means_from_the_third_pass_on(two_ranks: Ranks) -> None:
+    """Which gradients a rank has: a byte each in a gather before, 4 bytes each in the mean then."""
+    for steps, fewer in ((2, 0), (5, 3)):
+        dense = two_ranks.run(jobs.counts_job, "loop", False, steps)
+        by_programs = two_ranks.run(jobs.counts_job, "loop", True, steps)
+        for (counts, _), (metered, _) in zip(dense, by_programs, strict=True):
+            more = fewer * len([*jobs.jobs.mlp().parameters()]) * (4 - 1)
+            assert counts == [
+                steps,
+                metered[1] - fewer,
+                *(nbytes + more for nbytes in metered[2:5]),
+                metered[5],
+            ]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
