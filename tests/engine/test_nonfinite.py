@@ -124,9 +124,10 @@ def test_repeated_bad_steps_are_logged_ever_less_often(caplog: pytest.LogCapture
     sim.step(with_bad_entry(0, float("nan"), 1, "a"))
     logged = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     once = "a gradient of step 0 is not finite on some rank; the step is skipped"
-    per_worker = [once, *(f"{once} ({n} times in a row)" for n in (2, 4, 8))]
-    per_worker += ["gradients are finite again after 9 steps", once.replace("step 0", "step 1")]
-    assert sorted(logged) == sorted(per_worker * WORKERS)
+    expected = [once, *(f"{once} ({n} times in a row)" for n in (2, 4, 8))]
+    expected += ["gradients are finite again after 9 steps", once.replace("step 0", "step 1")]
+    # By the first worker alone, since all skip the same steps.
+    assert logged == expected
     assert sim.stats()["skipped"] == 10
 
 
