@@ -41,7 +41,7 @@ audit-online: $(READY)  ## asks the network which pinned versions have known vul
 	.venv/audit/bin/pip install --quiet pip-audit
 	.venv/audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
 
-table: $(READY)  ## regenerates the tables of the README, docs/wire.md and docs/benchmarks.md
+table: $(READY)  ## regenerates the tables of the README and docs/wire.md, and the pages of docs/results
 	$(BIN)/gradwire methods --markdown README.md
 	$(BIN)/python docs/_site/write_tables.py
 

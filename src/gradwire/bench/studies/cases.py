@@ -91,8 +91,13 @@ FEEDBACK = (
         )
         for case in (method, f"{method} @ memory=none")
     ),
+    "qsgd:bits=8",
+    "qsgd:bits=8 @ memory=residual",
 )
-"""Eight biased methods with and without a residual."""
+"""Eight biased methods with and without a residual, and QSGD, which needs none.
+
+TernGrad is no contraction, and a residual is refused.
+"""
 
 
 BOTH_SIDES = (
