@@ -10,6 +10,8 @@ from gradwire.bench.records.schema import Point, TrainRecord
 from gradwire.bench.report.study_facts import Facts, MissingRunError
 from gradwire.bench.studies.claim import Claim
 from gradwire.bench.studies.definitions import STUDIES
+from gradwire.bench.studies.paper_tables import GRACE_TASKS
+from gradwire.bench.studies.table_claims import TABLE_CLAIMS
 from gradwire.errors import ConfigError
 from pages import grace_page, study_pages
 from pages.study_plot import (
@@ -67,14 +69,14 @@ def test_every_file_is_made_from_the_records_and_nothing_else_is_there() -> None
 
 def test_every_study_with_records_has_a_claim_and_a_verdict() -> None:
     files = {path.stem for path in (RECORDS / "studies").glob("*.jsonl")}
-    assert files <= {name.removesuffix(".md") for name in texts()} | set(grace_page.TASKS)
-    for name in files & set(study_pages.CLAIMS):
+    assert files <= {name.removesuffix(".md") for name in texts()} | set(GRACE_TASKS)
+    for name in study_pages.decided(RECORDS):
         assert "**Not decided**" not in texts()[f"{name}.md"]
 
 
 def test_verdicts_contain_no_figure_of_their_own() -> None:
     """Other records must change every result in a verdict, or contradict it."""
-    for name, claim in study_pages.CLAIMS.items():
+    for name, claim in study_pages.decided(RECORDS).items():
         runs = claim.records(STUDIES[name], study_pages.all_runs(RECORDS))
         facts = claim.facts(runs)
         changed = [
@@ -149,3 +151,28 @@ def test_drawings_carry_their_digest_and_no_colour_of_the_page() -> None:
         assert described_digest(svg) == digest(drawn)
         assert "#000000" not in svg
         assert "<metadata" not in svg
+
+
+@pytest.mark.parametrize("name", sorted(TABLE_CLAIMS))
+def test_a_table_of_a_paper_is_decided_once_it_has_records(name: str) -> None:
+    """Which word the verdict has depends on the records, so any records give one."""
+    study, claim = STUDIES[name], TABLE_CLAIMS[name]
+    own = [
+        replace(
+            run(spec, metric=0.9 if spec == "ddp-fp32" else metric, step_ms=50),
+            workload_spec=form.workload,
+            steps=study.steps,
+            workers=study.workers,
+        )
+        for form, metric in zip(study.by_learning_rate(), (0.7, 0.8, 0.75, 0.6), strict=False)
+        for spec in study.cases
+    ]
+    chosen = claim.records(study, own)
+    assert len(chosen) == len(study.cases)
+    best = "80.0 %" if study.learning_rates else "70.0 %"
+    assert best in claim.text(name, claim.facts(chosen))
+
+
+def test_floats_are_counted_over_all_steps() -> None:
+    curve = Curve("gravac", (0, 50), (1.0, 100.0), 100)
+    assert study_pages.mean_factor(curve) == pytest.approx(100 / 50.5)

@@ -13,9 +13,12 @@ from gradwire.bench.records.schema import BASELINE, TrainRecord
 from gradwire.bench.report.study_facts import PERCENT, metric_text
 from gradwire.bench.report.study_grids import study_grid
 from gradwire.bench.studies.claim import Claim
-from gradwire.bench.studies.claims import CLAIMS
+from gradwire.bench.studies.claims import CLAIMS as FIXED_CLAIMS
 from gradwire.bench.studies.definitions import STUDIES
+from gradwire.bench.studies.paper_tables import GRACE_TASKS
 from gradwire.bench.studies.study import Study
+from gradwire.bench.studies.table_claims import TABLE_CLAIMS
+from gradwire.spec import read_settings
 from pages import grace_page, measured_pages
 from pages.markdown import code, fence, fold, listed, table
 from pages.results import FACTS, grid_table, section
@@ -27,6 +30,7 @@ SIMULATED = (
     "([what is simulated](../studies.md#what-is-simulated-and-what-is-not))."
 )
 DENSE = "dense"
+CLAIMS: Mapping[str, Claim] = {**FIXED_CLAIMS, **TABLE_CLAIMS}
 NOTE = "<!-- Written by `make table` from results/; do not edit. -->"
 
 
@@ -37,9 +41,15 @@ def all_runs(results: Path) -> tuple[TrainRecord, ...]:
     return tuple(r for r in read(files) if isinstance(r, TrainRecord))
 
 
+def decided(results: Path) -> dict[str, Claim]:
+    """Returns the claims of studies that have a file of records."""
+    files = {path.stem for path in (results / "studies").glob("*.jsonl")}
+    return {name: claim for name, claim in CLAIMS.items() if name in files}
+
+
 def texts(results: Path) -> dict[str, str]:
     """Returns the text of every page, by its file name in docs/results/."""
-    pages = {f"{name}.md": _page(name, results) for name in CLAIMS}
+    pages = {f"{name}.md": _page(name, results) for name in decided(results)}
     pages["grace.md"] = grace_page.page(results, all_runs(results))
     pages |= measured_pages.texts(results)
     return pages | {"index.md": _index(results)}
@@ -48,7 +58,7 @@ def texts(results: Path) -> dict[str, str]:
 def plots(results: Path) -> dict[str, MethodsPlot | tuple[Curve, ...]]:
     """Returns what each plot shows, by its file name in docs/results/."""
     found: dict[str, MethodsPlot | tuple[Curve, ...]] = {}
-    for name, claim in CLAIMS.items():
+    for name, claim in decided(results).items():
         runs = _runs(name, claim, results)
         found[f"{name}.svg"] = methods_plot(runs)
         if curves := factor_curves(runs, claim.rate):
@@ -96,6 +106,8 @@ def _page(name: str, results: Path) -> str:
         f"{_setting(runs[0])}. Means ± standard deviations over seeds; times at "
         f"{human.rate(claim.rate)}. An interrupted run has a row of its own.",
         grid_table(grid),
+        *_gravac_table(claim, runs),
+        *_by_learning_rate(name, claim, results),
         *_times_to_quality(claim, runs),
         "## Repeat it",
         _repeat(name, study, claim, runs),
@@ -109,6 +121,71 @@ def _page(name: str, results: Path) -> str:
 
 def _setting(run: TrainRecord) -> str:
     return f"{run.workload}, {run.workers} workers, {run.steps:,} steps"
+
+
+def _gravac_table(claim: Claim, runs: Sequence[TrainRecord]) -> list[str]:
+    """Returns GraVAC's own columns: floats and bytes sent, speed over top-k 10x, quality."""
+    facts = claim.facts(runs)
+    specs = list(dict.fromkeys(run.spec for run in facts.records if run.rate == claim.rate))
+    if "topk:ratio=0.1" not in specs or not any("gravac" in spec for spec in specs):
+        return []
+    factors = {curve.label: mean_factor(curve) for curve in factor_curves(runs, claim.rate)}
+    lines = []
+    for spec in specs:
+        name, settings = read_settings(spec.partition("@")[0].strip())
+        static = 1 / float(settings["ratio"]) if "ratio" in settings else 1.0
+        known = factors.get(spec, None if "controller=" in spec else static)
+        change = facts.metric(spec) - facts.metric() if BASELINE in specs else None
+        share = facts.runs(spec)[0].metric_name in PERCENT
+        lines.append(
+            [
+                code(spec),
+                human.times(known if name not in (BASELINE, "torch-bf16") else 1.0),
+                human.times(facts.ratio(spec)),
+                human.times(facts.speed(spec, "topk:ratio=0.1")),
+                human.NO_VALUE
+                if change is None
+                else (f"{100 * change:+.1f} points" if share else f"{change:+.1f}"),
+            ]
+        )
+    columns = ("method", "fewer floats", "fewer bytes", "speed over top-k 10x", "against dense")
+    return ["Floats are values of one worker's message, without positions:", table(columns, lines)]
+
+
+def mean_factor(curve: Curve) -> float:
+    """Returns the factor by which fewer floats are sent in all steps together."""
+    ends = [*curve.steps[1:], curve.last_step]
+    spans = [max(0, end - start) for start, end in zip(curve.steps, ends, strict=True)]
+    sent = sum(span / factor for span, factor in zip(spans, curve.factors, strict=True))
+    return sum(spans) / sent if sent else 1.0
+
+
+def _by_learning_rate(name: str, claim: Claim, results: Path) -> list[str]:
+    """Returns the quality of every method at every learning rate of a study's grid."""
+    study = STUDIES[name]
+    if not study.learning_rates:
+        return []
+    runs = [
+        r
+        for r in claim.all_rates(study, all_runs(results))
+        if r.rate == claim.rate and r.status == "done" and r.metric is not None
+    ]
+    forms = [form.workload for form in study.by_learning_rate()]
+    by_cell = group(runs, lambda run: (run.spec, run.workload_spec))
+    lines = []
+    for spec in dict.fromkeys(run.spec for run in runs):
+        cells = [by_cell.get((spec, form), []) for form in forms]
+        lines.append([code(spec), *(_end_of(own) for own in cells)])
+    columns = ("method", *(f"rate {rate:g}" for rate in study.learning_rates))
+    return [
+        "The table above has each method at its best learning rate. At all of them:",
+        table(columns, lines),
+    ]
+
+
+def _end_of(runs: Sequence[TrainRecord]) -> str:
+    known = [run.metric for run in runs if run.metric is not None]
+    return metric_text(runs[0].metric_name, known) if known else human.NO_VALUE
 
 
 BELOW_DENSE = (0.03, 0.01, 0.005, 0.0)
@@ -229,11 +306,11 @@ def _factor(setting: str) -> float:
 def _index(results: Path) -> str:
     rows = [
         (f"[{claim.title}]({name}.md)", claim.claim, verdict(name, results))
-        for name, claim in CLAIMS.items()
+        for name, claim in decided(results).items()
     ]
     rows.append(grace_page.index_row(all_runs(results)))
     others = [f"- [{title}]({name})" for name, title in measured_pages.titles().items()]
-    waiting = sorted(set(STUDIES) - set(CLAIMS) - set(grace_page.TASKS))
+    waiting = sorted(set(STUDIES) - set(decided(results)) - set(GRACE_TASKS))
     parts = [
         NOTE,
         "# Results",

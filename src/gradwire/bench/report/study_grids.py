@@ -87,7 +87,7 @@ def study_grid(records: Sequence[TrainRecord]) -> Grid:
     """Returns the times at one rate, with the metric and the bytes of the same runs."""
     times, quality = time_grid(records), quality_grid(records)
     found = {(row.cells[0].text, row.status): row.cells for row in quality.rows}
-    labels = {(r.spec, r.status): _label(r) for r in records}
+    labels: dict[tuple[str, str], str] = {(r.spec, r.status): _label(r) for r in records}
     none = Cell(human.NO_VALUE, None)
     rows = []
     for row in times.rows:

@@ -43,6 +43,9 @@ GRACE_TASKS = (
 )
 """The studies of the GRACE matrix, cheapest first."""
 
+GRAVAC_TABLES = ("gravac-resnet101", "gravac-vgg16", "gravac-ptb")
+"""The studies of GraVAC's own models."""
+
 
 def _grace(
     task: str, workload: str, steps: int, own: tuple[str, ...] = (), target: str | None = None

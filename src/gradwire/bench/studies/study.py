@@ -57,7 +57,7 @@ class Study:
         """
         name, settings = read_settings(self.workload)
         workload = workload_classes()[name]
-        kept = {key: settings[key] for key in ("flat", "images") if key in settings}
+        kept: dict[str, str] = {key: settings[key] for key in ("flat", "images") if key in settings}
         if workload.source is not None:
             kept["synthetic"] = "true"
         text = ",".join(f"{key}={value}" for key, value in kept.items())
