@@ -67,6 +67,14 @@ def test_every_file_is_made_from_the_records_and_nothing_else_is_there() -> None
         assert found == digest(data), f"{name}: run make table"
 
 
+def test_every_file_of_records_is_on_a_page() -> None:
+    pages = "".join(texts().values())
+    for path in RECORDS.rglob("*.jsonl"):
+        name = path.relative_to(RECORDS).as_posix()
+        grace = path.stem in GRACE_TASKS
+        assert grace or f"`results/{name}`" in pages, f"{name} is on no page: name its topic"
+
+
 def test_every_study_with_records_has_a_claim_and_a_verdict() -> None:
     files = {path.stem for path in (RECORDS / "studies").glob("*.jsonl")}
     assert files <= {name.removesuffix(".md") for name in texts()} | set(GRACE_TASKS)

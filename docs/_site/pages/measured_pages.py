@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pages.markdown import fold
-from pages.results import section, title
+from pages.results import raw_tables, title
 
 
 class Topic(NamedTuple):
@@ -19,7 +19,7 @@ TOPICS: Mapping[str, Topic] = {
     "step-times.md": Topic(
         "Step times",
         "The time of a training step with real processes and shaped links, on CPUs and on a GPU.",
-        ("step", "gpu-step", "gpu-step-mps", "scaling"),
+        ("step", "gpu-step", "gpu-step-mps", "resnet18-step", "gpt2-step", "scaling"),
     ),
     "kernels.md": Topic(
         "Kernels",
@@ -62,8 +62,7 @@ def _page(topic: Topic, results: Path) -> str:
     parts = [note, f"# {topic.title}", f"{topic.summary} {columns}"]
     for path in files(topic, results):
         heading = title(path.relative_to(results))
-        text = "\n\n".join(list(section(path, results))[1:])
-        parts += [f"## {heading}", fold("Tables of all runs", text)]
+        parts += [f"## {heading}", fold("Tables of all runs", raw_tables(path, results))]
     return "\n\n".join(parts) + "\n"
 
 

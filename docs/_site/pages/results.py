@@ -78,6 +78,12 @@ def section(path: Path, results: Path) -> Iterator[str]:
         yield from other_results.tables(rows)
 
 
+def raw_tables(path: Path, results: Path) -> str:
+    """Returns the tables of a file for a fold: headings too low for the table of contents."""
+    parts = list(section(path, results))[1:]
+    return "\n\n".join(f"#{part}" if part.startswith("### ") else part for part in parts)
+
+
 def _runs(records: Sequence[Record]) -> Iterator[str]:
     trains = [r for r in records if isinstance(r, TrainRecord)]
     steps = [r for r in records if isinstance(r, StepRecord)]

@@ -21,7 +21,7 @@ from gradwire.bench.studies.table_claims import TABLE_CLAIMS
 from gradwire.spec import read_settings
 from pages import grace_page, measured_pages
 from pages.markdown import code, fence, fold, listed, table
-from pages.results import FACTS, grid_table, section
+from pages.results import FACTS, grid_table, raw_tables
 from pages.study_plot import Curve, Method, MethodsPlot, draw_factors, draw_methods
 
 SIMULATED = (
@@ -211,7 +211,7 @@ def _times_to_quality(claim: Claim, runs: Sequence[TrainRecord]) -> list[str]:
 
 def _raw(name: str, results: Path) -> list[str]:
     path = results / "studies" / f"{name}.jsonl"
-    text = "\n\n".join(list(section(path, results))[1:])
+    text = raw_tables(path, results)
     return [fold(f"Every run of results/studies/{name}.jsonl", text)]
 
 

@@ -38,7 +38,7 @@ ADAPTIVE_ADVICE = (
 
 
 class StepFacts(NamedTuple):
-    """What all ranks know after a step."""
+    """Measurements of a step that all ranks share."""
 
     step: int
     """Number of completed steps, this one included."""

@@ -15,7 +15,7 @@ FORWARD, BACKWARD = 0.35, 0.55
 
 @dataclass(frozen=True)
 class ExchangeLoad:
-    """What one step of a method asks of processor and link."""
+    """The work of one step of a method: time of the processor, bytes and calls of the link."""
 
     codec_s: float
     hops: float

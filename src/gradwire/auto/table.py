@@ -29,7 +29,7 @@ EQUAL_WITHIN = 1.03
 
 @dataclass
 class Row:
-    """What is known of a candidate."""
+    """The measurements of a candidate."""
 
     load: ExchangeLoad | None = None
     error: float = 0.0

@@ -54,6 +54,20 @@ Begun: TypeAlias = tuple[list[dist.Work], Callable[[], list[Tensor]]]
 
 
 @dataclass(frozen=True)
+class StagedCollective:
+    """A collective whose buffers are on their way to where it reads them."""
+
+    collective: Collective
+    device: torch.device
+    copied: torch.cuda.Event | None = None
+    """The end of the copies from a GPU to the host; None if none is needed."""
+
+    def is_ready(self) -> bool:
+        """Returns whether the collective can be started without a wait for the GPU."""
+        return self.copied is None or self.copied.query()
+
+
+@dataclass(frozen=True)
 class PendingCollective:
     """A collective that was started."""
 
@@ -111,15 +125,31 @@ class ProcessGroupComm(Comm):
                 )
 
     def run(self, collective: Collective) -> list[Tensor]:
-        return self._start(collective, _nothing).wait()
+        return self._start(self.stage(collective), _nothing).wait()
 
-    def start(self, collective: Collective) -> "PendingCollective":
+    def stage(self, collective: Collective) -> StagedCollective:
+        """Starts to copy the buffers to the host, if the backend reads them there.
+
+        The copies follow the work on the current stream; the host does not wait for them.
+        """
+        device = collective.buffers[0].device
+        if self.is_direct(device):
+            return StagedCollective(collective, device)
+        on_host = [
+            torch.empty(b.shape, dtype=b.dtype, pin_memory=True).copy_(b, non_blocking=True)
+            for b in collective.buffers
+        ]
+        copied = torch.cuda.Event()
+        copied.record(torch.cuda.current_stream(device))
+        return StagedCollective(replace(collective, buffers=on_host), device, copied)
+
+    def start(self, staged: StagedCollective) -> "PendingCollective":
         """Starts a collective; all ranks start theirs in the same order.
 
         Where ranks must exchange the lengths of messages first, that is waited for here. The time
         from the start to the end counts as wire time, but no moment twice.
         """
-        return self._start(collective, self._count_wire_time(monotonic()))
+        return self._start(staged, self._count_wire_time(monotonic()))
 
     def _count_wire_time(self, start_s: float) -> Callable[[], None]:
         def ended() -> None:
@@ -130,15 +160,15 @@ class ProcessGroupComm(Comm):
 
         return ended
 
-    def _start(self, collective: Collective, ended: Callable[[], None]) -> "PendingCollective":
+    def _start(self, staged: StagedCollective, ended: Callable[[], None]) -> "PendingCollective":
         """Starts a collective; `ended` is called when its end was waited for."""
+        collective, device = staged.collective, staged.device
         if collective.subgroup is not None:
             subgroup = self._subgroups[collective.subgroup]
-            return subgroup._start(replace(collective, subgroup=None), ended)
-        device = collective.buffers[0].device
-        staged = not self.is_direct(device)
-        if staged:
-            collective = replace(collective, buffers=[_to_host(b) for b in collective.buffers])
+            collective = replace(collective, subgroup=None)
+            return subgroup._start(replace(staged, collective=collective), ended)
+        if staged.copied is not None:
+            staged.copied.synchronize()
         if self.checksum:
             collective = with_checksum(collective)
         start_s = monotonic()
@@ -153,7 +183,9 @@ class ProcessGroupComm(Comm):
             received = results()
             if self.checksum:
                 received = verified(collective, received, self.rank)
-            return [r.to(device, non_blocking=True) for r in received] if staged else received
+            if staged.copied is None:
+                return received
+            return [r.to(device, non_blocking=True) for r in received]
 
         return PendingCollective(works, finish)
 
@@ -224,7 +256,7 @@ class ProcessGroupComm(Comm):
         if buffer.numel() < longest:
             buffer = torch.cat([buffer, buffer.new_zeros(longest - buffer.numel())])
         self.meter.gather(longest, self.size, inside=self.inside)
-        received = buffer.new_empty(self.size * longest)
+        received = _room(self.size * longest, buffer)
         work = _all_gather(received, buffer, group=self.group, async_op=True)
         rows = received.view(self.size, longest)
         return [work], lambda: [row[:n] for row, n in zip(rows, sizes, strict=True)]
@@ -253,7 +285,7 @@ class ProcessGroupComm(Comm):
         sent_bytes = sum(lengths) - lengths[self.rank]
         received_bytes = sum(sizes) - sizes[self.rank]
         self.meter.all_to_all(sent_bytes, received_bytes, inside=self.inside)
-        received = buffers[0].new_empty(sum(sizes))
+        received = _room(sum(sizes), buffers[0])
         sent = torch.cat(buffers)
         work = dist.all_to_all_single(
             received, sent, sizes, lengths, group=self.group, async_op=True
@@ -278,8 +310,9 @@ class ProcessGroupComm(Comm):
         work.wait()
 
 
-def _to_host(buffer: Tensor) -> Tensor:
-    host = torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True)
-    host.copy_(buffer, non_blocking=True)
-    torch.cuda.current_stream(buffer.device).synchronize()
-    return host
+def _room(numel: int, like: Tensor) -> Tensor:
+    """Returns an empty buffer for what is received, pinned if it goes on to a GPU from there.
+
+    The host would have to wait for a copy from other memory.
+    """
+    return torch.empty(numel, dtype=like.dtype, device=like.device, pin_memory=like.is_pinned())

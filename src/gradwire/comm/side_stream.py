@@ -13,7 +13,9 @@ class SideStream:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        # What it runs is short, and other ranks wait for it.
+        is_gpu = device.type == "cuda"
+        self.stream = torch.cuda.Stream(device, priority=-1) if is_gpu else None
         self._cpu_threads = torch.get_num_threads()
 
     def configure_thread(self) -> None:

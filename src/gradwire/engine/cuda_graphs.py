@@ -37,7 +37,9 @@ def capture(graph: torch.cuda.CUDAGraph, pool: Any, device: torch.device) -> Ite
 
     `pool` is what `torch.cuda.graph_pool_handle` returns.
     """
-    outer, inner = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    outer = torch.cuda.current_stream(device)
+    # Captured kernels keep the priority.
+    inner = torch.cuda.Stream(device, priority=outer.priority)
     inner.wait_stream(outer)
     with torch.cuda.stream(inner), _without_gc():
         graph.capture_begin(pool, capture_error_mode="thread_local")

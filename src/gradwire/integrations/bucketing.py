@@ -14,8 +14,11 @@ from torch.futures import Future
 from gradwire.base import Compressor, MultiRound
 from gradwire.errors import ConfigError
 
-STAGED_BYTES = 1_000_000
-"""Half of this takes 4 ms at 1 Gbit/s; a wait for a shared GPU takes a few ms more."""
+STAGED_BYTES = 250_000
+"""A gather of this among four ranks takes 6 ms at 1 Gbit/s, as long as a wait for a shared GPU."""
+
+STAGED_ROUNDS_BYTES = 1_000_000
+"""The same for methods of several rounds, each of which waits for the GPU."""
 
 ROUNDS_BYTES = 64_000
 """This takes half a millisecond at 1 Gbit/s, as much as the rounds of another message."""
@@ -27,9 +30,10 @@ def default_least_bytes(compressor: Compressor, *, is_direct: bool) -> int:
     Messages of a GPU that are staged through the host wait for it, and methods of several rounds
     wait for all ranks in each of them.
     """
+    has_rounds = isinstance(compressor, MultiRound)
     if not is_direct:
-        return STAGED_BYTES
-    return ROUNDS_BYTES if isinstance(compressor, MultiRound) else 0
+        return STAGED_ROUNDS_BYTES if has_rounds else STAGED_BYTES
+    return ROUNDS_BYTES if has_rounds else 0
 
 
 class PendingBucket(NamedTuple):

@@ -1,9 +1,8 @@
 """Communication runners: exchange buckets while autograd goes on computing.
 
 All ranks must issue collectives in the same order. On a backend whose collectives block, one thread
-runs them: for tensors on a CPU the programs of several buckets at once (`comm/pipeline.py`), for
-those on a GPU one after the other in the order in which DDP hands them over. On NCCL the stream
-keeps the order of what is enqueued, and nothing blocks.
+runs the programs of several buckets at once (`comm/pipeline.py`), the GPU's part of them on a side
+stream. On NCCL the stream keeps the order of what is enqueued, and nothing blocks.
 """
 
 import atexit
@@ -125,8 +124,8 @@ class ThreadRunner(CommRunner):
     """
 
     def __init__(self, device: torch.device, comm: ProcessGroupComm) -> None:
-        self._side, self._comm = SideStream(device), comm
-        self._pipeline = Pipeline(comm) if device.type == "cpu" else None
+        self._side = SideStream(device)
+        self._pipeline = Pipeline(comm)
         self._failure: Exception | None = None
         self._started: list[_Item] = []
         self._under_way: list[PendingBucket] = []
@@ -144,13 +143,9 @@ class ThreadRunner(CommRunner):
     def submit(
         self, programs: Programs, buckets: Sequence[PendingBucket], *, is_last: bool
     ) -> None:
-        if self._pipeline is None:
-            run = partial(self._run_programs, programs)
-            self._put([_Item(run, buckets, self._side.record_event())])
-        else:
-            self._is_open = not is_last
-            add = partial(self._add, self._pipeline, programs, buckets, is_last)
-            self._put([_Item(add, buckets, None, completes=False)])
+        self._is_open = not is_last
+        add = partial(self._add, programs, buckets, is_last)
+        self._put([_Item(add, buckets, self._side.record_event(), completes=False)])
 
     def start(self, begin: Callable[[], Task], buckets: Sequence[PendingBucket]) -> None:
         task = begin() if self._failure is None else _nothing
@@ -164,7 +159,7 @@ class ThreadRunner(CommRunner):
     def end_step(self, last: Task) -> None:
         if self._started:
             self.flush()
-        if self._is_open and self._pipeline is not None:
+        if self._is_open:
             # The pass was interrupted before its last bucket.
             self._is_open = False
             self._put([_Item(self._pipeline.drain, [], None)])
@@ -199,11 +194,12 @@ class ThreadRunner(CommRunner):
 
     def _next_items(self) -> list[_Item] | None:
         """Waits for the next tasks; meanwhile it decodes messages that arrive."""
-        while self._pipeline is not None and not self._pipeline.is_idle():
+        while not self._pipeline.is_idle():
             try:
                 return self._queue.get(timeout=POLL_INTERVAL_S)
             except Empty:
-                self._attempt(self._pipeline.work_ahead)
+                with self._side.after(None):
+                    self._attempt(self._pipeline.work_ahead)
         return self._queue.get()
 
     def _put(self, items: list[_Item]) -> None:
@@ -226,22 +222,11 @@ class ThreadRunner(CommRunner):
             task()
         except Exception as error:
             self._failure = error
-            if self._pipeline is not None:
-                self._pipeline.abandon()
-                _complete(self._under_way)
-                self._under_way = []
+            self._pipeline.abandon()
+            _complete(self._under_way)
+            self._under_way = []
 
-    def _run_programs(self, programs: Programs) -> None:
-        for program in programs:
-            run_program(program, self._comm)
-
-    def _add(
-        self,
-        pipeline: Pipeline,
-        programs: Programs,
-        buckets: Sequence[PendingBucket],
-        is_last: bool,
-    ) -> None:
+    def _add(self, programs: Programs, buckets: Sequence[PendingBucket], is_last: bool) -> None:
         """Adds programs to the pipeline; the last one to end completes the buckets."""
         left = len(programs)
         self._under_way += buckets
@@ -254,9 +239,9 @@ class ThreadRunner(CommRunner):
                 self._under_way = [b for b in self._under_way if not b.future.done()]
 
         for program in programs:
-            pipeline.add(program, ended)
+            self._pipeline.add(program, ended)
         if is_last:
-            pipeline.drain()
+            self._pipeline.drain()
 
 
 def _complete(buckets: Sequence[PendingBucket]) -> None:

@@ -43,11 +43,12 @@ class Settings:
     every message that is not summed in transit. `controller` changes settings of the compressor
     during training: "autopilot", "gravac", "accordion" or "schedule", with their settings. With
     `cuda_graphs` a bucket's work on a GPU is captured as CUDA graphs where it is the same at every
-    step. Buckets whose messages have less than `least_bytes` are sent with the next; None means a
-    million where a GPU's messages are staged through the host, which waits for the GPU each time,
-    64,000 for methods of several rounds (`powersgd`), else 0. Parameters of more than `chunk_bytes`
-    are cut into chunks with messages of their own, unless it is 0; None means 25 MiB on a CPU,
-    where the exchange is pipelined, else 0.
+    step. Buckets whose messages have less than `least_bytes` are sent with the next; None means,
+    where a GPU's messages are staged through the host, 250,000, or a million for methods of several
+    rounds (`powersgd`), since each message waits for the GPU; elsewhere 64,000 for methods of
+    several rounds, else 0. Parameters of more than `chunk_bytes` are cut into chunks with messages
+    of their own, unless it is 0; None means 25 MiB on a CPU, and 0 on a GPU, which encodes in a
+    small part of the time that the wire takes.
 
     With "auto" or "auto:risk=low" as the compressor, method, memory and exchange are chosen from
     measurements.

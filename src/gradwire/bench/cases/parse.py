@@ -35,6 +35,7 @@ class MethodCase(Case):
     checksum: bool = False
     controller: str = "none"
     least_bytes: str = "auto"
+    chunk_bytes: str = "auto"
     side: Literal["gradient", "update"] = "gradient"
     """What workers exchange: gradients, or the updates that their optimiser makes of them."""
     drop_momentum: bool = False
@@ -43,14 +44,14 @@ class MethodCase(Case):
     def __post_init__(self) -> None:
         if self.auto() is not None:
             check_alone(self._memory(), self.exchange, self.make_controller())
-            self._least_bytes()
+            self._lengths()
             return
         node = None if self.exchange == "auto" else parse_exchange(self.exchange).node
         size = 2 * (node or 1)
         plan = make_plan(self.spec, self._memory(), self.exchange, (), size)
         if (controller := self.make_controller()) is not None:
             controller.create_state(plan.compressor, [], size)
-        self._least_bytes()
+        self._lengths()
         if self.drop_momentum and self.side == "update":
             raise ConfigError(f"{self.spec}: side=update sends momentum; omit drop_momentum")
         if self.side == "update":
@@ -59,6 +60,7 @@ class MethodCase(Case):
             update_plan("side=update", plan, ())
 
     def mount(self, ddp: DDP, optimizer: Optimizer, seed: int) -> Mounted:
+        least_bytes, chunk_bytes = self._lengths()
         settings = Settings(
             self.spec,
             memory=self._memory(),
@@ -66,7 +68,8 @@ class MethodCase(Case):
             nan_policy=self.nan_policy,
             checksum=self.checksum,
             controller=self.make_controller(),
-            least_bytes=self._least_bytes(),
+            least_bytes=least_bytes,
+            chunk_bytes=chunk_bytes,
             seed=seed,
         )
         if self.drop_momentum:
@@ -91,14 +94,17 @@ class MethodCase(Case):
     def _memory(self) -> str | None:
         return None if self.memory == "auto" else self.memory
 
-    def _least_bytes(self) -> int | None:
-        if self.least_bytes == "auto":
-            return None
-        if not self.least_bytes.isdecimal():
-            raise ConfigError(
-                f"{self.spec}: least_bytes must be auto or a whole number, got {self.least_bytes!r}"
-            )
-        return int(self.least_bytes)
+    def _lengths(self) -> tuple[int | None, int | None]:
+        """Returns `least_bytes` and `chunk_bytes`, None where they are auto."""
+        found: list[int | None] = []
+        for name, text in (("least_bytes", self.least_bytes), ("chunk_bytes", self.chunk_bytes)):
+            if text != "auto" and not text.isdecimal():
+                raise ConfigError(
+                    f"{self.spec}: {name} must be auto or a whole number, got {text!r}"
+                )
+            found.append(None if text == "auto" else int(text))
+        least_bytes, chunk_bytes = found
+        return least_bytes, chunk_bytes
 
 
 @dataclass(frozen=True)
