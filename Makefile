@@ -7,7 +7,7 @@ READY := .venv/.ready
 # where the shell asks for the opposite.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-gpu test-tf check audit audit-online clean docs table
+.PHONY: demo test test-gpu test-tf smoke check audit audit-online clean docs table
 
 demo: $(READY)  ## four emulated hosts race dense training against compressed
 	$(BIN)/gradwire demo
@@ -21,6 +21,9 @@ test-gpu:  ## the tests that need a GPU, with the Python that has torch for it
 test-tf: $(READY)  ## the tests of gradwire.keras, for which TensorFlow is installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --constraint constraints-tf.txt --editable '.[tf]'
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/tf
+
+smoke: $(READY)  ## a few steps of every case of every study, with tiny models
+	$(BIN)/gradwire study $$($(BIN)/gradwire study | cut -d: -f1) --smoke --minutes 60
 
 check: $(READY)  ## format, lint, types, and the direction of imports
 	$(BIN)/ruff format --check
