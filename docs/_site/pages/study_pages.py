@@ -112,11 +112,21 @@ def _page(name: str, results: Path) -> str:
         "## Repeat it",
         _repeat(name, study, claim, runs),
         "## Caveats",
-        "\n".join(f"- {text}" for text in (*claim.caveats, SIMULATED)),
+        "\n".join(f"- {text}" for text in (*_seed_caveat(runs), *claim.caveats, SIMULATED)),
         "## Raw tables",
         *_raw(name, results),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _seed_caveat(runs: Sequence[TrainRecord]) -> list[str]:
+    """Returns a warning if a method has one seed."""
+    seeds = [len({run.seed for run in own}) for own in group(runs, lambda r: r.spec).values()]
+    few, total = seeds.count(1), len(seeds)
+    if not few:
+        return []
+    which = "All methods have" if few == total else f"{few} of {total} methods have"
+    return [f"{which} one seed: small differences mean nothing."]
 
 
 def _setting(run: TrainRecord) -> str:

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from gradwire.bench.studies.cases import EF, RAW, by_gravac, cser, late, qsparse
 from gradwire.bench.studies.claim import Claim
 
-ONE_SEED = "One seed: differences of a few tenths of a percent or of a perplexity mean nothing."
 SHORT = "The run is short: an entry of a 1 % sparsifier waits for about a hundred steps."
 BUSY_LINKS = (
     "Workers that gather receive the message of every other one, so bytes grow with their number; "
@@ -44,7 +43,7 @@ CLAIMS: Mapping[str, Claim] = {
             f.metric("qsgd:bits=4") > f.metric() - 0.005
             and f.metric("onebit") > f.metric() - 0.02 > f.metric(_TOP100)
         ),
-        (SHORT, "Two seeds.", "Methods select within each layer, with the dense learning rate."),
+        (SHORT, "Methods select within each layer, with the dense learning rate."),
     ),
     "error-feedback": Claim(
         "Error feedback on and off",
@@ -65,8 +64,7 @@ CLAIMS: Mapping[str, Claim] = {
             "([the derivation](../studies.md#random-k-and-error-feedback)): without a residual, "
             "random-k at 1 % is SGD at a hundredth of the learning rate; with one, the full rate "
             "acts on gradients that are a hundred steps old. `error-feedback-rates` trains both "
-            "over learning rates (not run yet).",
-            "One seed without a residual, two with it.",
+            "over learning rates.",
         ),
     ),
     "qsparse": Claim(
@@ -83,7 +81,7 @@ CLAIMS: Mapping[str, Claim] = {
             f.metric(qsparse(0.01, 8)) > f.metric() - 0.01
             and f.ratio(qsparse(0.01, 8)) > 10 * f.ratio("topk:ratio=0.01,values=fp32")
         ),
-        (ONE_SEED, BUSY_LINKS + " By the paper's count the factors are four times as large."),
+        (BUSY_LINKS + " By the paper's count the factors are four times as large.",),
     ),
     "rare-resnet18": Claim(
         "Rare syncs of ResNet-18 in ten epochs",
@@ -98,7 +96,7 @@ CLAIMS: Mapping[str, Claim] = {
             f.metric("efsign @ local=(qsparse:sync_every=8)") < f.metric() - 0.01
             and f.metric(late("efsign", 2, ahead=0.6)) < f.metric() - 0.01
         ),
-        (ONE_SEED, "In 30 epochs it is different: [late-resnet18](late-resnet18.md)."),
+        ("In 30 epochs it is different: [late-resnet18](late-resnet18.md).",),
     ),
     "rare-lstm": Claim(
         "Rare syncs of the large LSTM in five epochs",
@@ -112,7 +110,7 @@ CLAIMS: Mapping[str, Claim] = {
             f.metric(late("topk:ratio=0.01", 1, ahead=0.5)) > f.metric() + 10
             and f.metric(qsparse(0.01, 8)) > f.metric() + 10
         ),
-        (ONE_SEED, "In 30 epochs delayed means do reach it: [late-lstm](late-lstm.md)."),
+        ("In 30 epochs delayed means do reach it: [late-lstm](late-lstm.md).",),
     ),
     "late-resnet18": Claim(
         "Delayed means of ResNet-18 in thirty epochs",
@@ -123,7 +121,7 @@ CLAIMS: Mapping[str, Claim] = {
             f"{f.end()}; every 3 steps it ends at {f.end(late('efsign', 3))}."
         ),
         lambda f: f.metric(late("efsign", 2)) > f.metric() - 0.003,
-        (ONE_SEED, "Half the learning rate of the shorter study, for all cases."),
+        ("Half the learning rate of the shorter study, for all cases.",),
     ),
     "late-lstm": Claim(
         "Delayed means of the large LSTM in thirty epochs",
@@ -135,7 +133,6 @@ CLAIMS: Mapping[str, Claim] = {
         ),
         lambda f: f.best(late("topk:ratio=0.005", 2, ahead=0.5)) < 95,
         (
-            ONE_SEED,
             "Dense training at the same norm of clipping was not run for thirty epochs; at half "
             "the norm it is in [long-lstm](long-lstm.md).",
         ),
@@ -157,7 +154,6 @@ CLAIMS: Mapping[str, Claim] = {
             and f.best(_TOP1000) < f.best("ddp-fp32")
         ),
         (
-            ONE_SEED,
             "All runs overfit, so the best of 15 evaluations is compared; stronger compression "
             "regularises.",
             "The calibrated epsilon of 0.25 with gains against the raw gradient, not the printed "
@@ -180,9 +176,8 @@ CLAIMS: Mapping[str, Claim] = {
             and f.metric(_CSER_32[0]) < f.metric(_CSER_32[2])
         ),
         (
-            ONE_SEED,
             "12 epochs instead of 200, and one learning rate for all cases; "
-            "`cser-cifar100` tunes it per method (not run yet).",
+            "`cser-cifar100` tunes it per method.",
         ),
     ),
     "gravac": Claim(
@@ -202,7 +197,7 @@ CLAIMS: Mapping[str, Claim] = {
             and f.ratio(_CALIBRATED) > 19
             and (f.seconds(_CALIBRATED, 0.9233) or 1e9) < (f.seconds(_TOP10, 0.9233) or 0)
         ),
-        (ONE_SEED, BUSY_LINKS, "A narrow ResNet-9 and 5,200 steps; the paper has ResNet-101."),
+        (BUSY_LINKS, "A narrow ResNet-9 and 5,200 steps; the paper has ResNet-101."),
     ),
     "gravac-thresholds": Claim(
         "GraVAC with DGC and RedSync",
@@ -218,7 +213,7 @@ CLAIMS: Mapping[str, Claim] = {
             f.metric(by_gravac("dgc", 0.25, RAW)) > f.metric() - 0.005
             and f.metric(by_gravac("redsync", 0.25, RAW)) > f.metric() - 0.005
         ),
-        (ONE_SEED, "Calibrated epsilon; see [gravac](gravac.md) for the printed one."),
+        ("Calibrated epsilon; see [gravac](gravac.md) for the printed one.",),
     ),
     "gravac-accordion": Claim(
         "GraVAC against Accordion with random-k",
@@ -233,7 +228,7 @@ CLAIMS: Mapping[str, Claim] = {
             f.ratio(_RANDOM_ACCORDION) > f.ratio(_RANDOM_GRAVAC)
             and f.metric(_RANDOM_ACCORDION) > 0.9
         ),
-        (ONE_SEED, "A narrow ResNet-9 instead of ResNet-101, windows of 500 steps, not 2000."),
+        ("A narrow ResNet-9 instead of ResNet-101, windows of 500 steps, not 2000.",),
     ),
     "gravac-lstm": Claim(
         "GraVAC and Autopilot on the medium LSTM",
@@ -250,7 +245,7 @@ CLAIMS: Mapping[str, Claim] = {
             and f.metric(_AUTOPILOT) > 1.01 * f.metric()
             and f.ratio(_AUTOPILOT) > 100
         ),
-        (ONE_SEED, BUSY_LINKS),
+        (BUSY_LINKS,),
     ),
     "accordion": Claim(
         "Accordion against its two levels",
@@ -267,7 +262,7 @@ CLAIMS: Mapping[str, Claim] = {
             f.metric("powersgd:rank=1") < f.metric(_RANK_ACCORDION) < f.metric("powersgd:rank=2")
             and f.ratio("powersgd:rank=2") < f.ratio(_RANK_ACCORDION) < f.ratio("powersgd:rank=1")
         ),
-        (ONE_SEED, "A CPU, a quarter of the width, 6 epochs instead of 300."),
+        ("A CPU, a quarter of the width, 6 epochs instead of 300.",),
         workload="resnet9:width=16,batch_size=32",
         steps=1170,
     ),
@@ -292,10 +287,7 @@ CLAIMS: Mapping[str, Claim] = {
             (f.seconds(_AUTOPILOT, 0.9, r) or 1e9) < 1.1 * (f.seconds(_TOP100, 0.9, r) or 0)
             for r in ("10gbit", "1gbit", "100mbit")
         ),
-        (
-            ONE_SEED,
-            "The schedule anneals to the last step, so a time to 90 % is mostly run length.",
-        ),
+        ("The schedule anneals to the last step, so a time to 90 % is mostly run length.",),
     ),
     "autopilot-long": Claim(
         "Autopilot in a longer run",
@@ -306,7 +298,7 @@ CLAIMS: Mapping[str, Claim] = {
             f"{f.end(_GRAVAC_SHORT)}, Accordion at {f.end(_ACCORDION)}."
         ),
         lambda f: f.metric(_AUTOPILOT) > f.metric() - 0.005,
-        (ONE_SEED, "At the other rates it chooses other settings, which end elsewhere."),
+        ("At the other rates it chooses other settings, which end elsewhere.",),
     ),
     "ptb": Claim(
         "Penn Treebank: methods that exchange at every step",
@@ -321,7 +313,7 @@ CLAIMS: Mapping[str, Claim] = {
             max(f.metric("efsign"), f.metric(_TOP100), f.metric("dgc:ratio=0.01")) < f.metric()
             and f.metric("randomk:ratio=0.01") > 1.2 * f.metric()
         ),
-        (ONE_SEED, "Five epochs: dense training is far from its best perplexity."),
+        ("Five epochs: dense training is far from its best perplexity.",),
     ),
     "ptb-adaptive": Claim(
         "GraVAC and Autopilot on the small LSTM",
@@ -333,7 +325,7 @@ CLAIMS: Mapping[str, Claim] = {
             f"{f.fewer(_AUTOPILOT)}; dense at {f.end()}."
         ),
         lambda f: f.metric(_TOP100) < f.metric() < f.metric(_AUTOPILOT),
-        (ONE_SEED,),
+        (),
     ),
     "gpt-adamw": Claim(
         "Compressed gradients under AdamW",
@@ -377,6 +369,6 @@ CLAIMS: Mapping[str, Claim] = {
             f"{f.fewer(_SPARSELOCO)} fewer bytes."
         ),
         lambda f: f.metric(_SPARSELOCO) > 1.1 * f.metric(),
-        (ONE_SEED, "1,500 steps are only 50 syncs, and the model has 10.8 million parameters."),
+        ("1,500 steps are only 50 syncs, and the model has 10.8 million parameters.",),
     ),
 }
