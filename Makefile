@@ -2,18 +2,33 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+DEMO_READY := .venv/.ready-demo
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# make test-torch TORCH=2.7.1 runs the fast tests with another torch, in an environment of its own.
+# TORCH_PIP are pip's options for it, such as the index of the builds for CPUs.
+TORCH ?= 2.14.1
+TORCH_PIP ?=
+TORCH_VENV := .venv/torch-$(TORCH)
 
 # Hundreds of processes of the tests import the package: all but the first find it compiled, even
 # where the shell asks for the opposite.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-gpu test-tf smoke check audit audit-online clean docs table
+.PHONY: demo test test-fast test-torch test-gpu test-tf smoke check wheel audit audit-online clean docs table
 
-demo: $(READY)  ## four emulated hosts race dense training against compressed
+demo: $(DEMO_READY)  ## four emulated hosts race dense training against compressed
 	$(BIN)/gradwire demo
 
 test: $(READY)  ## all tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 25
+	$(PYTEST) --durations 25
+
+test-fast: $(READY)  ## the tests that take no longer than a moment: minutes less than all of them
+	$(PYTEST) -m 'not slow'
+
+test-torch: $(TORCH_VENV)/.ready  ## the fast tests with another version of torch: TORCH=2.9.1
+	PYTHONPATH=src $(TORCH_VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+	    -m 'not slow' -p no:cacheprovider
 
 test-gpu:  ## the tests that need a GPU, with the Python that has torch for it
 	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu
@@ -35,6 +50,12 @@ check: $(READY)  ## format, lint, types, and the direction of imports
 docs: $(READY)  ## the documentation site in build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+wheel: $(READY)  ## wheel and sdist in dist/, checked as an index of packages would
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
+
 audit: $(READY)  ## what we stand on: versions and licences; fails where one is not pinned
 	$(BIN)/python tests/audit.py
 	$(BIN)/python -m pytest -q tests/test_dependencies.py
@@ -51,7 +72,22 @@ table: $(READY)  ## regenerates the tables of the README and docs/wire.md, and t
 clean:
 	rm -rf build .venv .mypy_cache .pytest_cache .ruff_cache
 
+# What make says while it installs is pip's: it takes minutes, and silence looks like a hang.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench,dev,docs]'
+	$(BIN)/pip install --constraint constraints.txt --editable '.[bench,dev,docs]'
+	touch $(DEMO_READY) $@
+
+# The demo needs neither the tests' packages nor those of the documentation.
+$(DEMO_READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --constraint constraints.txt --editable '.[bench]'
+	touch $@
+
+# Not the pins, which are for one version of Python and torch; pip knows groups since 25.1.
+$(TORCH_VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(TORCH_VENV)
+	$(TORCH_VENV)/bin/pip install --upgrade 'pip>=25.1'
+	$(TORCH_VENV)/bin/pip install $(TORCH_PIP) 'torch==$(TORCH)' numpy
+	$(TORCH_VENV)/bin/pip install --group test
 	touch $@

@@ -90,7 +90,7 @@ def licence(found: Distribution) -> str:
 
 def installed_extras() -> list[str]:
     """Returns the extras that the Makefile installs for everything but test-tf."""
-    match = re.search(r"--editable '\.\[(bench.*?)\]'", (ROOT / "Makefile").read_text())
+    match = re.search(r"--editable '\.\[(bench,.*?)\]'", (ROOT / "Makefile").read_text())
     assert match is not None, "the Makefile is not as expected"
     return match[1].split(",")
 

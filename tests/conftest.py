@@ -1,11 +1,13 @@
 """Fixtures of all tests: a few real ranks that live for the whole run, and emulated hosts."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from deadlines import scaled, set_slow_machine, slowdown
 from gradwire.testbed.hosts import Testbed
 from processes import Ranks
 
@@ -15,6 +17,27 @@ torch.set_num_threads(1)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--data", help="Folder of the public data sets, for tests on real data.")
+    parser.addoption(
+        "--slow-machine",
+        type=float,
+        default=1.0,
+        metavar="FACTOR",
+        help="Multiplies all time limits by at least this; a loaded machine does so by itself.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    set_slow_machine(config.getoption("--slow-machine"))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Scales the limit of a test when it starts, before pytest-timeout reads it."""
+    marker = item.get_closest_marker("timeout")
+    limit_s = marker.args[0] if marker else item.config.getini("timeout")
+    if slowdown() > 1 and item.config.getoption("--timeout") is None:
+        item.add_marker(pytest.mark.timeout(scaled(float(limit_s or 0))), append=False)
+    return (yield)
 
 
 LONG = (
@@ -48,7 +71,55 @@ def position(file: Path) -> int:
     return 2 if file.stem.startswith(LONG) else 3
 
 
+SLOW = (
+    *LONG,
+    "test_auto_",
+    "test_autopilot_simulated",
+    "test_cluster_run",
+    "test_control_ddp",
+    "test_control_integrations",
+    "test_dcp",
+    "test_dense_allreduce",
+    "test_fsdp",
+    "test_fuzz",
+    "test_gravac_simulated",
+    "test_guarded",
+    "test_guards",
+    "test_handle",
+    "test_integration_",
+    "test_kernel_validation",
+    "test_local_case",
+    "test_local_examples",
+    "test_one_clock",
+    "test_own_methods",
+    "test_probe",
+    "test_site_",
+    "test_step_bench",
+    "test_study",
+    "test_train",
+    "test_triton",
+    "test_validation",
+    "test_workloads",
+)
+"""Files that make test-fast leaves out: many processes, whole trainings, compilers, the site."""
+
+MOST_CASES = 16
+"""Of a test with more cases than this, make test-fast takes some, evenly spread."""
+
+
+def mark_slow(items: list[pytest.Item]) -> None:
+    tests = [item.nodeid.partition("[")[0] for item in items]
+    cases, seen = Counter(tests), Counter[str]()
+    for item, test in zip(items, tests, strict=True):
+        left_out = seen[test] % -(-cases[test] // MOST_CASES)
+        seen[test] += 1
+        if left_out or item.path.stem.startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_slow(items)
     items.sort(key=lambda item: position(item.path))
 
 

@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from deadlines import scaled
+
 TIMEOUT_S = 58
 PR_SET_PDEATHSIG = 1
 
@@ -36,7 +38,7 @@ def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", rank=rank, world_size=size, timeout=timedelta(seconds=TIMEOUT_S - 15)
+        "gloo", rank=rank, world_size=size, timeout=timedelta(seconds=scaled(TIMEOUT_S - 15))
     )
     while (job := pipe.recv()) is not None:
         function, args = job
@@ -89,7 +91,7 @@ class Ranks:
         for pipe in self._pipes:
             pipe.send(None)
         for process in self._processes:
-            process.join(10)
+            process.join(scaled(10))
         self._kill()
 
     def run(
@@ -99,10 +101,11 @@ class Ranks:
         if not self._processes:
             self._start()
         self._signal(signal.SIGCONT)
+        limit_s = scaled(timeout_s)
         try:
             for pipe in self._pipes:
                 pipe.send((function, args))
-            answers = [pipe.recv() if pipe.poll(timeout_s) else None for pipe in self._pipes]
+            answers = [pipe.recv() if pipe.poll(limit_s) else None for pipe in self._pipes]
         except BaseException:
             # Ranks that are still busy would answer the next job with the result of this one.
             self._kill()

@@ -19,7 +19,7 @@ LEVELS = (
     ("engine",),
     ("catalogue", "checkpoint", "control"),
     ("auto",),
-    ("integrations", "local", "simulate"),
+    ("integrations", "local", "simulation"),
     ("optim", "perfmodel"),
     # The package itself: its public names.
     ("gradwire", "keras"),
@@ -175,6 +175,7 @@ def test_methods_do_not_import_each_other() -> None:
 
 BENCH = (
     ("case", "human", "machine"),
+    ("time_left",),
     ("datasets",),
     ("records",),
     ("workloads",),

@@ -13,7 +13,7 @@ import gradwire
 from gradwire.compressors.topk import TopK
 from gradwire.engine.engine import Engine
 from gradwire.errors import ConfigError
-from gradwire.simulate import Simulation
+from gradwire.simulation import Simulation
 from gradwire.types import EncodeContext
 
 SHAPES = {"weight": (40, 30), "bias": (40,)}

@@ -1,36 +1,44 @@
-"""Gradwire: communication-efficient distributed training for PyTorch."""
+"""Gradwire: communication-efficient distributed training for PyTorch.
+
+Every name is imported when it is first used: torch takes seconds to import, which the command line
+must not wait for when it prints its help.
+"""
 
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-from gradwire import local, optim
-from gradwire.auto.auto import Auto
-from gradwire.base import Compressor
-from gradwire.checkpoint.files import Checkpoints
-from gradwire.control.accordion import Accordion
-from gradwire.control.autopilot import Autopilot
-from gradwire.control.gravac import GraVAC
-from gradwire.control.schedule import Schedule
-from gradwire.errors import (
-    CheckpointError,
-    ConfigError,
-    GradwireError,
-    MissingExtra,
-    NonFiniteError,
-    PeerError,
-    WireError,
-)
-from gradwire.integrations.ddp import Link, attach
-from gradwire.integrations.fsdp import Shards, attach_fsdp
-from gradwire.integrations.grace import from_grace
-from gradwire.integrations.optimizer import handle_of, reduce_gradients, wrap_optimizer
-from gradwire.integrations.reducer import Reducer
-from gradwire.integrations.settings import Settings
-from gradwire.perfmodel.advise import Advice, advise
-from gradwire.simulate import Simulation, simulate
-from gradwire.spec import compressor_classes, format_spec, methods, parse
 from gradwire.version import VERSION
+
+if TYPE_CHECKING:
+    from gradwire import local, optim
+    from gradwire.auto.auto import Auto
+    from gradwire.base import Compressor
+    from gradwire.checkpoint.files import Checkpoints
+    from gradwire.control.accordion import Accordion
+    from gradwire.control.autopilot import Autopilot
+    from gradwire.control.gravac import GraVAC
+    from gradwire.control.schedule import Schedule
+    from gradwire.errors import (
+        CheckpointError,
+        ConfigError,
+        GradwireError,
+        MissingExtra,
+        NonFiniteError,
+        PeerError,
+        WireError,
+    )
+    from gradwire.integrations.ddp import Link, attach
+    from gradwire.integrations.fsdp import Shards, attach_fsdp
+    from gradwire.integrations.grace import from_grace
+    from gradwire.integrations.optimizer import handle_of, reduce_gradients, wrap_optimizer
+    from gradwire.integrations.reducer import Reducer
+    from gradwire.integrations.settings import Settings
+    from gradwire.perfmodel.advise import Advice, advise
+    from gradwire.simulation import Simulation, simulate
+    from gradwire.spec import format_spec, methods, parse
 
 __version__ = VERSION
 
@@ -70,12 +78,58 @@ __all__ = [
     "wrap_optimizer",
 ]
 
+_MODULES = {
+    "Accordion": "gradwire.control.accordion",
+    "Advice": "gradwire.perfmodel.advise",
+    "Auto": "gradwire.auto.auto",
+    "Autopilot": "gradwire.control.autopilot",
+    "CheckpointError": "gradwire.errors",
+    "Checkpoints": "gradwire.checkpoint.files",
+    "Compressor": "gradwire.base",
+    "ConfigError": "gradwire.errors",
+    "GraVAC": "gradwire.control.gravac",
+    "GradwireError": "gradwire.errors",
+    "Link": "gradwire.integrations.ddp",
+    "MissingExtra": "gradwire.errors",
+    "NonFiniteError": "gradwire.errors",
+    "PeerError": "gradwire.errors",
+    "Reducer": "gradwire.integrations.reducer",
+    "Schedule": "gradwire.control.schedule",
+    "Settings": "gradwire.integrations.settings",
+    "Shards": "gradwire.integrations.fsdp",
+    "Simulation": "gradwire.simulation",
+    "WireError": "gradwire.errors",
+    "advise": "gradwire.perfmodel.advise",
+    "attach": "gradwire.integrations.ddp",
+    "attach_fsdp": "gradwire.integrations.fsdp",
+    "format_spec": "gradwire.spec",
+    "from_grace": "gradwire.integrations.grace",
+    "handle_of": "gradwire.integrations.optimizer",
+    "methods": "gradwire.spec",
+    "parse": "gradwire.spec",
+    "reduce_gradients": "gradwire.integrations.optimizer",
+    "simulate": "gradwire.simulation",
+    "wrap_optimizer": "gradwire.integrations.optimizer",
+}
+"""The modules of the names in `__all__`; `local` and `optim` are modules themselves."""
 
-def __getattr__(name: str) -> type[Compressor] | ModuleType:
-    """Returns classes of the catalogue (`gradwire.TopK`), or `gradwire.keras` (needs an extra)."""
-    if name == "keras":
-        return import_module("gradwire.keras")
-    for cls in compressor_classes().values():
+
+def __getattr__(name: str) -> "type[Compressor] | ModuleType":
+    """Imports a public name, a module, or a class of the catalogue (`gradwire.TopK`)."""
+    value: type[Compressor] | ModuleType
+    if name in _MODULES:
+        value = getattr(import_module(_MODULES[name]), name)
+    elif not name.startswith("_") and find_spec(f"gradwire.{name}") is not None:
+        # Those that need an extra, such as `gradwire.keras`, name it in their error.
+        value = import_module(f"gradwire.{name}")
+    else:
+        value = _class_of_the_catalogue(name)
+    globals()[name] = value
+    return value
+
+
+def _class_of_the_catalogue(name: str) -> type["Compressor"]:
+    for cls in _catalogue():
         if cls.__name__ == name:
             return cls
     known = {known.lower(): known for known in __dir__() if not known.startswith("_")}
@@ -84,7 +138,13 @@ def __getattr__(name: str) -> type[Compressor] | ModuleType:
     raise AttributeError(f"module 'gradwire' has no attribute {name!r}{hint}")
 
 
+def _catalogue() -> list[type["Compressor"]]:
+    from gradwire.spec import compressor_classes
+
+    return list(compressor_classes().values())
+
+
 def __dir__() -> list[str]:
     """Lists public names and classes of the catalogue, without `keras`, which may not import."""
-    classes = (cls.__name__ for cls in compressor_classes().values())
-    return sorted({*globals(), *classes})
+    private = {"TYPE_CHECKING", "ModuleType", "find_spec", "get_close_matches"}
+    return sorted({*globals(), *__all__, *(cls.__name__ for cls in _catalogue())} - private)

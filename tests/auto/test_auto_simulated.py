@@ -15,7 +15,7 @@ from gradwire.comm.cost_model import LinkModel
 from gradwire.control.timing import ModelClock
 from gradwire.engine.engine import Engine
 from gradwire.engine.plan import make_plan
-from gradwire.simulate import Simulation
+from gradwire.simulation import Simulation
 
 WORKERS = 4
 SLOW, FAST = LinkModel(1e-4, 1e7), LinkModel(1e-6, 1e13)

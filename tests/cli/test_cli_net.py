@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import pytest
 
+from deadlines import scaled
 from gradwire import cli
 
 Here: TypeAlias = Callable[..., tuple[int, str, str]]
@@ -30,7 +31,7 @@ def token(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def gradwire(*words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [*GRADWIRE, *words], capture_output=True, text=True, timeout=30, check=False
+        [*GRADWIRE, *words], capture_output=True, text=True, timeout=scaled(30), check=False
     )
 
 
@@ -61,7 +62,7 @@ def processes_with(token: str) -> set[int]:
 
 def all_gone(token: str) -> bool:
     """Returns True if all processes of the test, and so their namespaces, have ended."""
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + scaled(5)
     while processes_with(token):
         if time.monotonic() > deadline_s:
             return False
@@ -119,7 +120,7 @@ def test_a_signal_leaves_nothing(
         assert process.stdout.readline().endswith("tick\n")
         assert len(processes_with(token)) >= 3
         process.send_signal(number)
-        assert process.wait(timeout=10) == code
+        assert process.wait(timeout=scaled(10)) == code
     assert all_gone(token)
     assert visible_network() == before
 
@@ -160,7 +161,7 @@ def test_missing_rights_are_reported(emulated: None) -> None:
         [sys.executable, "-c", drop, *GRADWIRE, "net", "--", "true"],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=scaled(30),
         check=False,
     )
     assert done.returncode == 2

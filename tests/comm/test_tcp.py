@@ -15,6 +15,7 @@ from threading import enumerate as all_threads
 import pytest
 import torch.distributed as dist
 
+from deadlines import scaled
 from gradwire.comm.tcp import (
     MAX_HANDSHAKES,
     Connection,
@@ -88,7 +89,7 @@ def test_a_lost_connection_is_noticed_by_the_other_side() -> None:
 
     listener = Listener("127.0.0.1", TOKEN, listen, 10)
     connect(listener.address, TOKEN, 10).close()
-    assert "the connection is lost" in seen.get(timeout=10)
+    assert "the connection is lost" in seen.get(timeout=scaled(10))
     listener.close()
 
 
@@ -149,7 +150,7 @@ def test_a_message_that_does_not_arrive_times_out(
 ) -> None:
     raw, connection = pair
     raw.sendall(sent)
-    assert 0.25 < seconds_until_timeout(connection.receive, 100) < 1
+    assert 0.25 < seconds_until_timeout(connection.receive, 100) < scaled(1)
 
 
 @pytest.mark.parametrize("at_once", [0, 8])
@@ -169,14 +170,14 @@ def test_a_message_byte_by_byte_times_out(
 
     thread = Thread(target=trickle)
     thread.start()
-    assert 0.25 < seconds_until_timeout(connection.receive, 100) < 1
+    assert 0.25 < seconds_until_timeout(connection.receive, 100) < scaled(1)
     connection.close()
     thread.join()
 
 
 def test_a_receiver_that_does_not_read_times_out(pair: tuple[socket.socket, Connection]) -> None:
     _, connection = pair
-    assert 0.25 < seconds_until_timeout(connection.send, bytes(50_000_000)) < 2
+    assert 0.25 < seconds_until_timeout(connection.send, bytes(50_000_000)) < scaled(2)
 
 
 def test_an_announced_length_reserves_no_memory(pair: tuple[socket.socket, Connection]) -> None:
@@ -200,12 +201,12 @@ def test_silent_clients_are_disconnected_and_do_not_delay_others() -> None:
         connection = connect(listener.address, TOKEN, 10)
         connection.send(b"abc")
         assert connection.receive(3) == b"cba"
-        assert time.monotonic() - start < 0.4
+        assert time.monotonic() - start < scaled(0.4)
         connection.close()
         for client in clients:
-            client.settimeout(3)
+            client.settimeout(scaled(3))
             assert client.recv(1) == b""
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < scaled(2)
 
 
 def test_a_listener_ends_its_threads_and_connections() -> None:
@@ -215,7 +216,7 @@ def test_a_listener_ends_its_threads_and_connections() -> None:
         connection.send(b"abc")
         assert connection.receive(3) == b"cba"
         start = time.monotonic()
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < scaled(2)
     assert set(all_threads()) == before
     with pytest.raises(PeerError, match="the connection is lost"):
         connection.receive(1)

@@ -16,7 +16,7 @@ from gradwire.control.autopilot import MIN_PROGRESS, SWITCH_RATIO, AutopilotStat
 from gradwire.control.runtime import ControllerRuntime
 from gradwire.control.timing import ModelClock
 from gradwire.errors import ConfigError
-from gradwire.simulate import Simulation
+from gradwire.simulation import Simulation
 
 
 def simulation(spec: str = "topk:ratio=0.01", workers: int = 4) -> Simulation:

@@ -8,7 +8,7 @@ import gradwire
 from gradwire.control.two_level import GainMeter, two_level
 from gradwire.engine.cuda_graphs import is_sampled
 from gradwire.engine.engine import Engine
-from gradwire.simulate import Simulation
+from gradwire.simulation import Simulation
 
 
 def simulation(controller: str) -> Simulation:

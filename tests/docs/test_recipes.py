@@ -15,6 +15,7 @@ from recipe_files import files_of
 from torch.distributed.run import get_args_parser
 
 import gradwire
+from deadlines import scaled
 
 NODES = ("node-a", "node-b", "node-c")
 
@@ -56,7 +57,7 @@ def test_slurm_starts_one_torchrun_per_node(tmp_path: Path) -> None:
         env=env,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=scaled(20),
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -7,7 +7,7 @@ from torch import Tensor
 import gradwire
 from gradwire.engine.chunks import cut
 from gradwire.errors import ConfigError
-from gradwire.simulate import Simulation
+from gradwire.simulation import Simulation
 from gradwire.spec import compressor_classes, format_spec
 
 SHAPE = (120, 64)

@@ -9,7 +9,7 @@ from torch import Tensor
 import gradwire
 from gradwire.engine.nonfinite import LARGE, NonFiniteGuard, StepVerdict, _range_on_device
 from gradwire.errors import ConfigError, NonFiniteError
-from gradwire.simulate import Simulation, simulate
+from gradwire.simulation import Simulation, simulate
 from gradwire.spec import compressor_classes, format_spec
 
 SPECS = [format_spec(cls(**cls.examples[0])) for cls in compressor_classes().values()]

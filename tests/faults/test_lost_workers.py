@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from deadlines import scaled
 from gradwire.bench.faults.campaign import JOBS, KINDS, is_bad
 from gradwire.bench.faults.jobs import JobKind
 from gradwire.bench.records.files import read_kinds
@@ -40,7 +41,7 @@ def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, TOKEN: word, "TORCH_CPP_LOG_LEVEL": "FATAL", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=TIME_LIMIT_S - 10,
+        timeout=scaled(TIME_LIMIT_S - 10),
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -50,7 +51,7 @@ def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def survivors(word: str) -> list[str]:
     """Returns processes left behind; an anonymous namespace ends with its last process."""
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + scaled(5)
     while found := [p for p in Path("/proc").glob("[0-9]*/environ") if has(p, word)]:
         if time.monotonic() > deadline_s:
             return [str(p) for p in found]
@@ -85,7 +86,7 @@ def test_a_worker_that_dies_is_noticed_by_all_others(emulated: None) -> None:
         assert row["missed"] == []
         assert row["codes"] == [-9 if rank == killed else 1 for rank in range(4)]
         assert_errors_name_the_reason(row, others)
-        assert max(row["detected_s"]) < LARGE_TIMEOUT_S + 5
+        assert max(row["detected_s"]) < LARGE_TIMEOUT_S + scaled(5)
         # The errors of ranks that were connected to the killed one name its address.
         address = f"[198.18.0.{killed + 1}]"
         assert sum(address in error["text"] for error in row["errors"]) >= 1
@@ -120,7 +121,7 @@ def test_training_gives_up_after_the_timeout(emulated: None) -> None:
         assert_errors_name_the_reason(row, {0, 1, 2, 3})
         assert any("Timed out waiting 2000ms" in error["text"] for error in row["errors"])
         first_s = min(error["at_s"] for error in row["errors"])
-        assert first_s - row["stalled_at_s"] < SMALL_TIMEOUT_S + 5
+        assert first_s - row["stalled_at_s"] < SMALL_TIMEOUT_S + scaled(5)
 
 
 @pytest.mark.timeout(TIME_LIMIT_S)

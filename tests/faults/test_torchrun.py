@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from deadlines import scaled
 from gradwire.bench.faults.injection import Fault
 from gradwire.bench.faults.jobs import Job
 
@@ -59,7 +60,7 @@ def torchrun(arguments: list[str]) -> list[dict[str, Any]]:
         env={**os.environ, **OWN_STORE, **QUIET},
         capture_output=True,
         text=True,
-        timeout=TIME_LIMIT_S - 10,
+        timeout=scaled(TIME_LIMIT_S - 10),
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -7,7 +7,7 @@ from torch import Tensor
 import gradwire
 from gradwire.engine.cuda_graphs import is_graph_safe
 from gradwire.engine.engine import Engine
-from gradwire.simulate import Simulation
+from gradwire.simulation import Simulation
 from gradwire.spec import compressor_classes, format_spec
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")

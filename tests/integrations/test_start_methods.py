@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from deadlines import scaled
+
 SCRIPT = Path(__file__).with_name("start_methods.py")
 
 
@@ -13,7 +15,7 @@ def trained(method: str, store: Path) -> dict[str, tuple[str, str]]:
         [sys.executable, str(SCRIPT), method, str(store)],
         capture_output=True,
         text=True,
-        timeout=70,
+        timeout=scaled(70),
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from deadlines import scaled
 from gradwire import ConfigError
 from gradwire.integrations.trainers import VERSIONS, check_version
 
@@ -23,7 +24,11 @@ for package in {packages}:
 def test_a_missing_package_is_named() -> None:
     script = ABSENT.format(packages=[*VERSIONS])
     ran = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=50
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=scaled(50),
     )
     assert ran.stdout.splitlines() == [
         f"gradwire.integrations.{package} needs {package}: pip install 'gradwire[{package}]'"

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from deadlines import scaled
 from gradwire.kernels import cpu
 from gradwire.kernels.cpu import jit, threads
 from gradwire.kernels.cpu import rounding as rounding_kernels
@@ -193,7 +194,7 @@ class TestSlices:
     def test_several_threads_at_once_and_the_caller_is_one(self) -> None:
         torch.set_num_threads(3)
         # Three threads are needed to pass it; each has one slice.
-        together = Barrier(3, timeout=20)
+        together = Barrier(3, timeout=scaled(20))
 
         def loop(start: int, stop: int) -> int:
             together.wait()
@@ -274,7 +275,7 @@ def test_a_forked_process_works_alone(starts: list[int]) -> None:
 
 def _ended(child: int, patience_s: float = 20.0) -> int:
     """Returns the exit code of a process; kills it if it hangs."""
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + scaled(patience_s)
     while time.monotonic() < deadline:
         found, status = os.waitpid(child, os.WNOHANG)
         if found:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from local_workers import plain_sgd, small_model, take_step
 
+from deadlines import scaled
 from gradwire.errors import PeerError
 from gradwire.local import AsyncQsparseLocalSGD, RejoinedWorker
 from processes import PR_SET_PDEATHSIG, free_port
@@ -51,7 +52,7 @@ def _train(pipe: Connection, rank: int, size: int, port: int, timeout_s: float, 
             init_method=f"tcp://127.0.0.1:{port}",
             rank=rank,
             world_size=size,
-            timeout=timedelta(seconds=WAIT_S),
+            timeout=timedelta(seconds=scaled(WAIT_S)),
         )
     model = small_model()
     optimizer = plain_sgd(model)
@@ -123,7 +124,7 @@ class AsyncProcesses:
         """Returns the seconds until a worker's statistics satisfy the condition."""
         start = time.monotonic()
         while not condition(self.stats(rank)):
-            assert time.monotonic() - start < WAIT_S
+            assert time.monotonic() - start < scaled(WAIT_S)
             time.sleep(0.02)
         return time.monotonic() - start
 
@@ -144,5 +145,5 @@ class AsyncProcesses:
         self._processes[rank], self._pipes[rank] = process, here
 
     def _receive(self, rank: int) -> Any:
-        assert self._pipes[rank].poll(WAIT_S), f"worker {rank} does not answer"
+        assert self._pipes[rank].poll(scaled(WAIT_S)), f"worker {rank} does not answer"
         return self._pipes[rank].recv()

@@ -6,7 +6,7 @@ from torch import Tensor
 
 import gradwire
 from gradwire.base import Memory
-from gradwire.simulate import Simulation
+from gradwire.simulation import Simulation
 from gradwire.spec import format_spec, memory_classes
 
 SHAPE = (48, 40)

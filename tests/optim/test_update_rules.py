@@ -11,7 +11,7 @@ from gradwire.base import UpdateRule
 from gradwire.errors import ConfigError
 from gradwire.optim import AdamUpdate, LionUpdate, MuonUpdate, SGDUpdate
 from gradwire.optim.muon import orthonormalised
-from gradwire.simulate import Simulation
+from gradwire.simulation import Simulation
 
 SHAPES = {"weight": (96, 40), "bias": (40,)}
 

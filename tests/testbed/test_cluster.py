@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from counted import counters
 
+from deadlines import scaled
 from gradwire.errors import ConfigError
 from gradwire.testbed.cluster import (
     Cluster,
@@ -40,7 +41,7 @@ def environments(cluster: Cluster, **extra_env: str) -> list[dict[str, str]]:
 
 def gone(*pids: int) -> bool:
     """Returns whether the processes have ended, after waiting for up to 5 s."""
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + scaled(5)
     while any(alive(pid) for pid in pids):
         if time.monotonic() > deadline_s:
             return False
@@ -128,7 +129,7 @@ def test_a_worker_that_dies_ends_the_others(two_hosts: Testbed) -> None:
         ["sh", "-c", script], on_line=lambda rank, line: seen.append(line)
     )
     assert code == 7
-    assert time.monotonic() - start_s < 4
+    assert time.monotonic() - start_s < scaled(4)
     assert gone(*map(int, seen[0].split()))
 
 
@@ -139,7 +140,7 @@ def test_a_worker_that_will_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -
     )
     start_s = time.monotonic()
     assert LoopbackCluster(2).launch(["sh", "-c", script]) == 3
-    assert time.monotonic() - start_s < 4
+    assert time.monotonic() - start_s < scaled(4)
 
 
 def test_a_signal_is_reported_as_a_shell_does() -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from deadlines import scaled
+
 ROOT = Path(__file__).parents[2]
 TIME_LIMIT_S = 150
 
@@ -27,7 +29,7 @@ def test_torchrun_with_four_nodes(emulated: None, tmp_path: Path) -> None:
         env=env,
         capture_output=True,
         text=True,
-        timeout=TIME_LIMIT_S - 10,
+        timeout=scaled(TIME_LIMIT_S - 10),
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from counted import Counters, counters
 
+from deadlines import scaled
 from gradwire.errors import ConfigError
 from gradwire.testbed import hosts as testbed_module
 from gradwire.testbed.hosts import Host, Testbed
@@ -67,7 +68,7 @@ def held_namespaces() -> set[str]:
 
 def let_go(namespaces: set[str]) -> bool:
     """Returns whether none is held any more, after waiting up to 5 s for threads to end."""
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + scaled(5)
     while namespaces & held_namespaces():
         if time.monotonic() > deadline_s:
             return False

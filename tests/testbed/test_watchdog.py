@@ -3,6 +3,7 @@ import signal
 import subprocess
 import time
 
+from deadlines import scaled
 from gradwire.testbed.watchdog import Watchdog
 
 
@@ -18,7 +19,7 @@ def test_watched_processes_are_killed_when_the_pipe_closes() -> None:
     watchdog.forget(forgotten.pid)
     assert watched.poll() is None
     watchdog.close()
-    assert watched.wait(timeout=5) == -signal.SIGKILL
+    assert watched.wait(timeout=scaled(5)) == -signal.SIGKILL
     assert forgotten.poll() is None
     forgotten.kill()
     forgotten.wait()

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from gradwire.cli import benchmarks, cluster, report, simulation
+from gradwire.cli.output import with_quiet
 from gradwire.errors import GradwireError
 from gradwire.version import VERSION
 
@@ -14,31 +15,30 @@ _USER_ERROR = 2
 app = typer.Typer(
     name="gradwire",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 bench = typer.Typer(no_args_is_help=True, help="Measures the cost of methods.")
 
 # Help lists commands in this order.
-app.command()(report.methods)
+app.command()(with_quiet(report.methods))
 # Options end at the first word of the command, so that its own options need no "--".
-app.command(context_settings={"allow_interspersed_args": False})(cluster.net)
-app.command()(cluster.demo)
-app.command()(simulation.simulate)
-app.command()(simulation.study)
-app.command()(simulation.advise)
-app.command()(report.report)
+app.command(context_settings={"allow_interspersed_args": False})(with_quiet(cluster.net))
+app.command()(with_quiet(cluster.demo))
+app.command()(with_quiet(simulation.simulate))
+app.command()(with_quiet(simulation.study))
+app.command()(with_quiet(simulation.advise))
+app.command()(with_quiet(report.report))
 app.add_typer(bench, name="bench")
-bench.command()(benchmarks.step)
-bench.command()(benchmarks.train)
-bench.command()(benchmarks.kernels)
-bench.command()(benchmarks.workloads)
-bench.command()(benchmarks.fuzz)
-bench.command()(benchmarks.faults)
-bench.command()(benchmarks.guards)
-bench.command()(benchmarks.integrations)
-bench.command()(benchmarks.validate)
+bench.command()(with_quiet(benchmarks.step))
+bench.command()(with_quiet(benchmarks.train))
+bench.command()(with_quiet(benchmarks.kernels))
+bench.command()(with_quiet(benchmarks.workloads))
+bench.command()(with_quiet(benchmarks.fuzz))
+bench.command()(with_quiet(benchmarks.faults))
+bench.command()(with_quiet(benchmarks.guards))
+bench.command()(with_quiet(benchmarks.integrations))
+bench.command()(with_quiet(benchmarks.validate))
 
 
 def _print_version(wanted: bool) -> None:
@@ -62,7 +62,7 @@ def gradwire(
 def run() -> None:
     """Runs the command line; a user error prints one line, not a traceback."""
     try:
-        app()
+        app(prog_name="gradwire")
     except GradwireError as error:
         print(f"gradwire: {error}", file=sys.stderr)
         sys.exit(_USER_ERROR)

@@ -1,6 +1,5 @@
 """Commands of `gradwire bench`: in this process, or with workers on emulated hosts."""
 
-from json import dumps
 from pathlib import Path
 from typing import Annotated
 
@@ -19,11 +18,11 @@ from gradwire.cli.common import (
     command_line,
     exit_with,
     named_rate,
-    open_console,
     parse_factors,
     parse_seeds,
     parse_sizes,
 )
+from gradwire.cli.output import open_console, write_rows
 
 
 def kernels(
@@ -58,7 +57,7 @@ def kernels(
             json,
             command_line(),
             commit,
-        ).run(open_console())
+        ).run(open_console(json))
         return
     specs = split_cases(case) if case else tuple(usual_specs())
     measure = KernelBench(
@@ -72,21 +71,20 @@ def kernels(
         commit,
         seconds,
     )
-    measure.run(open_console())
+    measure.run(open_console(json))
 
 
 def workloads(
-    json: Annotated[bool, typer.Option("--json", help="Prints one JSON object per line.")] = False,
+    json: Json = None,
 ) -> None:
     """Prints the workloads: model, parameters, data and metric of each."""
     from gradwire.bench.report import workload_table
 
     rows = workload_table.rows()
-    if json:
-        for row in rows:
-            print(dumps(row._asdict()))
+    if json is not None:
+        write_rows(json, (row._asdict() for row in rows))
     else:
-        open_console().print(workload_table.table(rows))
+        open_console(json).print(workload_table.table(rows))
 
 
 def fuzz(
@@ -100,7 +98,7 @@ def fuzz(
     from gradwire.bench.fuzz.run import Fuzz
 
     hostile = Fuzz(messages, seed, split_cases(case) if case else (), json, command_line())
-    raise typer.Exit(0 if hostile.run(open_console()) else 1)
+    raise typer.Exit(0 if hostile.run(open_console(json)) else 1)
 
 
 def faults(
@@ -119,7 +117,7 @@ def faults(
     from gradwire.bench.faults.campaign import FaultBench
 
     bench = FaultBench(faults, tuple(jobs.split(",")), seed, minutes, json, command_line())
-    raise typer.Exit(0 if bench.run(open_console()) else 1)
+    raise typer.Exit(0 if bench.run(open_console(json)) else 1)
 
 
 def step(
@@ -162,7 +160,7 @@ def step(
         commit,
         60 * minutes,
     )
-    exit_with(measure.run(open_console()))
+    exit_with(measure.run(open_console(json)))
 
 
 def train(
@@ -218,7 +216,7 @@ def train(
         command=command_line(),
         commit=commit,
     )
-    exit_with(measure.run(open_console()))
+    exit_with(measure.run(open_console(json)))
 
 
 def guards(
@@ -239,23 +237,22 @@ def guards(
     measure = GuardBench(
         cases, workers, named_rate(rate), rounds, steps, warmup, workload, json, command
     )
-    measure.run(open_console())
+    measure.run(open_console(json))
 
 
 def integrations(
     ranks: Annotated[int, typer.Option(help="Processes on this machine.")] = 2,
     steps: Annotated[int, typer.Option(help="Timed steps of each kind.")] = 200,
-    json: Annotated[bool, typer.Option("--json", help="Prints one JSON object per line.")] = False,
+    json: Json = None,
 ) -> None:
     """Compares `none` through DDP, FSDP2, loop and optimiser with the same steps without it."""
     from gradwire.bench.microbench.integrations import IntegrationBench, show
 
     rows = IntegrationBench(ranks, steps).run()
-    if json:
-        for row in rows:
-            print(dumps(row._asdict()))
+    if json is not None:
+        write_rows(json, (row._asdict() for row in rows))
     else:
-        show(rows, open_console())
+        show(rows, open_console(json))
 
 
 def validate(
@@ -280,4 +277,4 @@ def validate(
         json,
         command_line(),
         commit=commit,
-    ).run(open_console())
+    ).run(open_console(json))

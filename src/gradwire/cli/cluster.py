@@ -13,8 +13,8 @@ from gradwire.cli.common import (
     command_line,
     exit_with,
     named_rate,
-    open_console,
 )
+from gradwire.cli.output import open_console
 
 
 def net(
@@ -56,4 +56,4 @@ def demo(
     from gradwire.bench.runs.demo import Demo
 
     bench = Demo(workers, named_rate(rate), steps, output, json, command_line())
-    exit_with(bench.run(open_console()))
+    exit_with(bench.run(open_console(json)))

@@ -1,4 +1,4 @@
-"""Shared by all commands: options and their parsers, the console, and exit codes."""
+"""Shared by all commands: options and their parsers, and exit codes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ import typer
 from gradwire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from gradwire.bench.predictions.simulate import Links
     from gradwire.bench.runs.cluster_run import Ending
 
 Workers = Annotated[int, typer.Option(help="Emulated hosts, one worker on each.")]
 Rate = Annotated[str, typer.Option(help="Rate of every link, such as 100mbit; none: unshaped.")]
 Json = Annotated[
-    Path | None, typer.Option("--json", help="Appends the records to this file, as JSON lines.")
+    Path | None,
+    typer.Option("--json", help="Appends the results to this file as JSON lines; - prints them."),
 ]
 Latency = Annotated[str, typer.Option(help="Latency of a hop, such as 0.1ms.")]
 Cases = Annotated[
@@ -92,15 +91,6 @@ def named_rate(text: str) -> str | None:
 
 INTERRUPTED = 130
 _CODES: dict[Ending, int] = {"done": 0, "failed": 1, "interrupted": INTERRUPTED}
-_FILE_COLUMNS = 120
-
-
-def open_console() -> Console:
-    """Opens the terminal; a file or a pipe gets lines long enough for the tables."""
-    from rich.console import Console
-
-    console = Console()
-    return console if console.is_terminal else Console(width=_FILE_COLUMNS)
 
 
 def command_line() -> str:

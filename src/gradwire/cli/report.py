@@ -1,16 +1,16 @@
 """Commands that run nothing: `gradwire methods` (the catalogue) and `gradwire report`."""
 
-from json import dumps
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gradwire.cli.common import open_console
+from gradwire.cli.common import Json
+from gradwire.cli.output import open_console, show, write_rows
 
 
 def methods(
-    json: Annotated[bool, typer.Option("--json", help="Prints one JSON object per line.")] = False,
+    json: Json = None,
     markdown: Annotated[
         Path | None, typer.Option(help="Writes the table between the marks of this file.")
     ] = None,
@@ -20,13 +20,12 @@ def methods(
 
     if markdown is not None:
         catalogue.write_into(markdown)
-    elif json:
-        for row in catalogue.rows():
-            print(dumps(catalogue.as_dict(row)))
+    elif json is not None:
+        write_rows(json, map(catalogue.as_dict, catalogue.rows()))
     else:
         from gradwire.bench.report.tables import methods_table
 
-        open_console().print(methods_table(catalogue.rows()))
+        open_console(json).print(methods_table(catalogue.rows()))
 
 
 def report(
@@ -45,9 +44,9 @@ def report(
 
     records = read_every(files_in(runs))
     write_report(records, output)
-    print(output)
+    show(output)
     if plots is not None:
         from gradwire.bench.report.figures import write_figures
 
         for path in write_figures(records, plots):
-            print(path)
+            show(path)

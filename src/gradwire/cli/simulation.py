@@ -13,11 +13,11 @@ from gradwire.cli.common import (
     Latency,
     command_line,
     exit_with,
-    open_console,
     parse_links,
     parse_seeds,
     parse_sizes,
 )
+from gradwire.cli.output import open_console, show
 from gradwire.errors import ConfigError
 
 
@@ -55,9 +55,9 @@ def simulate(
         command_line(),
     )
     if steps is None:
-        bench.run(open_console())
+        bench.run(open_console(json))
     else:
-        SimulatedTrain(bench, steps, evaluate_every, seed).run(open_console())
+        SimulatedTrain(bench, steps, evaluate_every, seed).run(open_console(json))
 
 
 def advise(
@@ -113,7 +113,7 @@ def advise(
     else:
         measured = measure_workload(parse_workload(workload or "", data, device))
     advice = advise_on(measured, cases, workers, links)
-    print(advice)
+    show(advice, json)
     if json is not None:
         write_advice(json, measured, workers, links, advice, command_line())
 
@@ -144,7 +144,7 @@ def study(
 
     if not names:
         for key, one in STUDIES.items():
-            print(f"{key}: {one.summary} ({len(one.cases)} cases, {one.steps:,} steps)")
+            show(f"{key}: {one.summary} ({len(one.cases)} cases, {one.steps:,} steps)")
         return
     if smoke:
         if json is not None or device != "cpu":
@@ -155,6 +155,8 @@ def study(
         return
     if json is None:
         raise ConfigError("study: give a file for the records with --json")
+    if str(json) == "-":
+        raise ConfigError("study: --json must be a file, got -: a study resumes from its records")
     from gradwire.bench.studies.bench import StudyBench
     from gradwire.bench.studies.run import CommandSettings
 
@@ -167,7 +169,7 @@ def study(
         .by_learning_rate()
     )
     setting = CommandSettings(data, device, command_line(), commit)
-    exit_with(StudyBench(chosen, setting, json, minutes, jobs).run(open_console()))
+    exit_with(StudyBench(chosen, setting, json, minutes, jobs).run(open_console(json)))
 
 
 def _smoke(names: list[str], minutes: float) -> None:

@@ -1,7 +1,7 @@
 """Runs collectives among the members of a torch process group."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -41,6 +41,13 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 SPLIT_BYTES = 4 << 20
 """Size from which two rings at once keep gloo's links busier than one (6 % at 100 Mbit/s)."""
+
+PIECES_BYTES = 1 << 20
+"""Sent bytes from which a gather and an all-to-all run in pieces at once, which keep gloo's links
+busier: of 100 Mbit/s, four ranks that send 2 MB each use 84 instead of 75 in a gather, and 69
+instead of 58 in an all-to-all, whose messages share the links of their receivers."""
+
+GATHER_PIECES, ALL_TO_ALL_PIECES = 2, 4
 
 SHUTDOWN = Event()
 """Set when this process ends: from then on no thread waits for other ranks."""
@@ -256,10 +263,16 @@ class ProcessGroupComm(Comm):
         if buffer.numel() < longest:
             buffer = torch.cat([buffer, buffer.new_zeros(longest - buffer.numel())])
         self.meter.gather(longest, self.size, inside=self.inside)
-        received = _room(self.size * longest, buffer)
-        work = _all_gather(received, buffer, group=self.group, async_op=True)
-        rows = received.view(self.size, longest)
-        return [work], lambda: [row[:n] for row, n in zip(rows, sizes, strict=True)]
+        works, received = list[dist.Work](), list[Tensor]()
+        for sent in buffer.tensor_split(self._pieces((self.size - 1) * longest, GATHER_PIECES)):
+            into = _room(self.size * sent.numel(), buffer)
+            works.append(_all_gather(into, sent, group=self.group, async_op=True))
+            received.append(into.view(self.size, sent.numel()))
+        return works, lambda: [row[:n] for row, n in zip(_join(received), sizes, strict=True)]
+
+    def _pieces(self, sent_bytes: int, pieces: int) -> int:
+        """Returns in how many pieces to run a collective in which this rank sends so many bytes."""
+        return 1 if self.on_device or sent_bytes < PIECES_BYTES else pieces
 
     def _gather_sizes(self, buffer: Tensor) -> list[int]:
         own = torch.tensor([buffer.numel()], device=buffer.device)
@@ -285,12 +298,21 @@ class ProcessGroupComm(Comm):
         sent_bytes = sum(lengths) - lengths[self.rank]
         received_bytes = sum(sizes) - sizes[self.rank]
         self.meter.all_to_all(sent_bytes, received_bytes, inside=self.inside)
-        received = _room(sum(sizes), buffers[0])
-        sent = torch.cat(buffers)
-        work = dist.all_to_all_single(
-            received, sent, sizes, lengths, group=self.group, async_op=True
-        )
-        return [work], lambda: list(received.split(sizes))
+        # All ranks must run the same number of pieces, so they must know each other's lengths.
+        longest = max(lengths) if collective.sizes is not None else 0
+        works, received = [], []
+        pieces = self._pieces((self.size - 1) * longest, ALL_TO_ALL_PIECES)
+        for number in range(pieces):
+            sent = torch.cat([b.tensor_split(pieces)[number] for b in buffers])
+            going = _piece_lengths(lengths, pieces, number)
+            coming = _piece_lengths(sizes, pieces, number)
+            into = _room(sum(coming), sent)
+            work = dist.all_to_all_single(
+                into, sent, coming, going, group=self.group, async_op=True
+            )
+            works.append(work)
+            received.append(into.split(coming))
+        return works, lambda: [_join(parts) for parts in zip(*received, strict=True)]
 
     def _broadcast(self, collective: Collective) -> "Begun":
         buffer, root = collective.buffers[0], collective.root
@@ -316,3 +338,17 @@ def _room(numel: int, like: Tensor) -> Tensor:
     The host would have to wait for a copy from other memory.
     """
     return torch.empty(numel, dtype=like.dtype, device=like.device, pin_memory=like.is_pinned())
+
+
+def _piece_lengths(lengths: list[int], pieces: int, number: int) -> list[int]:
+    """Returns the lengths of one piece of buffers that are split by `torch.tensor_split`."""
+    return [length // pieces + (number < length % pieces) for length in lengths]
+
+
+def _join(pieces: Sequence[Tensor]) -> Tensor:
+    """Returns pieces side by side, along their last dimension; pinned if they are."""
+    if len(pieces) == 1:
+        return pieces[0]
+    shape = (*pieces[0].shape[:-1], sum(piece.shape[-1] for piece in pieces))
+    joined = _room(sum(piece.numel() for piece in pieces), pieces[0]).view(shape)
+    return torch.cat(list(pieces), dim=-1, out=joined)

@@ -9,7 +9,7 @@ from gradwire.auto.accuracy_risk import NODES
 from gradwire.engine.engine import Engine
 from gradwire.engine.plan import Plan
 from gradwire.perfmodel.compute import Bucket
-from gradwire.simulate import Simulation
+from gradwire.simulation import Simulation
 
 
 def measure_error(

@@ -23,6 +23,6 @@ def test_the_command_prints_the_rows(
     run = IntegrationBench.run
     narrow = IntegrationBench(2, 2, width=32)
     monkeypatch.setattr(IntegrationBench, "run", lambda _: run(narrow))
-    app(["bench", "integrations", "--json"], standalone_mode=False)
+    app(["bench", "integrations", "--json", "-"], standalone_mode=False)
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["integration"] for row in rows] == ["ddp", "loop", "optimizer", "fsdp"]

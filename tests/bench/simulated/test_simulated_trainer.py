@@ -13,7 +13,7 @@ from gradwire.bench.records.schema import TrainRecord
 from gradwire.bench.simulated.trainer import ExchangeTrainer, exchange_trainer
 from gradwire.bench.workloads.base import Workload, parse_workload, update
 from gradwire.errors import ConfigError
-from gradwire.simulate import simulate
+from gradwire.simulation import simulate
 
 
 def trainer(workload: Workload, spec: str, workers: int) -> ExchangeTrainer:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from deadlines import scaled
 from gradwire.bench.studies import device_lock
 from gradwire.bench.studies.device_lock import DeviceLock
 
@@ -24,14 +25,14 @@ def test_the_exclusive_lock_is_exclusive(tmp_path: Path) -> None:
         device_lock = DeviceLock(tmp_path, "cpu")
         with device_lock.shared():
             inside.set()
-            wanted.wait(10)
+            wanted.wait(scaled(10))
             done.append("step")
         with device_lock.shared():
             done.append("next step")
 
     thread = threading.Thread(target=trainer)
     thread.start()
-    inside.wait(10)
+    inside.wait(scaled(10))
     device_lock = DeviceLock(tmp_path, "cpu")
     wanted.set()
     with device_lock.exclusive():
@@ -39,7 +40,7 @@ def test_the_exclusive_lock_is_exclusive(tmp_path: Path) -> None:
         thread.join(0.2)
         assert thread.is_alive() == ("next step" not in done)
         assert done in (["step", "measured"], ["step", "next step", "measured"])
-    thread.join(10)
+    thread.join(scaled(10))
     assert sorted(done) == ["measured", "next step", "step"]
 
 
@@ -51,7 +52,7 @@ def test_a_shared_holder_can_take_the_exclusive_lock(tmp_path: Path) -> None:
     def work(number: int) -> None:
         device_lock = DeviceLock(tmp_path, "cpu")
         with device_lock.shared():
-            both.wait(10)
+            both.wait(scaled(10))
             for _ in range(3):
                 with device_lock.exclusive():
                     measured.append(number)
@@ -61,7 +62,7 @@ def test_a_shared_holder_can_take_the_exclusive_lock(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(scaled(10))
     assert len(measured) == 12
     # No other process held the lock during a measurement.
     assert all(a == b for a, b in zip(measured[::2], measured[1::2], strict=True))
@@ -86,5 +87,5 @@ def test_others_continue_while_one_holds_the_lock_for_long(
             with other.shared():
                 time.sleep(0.01)
         assert not measured.is_set()
-    thread.join(10)
+    thread.join(scaled(10))
     assert measured.is_set()

@@ -25,6 +25,7 @@ from gradwire.bench.faults.runner import Attempt, Event, HostRunner, React
 from gradwire.bench.machine import machine_facts
 from gradwire.bench.records.files import append, check_writable
 from gradwire.bench.records.schema import CampaignRecord, FaultRecord
+from gradwire.bench.time_left import TimeLeft
 from gradwire.checkpoint.files import Checkpoints
 from gradwire.checks import check_whole
 from gradwire.errors import ConfigError
@@ -315,14 +316,15 @@ class FaultBench:
         good = True
         with Testbed(WORKERS, RATE) as testbed:
             runner = HostRunner(testbed, quiet=True)
+            time_left = TimeLeft()
             for number, job in enumerate(self.jobs):
                 share = self.faults // len(self.jobs) + (number < self.faults % len(self.jobs))
-                summary = self._campaign(console, runner, job, share)
+                summary = self._campaign(console, runner, job, share, time_left)
                 good = good and not is_bad(summary)
         return good
 
     def _campaign(
-        self, console: Console, runner: HostRunner, kind: str, faults: int
+        self, console: Console, runner: HostRunner, kind: str, faults: int, time_left: TimeLeft
     ) -> CampaignRecord:
         start_s = time.monotonic()
         job: JobKind = next(known for known in JOBS if known == kind)
@@ -332,7 +334,10 @@ class FaultBench:
         while len(rows) < faults and time.monotonic() - start_s < limit_s:
             rows.append(campaign.inject(len(rows)))
             self._write(rows[-1])
-            console.print(_line(rows[-1]), markup=False, highlight=False)
+            # Every job has the same share of the faults and of the time.
+            done = self.jobs.index(job) + len(rows) / faults
+            left = time_left.words(done, len(self.jobs), 60 * self.minutes)
+            console.print(_line(rows[-1]) + left, markup=False, highlight=False)
         same = campaign.finish()
         times = [row.detected_s for row in rows if row.detected_s >= 0]
         summary = CampaignRecord(

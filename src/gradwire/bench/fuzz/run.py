@@ -16,6 +16,7 @@ from gradwire.bench.fuzz.targets import DECODE, Case, Target, all_specs, cases_o
 from gradwire.bench.machine import machine_facts
 from gradwire.bench.records.files import append, check_writable
 from gradwire.bench.records.schema import FuzzRecord
+from gradwire.bench.time_left import TimeLeft
 from gradwire.errors import ConfigError, WireError
 
 DECODER_SHARE = 0.9
@@ -74,8 +75,8 @@ class Fuzz:
             check_writable(self.json_path)
         specs = self.specs or all_specs()
         each = -(-self.messages // len(specs))
-        total = Tally()
-        for spec in specs:
+        total, time_left = Tally(), TimeLeft()
+        for number, spec in enumerate(specs, start=1):
             before_s, before_kb = process_time(), _peak_kb()
             tally = self._method(spec, each)
             self._write(spec, tally, process_time() - before_s, _peak_kb() - before_kb)
@@ -83,7 +84,8 @@ class Fuzz:
             total.decoded += tally.decoded
             total.refused += tally.refused
             total.crashes += tally.crashes
-            console.print(_line(spec, tally), markup=False, highlight=False)
+            left = time_left.words(number, len(specs))
+            console.print(_line(spec, tally) + left, markup=False, highlight=False)
         for text in (*total.crashes[:CRASHES_KEPT], _line("all", total)):
             console.print(text, markup=False, highlight=False)
         return not total.crashes

@@ -34,6 +34,7 @@ from gradwire.bench.report.figures import check_svg_name, write_svg
 from gradwire.bench.report.plots import plots
 from gradwire.bench.report.summary import kernel_summary
 from gradwire.bench.report.tables import kernel_tables
+from gradwire.bench.time_left import TimeLeft
 from gradwire.errors import ConfigError
 from gradwire.spec import compressor_classes, format_spec, name_of, parse
 from gradwire.types import EncodeContext
@@ -78,11 +79,13 @@ class KernelBench:
         torch.set_num_threads(self.threads)
         watch = stopwatch(device)
         records: list[KernelRecord] = []
+        time_left, total = TimeLeft(), len(self.sizes) * len(compressors)
         for numel in self.sizes:
             baseline = measure_baseline(numel, device, watch)
             for compressor in compressors:
                 spec = format_spec(compressor)
-                console.print(f"{spec}, {numel:,} elements", markup=False, highlight=False)
+                left = time_left.words(len(records), total)
+                console.print(f"{spec}, {numel:,} elements{left}", markup=False, highlight=False)
                 records.append(self._record(compressor, numel, device, watch, baseline))
                 if self.json_path is not None:
                     append(self.json_path, records[-1])

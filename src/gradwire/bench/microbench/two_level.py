@@ -20,6 +20,7 @@ from gradwire.bench.microbench.ef_step import TimedCall, replay_of
 from gradwire.bench.microbench.measure import Cost, Stopwatch, check_setting, cost, stopwatch
 from gradwire.bench.records.files import append, check_writable
 from gradwire.bench.records.schema import LevelsRecord
+from gradwire.bench.time_left import TimeLeft
 from gradwire.compressors._sparsifier import Sparsifier
 from gradwire.control.two_level import (
     GainMeter,
@@ -67,8 +68,12 @@ class LevelsBench:
         torch.set_num_threads(self.threads)
         watch = stopwatch(device)
         records: list[LevelsRecord] = []
+        time_left, total = TimeLeft(), len(self.sizes) * len(bases)
         for numel in self.sizes:
             for base in bases:
+                left = time_left.words(len(records), total)
+                line = f"{format_spec(base)}, {numel:,} elements{left}"
+                console.print(line, markup=False, highlight=False)
                 records.append(self._record(base, numel, device, watch))
                 if self.json_path is not None:
                     append(self.json_path, records[-1])

@@ -40,13 +40,24 @@ R = TypeVar("R")
 
 log = logging.getLogger("gradwire")
 
+STANDARD_OUTPUT = Path("-")
+"""Records go to standard output in place of a file; it has no earlier ones."""
+
 _LARGEST = 10**18
 """The largest magnitude of whole numbers in records."""
 
 
 def append(path: Path, record: object) -> None:
     """Appends one line to `path` and waits until it is on disk; earlier lines are not changed."""
-    line = json.dumps(to_row(record), allow_nan=False) + "\n"
+    append_row(path, to_row(record))
+
+
+def append_row(path: Path, row: Mapping[str, object]) -> None:
+    """Appends a JSON object as `append` does a record, or prints it."""
+    line = json.dumps(row, allow_nan=False) + "\n"
+    if path == STANDARD_OUTPUT:
+        print(line, end="", flush=True)
+        return
     with _open(path) as file:
         size = file.tell()
         # A killed run may have left half a line; without a newline this record would be lost too.
@@ -65,6 +76,8 @@ def check_writable(path: Path) -> None:
 
     Called before hours of work whose records would be lost.
     """
+    if path == STANDARD_OUTPUT:
+        return
     if path.exists() and not path.is_file():
         raise ConfigError(f"cannot write records to {path}: not a regular file")
     _open(path).close()

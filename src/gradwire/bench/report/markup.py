@@ -29,17 +29,6 @@ LONGEST_NUMBER = 30
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(ms|s|min|h|[kMGT]?B|[kMGT]bit/s|M|workers?)\b)")
 
 
-def lead(sections: Sequence[tuple[str, str]]) -> str:
-    """Renders the summary; for several settings a list of summaries with links to the sections."""
-    if len(sections) == 1:
-        return f'<p class="lead">{prose(sections[0][1])}</p>'
-    items = "".join(
-        f'<li><a href="#s{index}">{prose(heading)}</a>: {prose(summary)}</li>'
-        for index, (heading, summary) in enumerate(sections)
-    )
-    return f"<ul>{items}</ul>"
-
-
 def heading(text: str) -> str:
     return f"<h2>{prose(text)}</h2>"
 
@@ -59,7 +48,8 @@ def table(grid: Grid) -> str:
 def figures(plots: Sequence[Plot], first: int) -> str:
     """Renders empty charts that the script fills, numbered from `first`."""
     items = "\n".join(
-        f'<figure data-plot="{number}"><h3>{escape(plot.title)}</h3><p>{escape(plot.caption)}</p>'
+        f'<figure data-plot="{number}"><figcaption>{escape(plot.title)}</figcaption>'
+        f"<p>{escape(plot.caption)}</p>"
         '<div class="tools"></div><div class="canvas"></div></figure>'
         for number, plot in enumerate(plots, start=first)
     )
@@ -71,7 +61,7 @@ def timelines(records: Sequence[TrainRecord | FollowRecord]) -> str:
     controlled = [record for record in records if record.timeline]
     if not controlled:
         return ""
-    return "<h3>Decisions of the controllers</h3>" + "".join(map(_timeline, controlled))
+    return '<p class="title">Decisions of the controllers</p>' + "".join(map(_timeline, controlled))
 
 
 def data(specs: Sequence[str], plots: Sequence[Plot]) -> str:
@@ -163,13 +153,25 @@ def _counts(records: Sequence[AnyRecord]) -> str:
     return f'<p class="note">{len(records):,} records: {counts}.</p>'
 
 
+MOST_ITEMS = 5
+"""Failures, machines or commands that are shown at once; more of them are folded."""
+
+
 def _part(heading: str, items: Sequence[str]) -> str:
-    return f"<h3>{heading}</h3>{''.join(items)}" if items else ""
+    if not items:
+        return ""
+    content = "".join(items)
+    if len(items) > MOST_ITEMS:
+        content = f"<details><summary>all {len(items):,}</summary>{content}</details>"
+    return f"<h3>{heading}</h3>{content}"
 
 
 def _failures(records: Sequence[AnyRecord]) -> Iterator[str]:
+    """Renders failures; interrupted runs are counted in the summaries of their settings."""
     for record in records:
-        if isinstance(record, TrainRecord | StepRecord | KernelRecord) and record.error:
+        if isinstance(record, TrainRecord | StepRecord | KernelRecord) and (
+            record.error and record.status != "interrupted"
+        ):
             yield _failure(record.spec, record.status, record.error)
         if isinstance(record, FuzzRecord) and record.crashes:
             yield _failure(record.spec, "crashed", "\n".join(record.crash_texts))

@@ -56,6 +56,10 @@ class Section:
     plots: tuple[Plot, ...] = ()
     runs: tuple[TrainRecord | FollowRecord, ...] = ()
     """Runs whose controllers' decisions are shown."""
+    group: str = ""
+    """What a long page folds together, such as all settings of a workload."""
+    gain: float | None = None
+    """Time of dense training over that of the fastest other method, if both were run."""
 
 
 def methods_of(sections: Iterable[Section]) -> list[str]:

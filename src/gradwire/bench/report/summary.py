@@ -1,6 +1,6 @@
 """Summaries of the runs of one setting in plain sentences, also where compression did not pay."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from gradwire.bench import human
 from gradwire.bench.records.compare import (
@@ -118,13 +118,47 @@ def _with_limits(verdict: str, records: Sequence[RunRecord]) -> str:
     sentences = [verdict]
     if not all(record.shaped for record in records):
         sentences.append(NOT_SHAPED)
-    if stopped := [f"{r.spec} {r.status}" for r in records if r.status != "done"]:
-        sentences.append(f"Not finished: {', '.join(dict.fromkeys(stopped))}.")
+    sentences += _unfinished(records)
     if (most := _most_overhead(records)) is not None:
         sentences.append(f"The interfaces counted at most {most:.1%} more bytes than the methods.")
     if len({(r.machine.get("cpu"), r.machine.get("cores")) for r in records}) > 1:
         sentences.append("The runs come from different machines: compare their times with care.")
     return " ".join(sentences)
+
+
+MOST_NAMES = 6
+"""Methods that failed and are named; the rest is counted, as are all that were interrupted."""
+
+
+def _unfinished(records: Sequence[RunRecord]) -> Iterator[str]:
+    broken = [f"{r.spec} {r.status}" for r in records if r.status in ("failed", "diverged")]
+    names = list(dict.fromkeys(broken))
+    if names:
+        more = f" and {len(names) - MOST_NAMES} others" if len(names) > MOST_NAMES else ""
+        yield f"Not finished: {', '.join(names[:MOST_NAMES])}{more}."
+    if interrupted := sum(record.status == "interrupted" for record in records):
+        yield f"{interrupted} of {len(records)} runs were interrupted."
+
+
+def gain_over_dense(records: Sequence[RunRecord]) -> float | None:
+    """Returns the time of dense training over that of the fastest other method.
+
+    Times are those to the common target, or of a step if there is none; runs that were interrupted
+    do not count.
+    """
+    done = [record for record in records if record.status == "done"]
+    trained = [record for record in done if isinstance(record, TrainRecord)]
+    if trained and common_target(trained) is not None:
+        times = {entry.spec: entry.time_s for entry in target_times(trained)}
+    else:
+        medians = {
+            spec: median_of(run.step_ms for run in runs)
+            for spec, runs in group(done, lambda record: record.spec).items()
+        }
+        times = {spec: time for spec, time in medians.items() if time}
+    dense = times.pop(BASELINE, None)
+    times.pop(COMPUTE, None)
+    return dense / min(times.values()) if dense and times else None
 
 
 def _most_overhead(records: Sequence[RunRecord]) -> float | None:
@@ -145,5 +179,5 @@ def kernel_summary(records: Sequence[KernelRecord]) -> str:
         f"{best.spec} is nearest to the memory-traffic floor: a step with error feedback takes "
         f"{best.ratio_to_floor:.1f} times its floor of {human.duration_ms(best.floor_us / 1e3)}."
         + (f" Not measured: {', '.join(failed)}." if failed else "")
-        + (f" Over the time limit: {', '.join(limited)}." if limited else "")
+        + (f" Over the time limit: {len(limited)} methods." if limited else "")
     )

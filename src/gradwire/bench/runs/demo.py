@@ -1,5 +1,6 @@
 """`gradwire demo`: dense against compressed training on emulated hosts with slow links."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from rich.console import Console
 from gradwire.bench.cases.parse import split_cases
 from gradwire.bench.records.compare import LOSS, Target
 from gradwire.bench.records.schema import BASELINE, TrainRecord
+from gradwire.bench.report.quality import quality_summary
 from gradwire.bench.report.summary import train_summary
 from gradwire.bench.report.tables import train_tables
 from gradwire.bench.report.write import write_report
@@ -59,7 +61,19 @@ class Demo:
     def _show(self, records: list[TrainRecord], console: Console) -> None:
         for table in train_tables(records):
             console.print(table)
-        for line in (train_summary(records), CLOCK):
+        for line in verdict(records):
             console.print(line, markup=False, highlight=False)
         write_report(records, self.output)
         console.print(f"Report: {self.output}", markup=False, highlight=False, soft_wrap=True)
+
+
+def verdict(records: Sequence[TrainRecord]) -> list[str]:
+    """Returns lines that compare at equal loss and at equal quality, and say what failed."""
+    lines = [f"At equal loss: {train_summary(records)}"]
+    if (quality := quality_summary(records)) is not None:
+        lines.append(quality)
+    for record in records:
+        if record.status == "failed":
+            reason = (record.error or "no reason is known").strip().splitlines()[0]
+            lines.append(f"Failed: {record.spec}: {reason}")
+    return [*lines, CLOCK]

@@ -16,6 +16,7 @@ from rich.table import Column
 
 from gradwire.bench import human
 from gradwire.bench.records.compare import median_of
+from gradwire.bench.time_left import TimeLeft
 from gradwire.bench.worker.protocol import Evaluated, Failed, Finished, Message, Started, Tick
 from gradwire.errors import MissingExtra
 
@@ -39,6 +40,7 @@ class ProgressDisplay:
         self._steps, self._rounds = steps, rounds
         self._taken, self._blocks = dict.fromkeys(cases, 0), dict.fromkeys(cases, 0)
         self._tasks = {case: self._add(case) for case in cases}
+        self._total, self._time_left = steps * rounds * len(cases), TimeLeft()
 
     def __enter__(self) -> "ProgressDisplay":
         if self._console.is_terminal:
@@ -79,13 +81,18 @@ class ProgressDisplay:
         pace = f"{human.duration_ms(median_of(message.steps_ms))}/step"
         self._update(case, pace=pace)
         if self._blocks[case] == self._rounds:
-            self._print_line(f"{case}: done, {pace}")
+            self._print_line(f"{case}: done, {pace}{self._left()}")
 
     def _steps_taken(self, case: str, step: int) -> None:
         done = self._taken[case] + step
         total = self._steps * self._rounds
         self._progress.update(self._tasks[case], completed=done)
-        self._update(case, state=f"step {done}/{total}")
+        # The time left of all cases; blocks of several alternate, so that one's own says little.
+        self._update(case, state=f"step {done}/{total}{self._left()}")
+
+    def _left(self) -> str:
+        done = sum(task.completed for task in self._progress.tasks)
+        return self._time_left.words(done, self._total)
 
     def _add(self, case: str) -> TaskID:
         total = self._steps * self._rounds

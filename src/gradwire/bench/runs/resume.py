@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradwire.bench.records.files import check_writable, read
+from gradwire.bench.records.files import STANDARD_OUTPUT, check_writable, read
 from gradwire.bench.records.schema import TrainRecord
 
 
@@ -28,7 +28,7 @@ def finished_runs(path: Path | None, setting: Setting) -> list[TrainRecord]:
 
     Raises if the file cannot be read or written, before anything is run.
     """
-    if path is None:
+    if path is None or path == STANDARD_OUTPUT:
         return []
     check_writable(path)
     records = (record for record in read([path]) if isinstance(record, TrainRecord))

@@ -24,7 +24,7 @@ from gradwire.control.timing import Clock, StepTiming
 from gradwire.engine.engine import Engine
 from gradwire.engine.plan import Plan
 from gradwire.perfmodel.overlap import StepTimes
-from gradwire.simulate import Simulation
+from gradwire.simulation import Simulation
 
 SHAPE = (1000, 1000)
 """Settings that send equally many bytes of this tensor have the same predicted step."""

@@ -36,7 +36,7 @@ from gradwire.engine.plan import Plan
 from gradwire.local import simulated
 from gradwire.perfmodel.overlap import StepTimes
 from gradwire.perfmodel.predict import Prediction
-from gradwire.simulate import Simulation
+from gradwire.simulation import Simulation
 
 
 @dataclass(frozen=True)

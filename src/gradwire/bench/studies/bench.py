@@ -25,6 +25,7 @@ from gradwire.bench.studies.device_lock import DeviceLock
 from gradwire.bench.studies.one_clock import clock_key, compute_times
 from gradwire.bench.studies.run import CommandSettings, Outcome, Run, TimeLimitReached, runs_of
 from gradwire.bench.studies.study import Study
+from gradwire.bench.time_left import TimeLeft
 from gradwire.bench.workloads.base import parse_workload
 from gradwire.errors import ConfigError
 
@@ -124,7 +125,7 @@ class StudyBench:
         remaining = self._remaining()
         measured_models = self._subjects(remaining)
         late = failed = ended = 0
-        start_s = time.monotonic()
+        time_left = TimeLeft()
         for run, outcome, took_s in self._outcomes(remaining, measured_models, end_s):
             if isinstance(outcome, TimeLimitReached):
                 late += 1
@@ -135,8 +136,7 @@ class StudyBench:
                 for record in outcome:
                     append(self.json_path, record)
                 ended += 1
-                left_s = (time.monotonic() - start_s) / ended * (len(remaining) - ended)
-                left = f", about {human.duration_s(left_s)} left" if ended < len(remaining) else ""
+                left = time_left.words(ended, len(remaining), 60 * self.minutes)
                 _print_line(console, f"{_describe(outcome[0])}; {took_s:.1f} s{left}")
         if late:
             _print_line(console, f"The time limit is reached; {late} runs remain.")

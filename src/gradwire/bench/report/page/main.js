@@ -109,5 +109,19 @@ function buildTable(table) {
 }
 
 buildLegend();
-document.querySelectorAll("table:not(.timeline)").forEach(buildTable);
-document.querySelectorAll("figure").forEach(buildChart);
+document.querySelectorAll("table:not(.timeline):not(.overview)").forEach(buildTable);
+// A folded chart has no width: it is built when its group is first opened.
+for (const figure of document.querySelectorAll("figure")) {
+  const fold = figure.closest("details.group");
+  if (fold === null) buildChart(figure);
+  else fold.addEventListener("toggle", () => buildChart(figure), { once: true });
+}
+function openTarget() {
+  const target = document.getElementById(location.hash.slice(1));
+  const fold = target && target.closest("details.group");
+  if (!fold || fold.open) return;
+  fold.open = true;
+  target.scrollIntoView();
+}
+window.addEventListener("hashchange", openTarget);
+openTarget();

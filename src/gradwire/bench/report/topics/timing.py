@@ -94,7 +94,7 @@ def forecast_sections(records: Sequence[AnyRecord]) -> list[Section]:
 def _forecast_section(records: Sequence[ForecastRecord]) -> Section:
     several = len({record.workers for record in records}) > 1
     return Section(
-        f"Predicted steps: {_forecast_words(records[0])}",
+        f"Predicted steps: {_forecast_words(records[0])}, {_numbers(records)} workers",
         _forecast_summary(records),
         grid_of(_forecast_columns(records), methods=True),
         (_forecast_plot(records),) if several else (),
@@ -106,6 +106,11 @@ def _forecast_words(record: ForecastRecord) -> str:
     latency = "" if record.latency_ms is None else f" and {record.latency_ms:g} ms"
     device = "" if record.device == "cpu" else f"{record.device}, "
     return f"{record.workload}, {device}{rate}{latency}"
+
+
+def _numbers(records: Sequence[ForecastRecord]) -> str:
+    numbers = sorted({record.workers for record in records})
+    return " to ".join(f"{number:,}" for number in dict.fromkeys((numbers[0], numbers[-1])))
 
 
 def _forecast_summary(records: Sequence[ForecastRecord]) -> str:
