@@ -15,7 +15,7 @@ TORCH_VENV := .venv/torch-$(TORCH)
 # where the shell asks for the opposite.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-fast test-torch test-gpu test-tf smoke check wheel audit audit-online clean docs table
+.PHONY: demo test test-fast test-torch test-gpu test-logging test-tf smoke check wheel audit audit-online clean docs table
 
 demo: $(DEMO_READY)  ## four emulated hosts race dense training against compressed
 	$(BIN)/gradwire demo
@@ -27,7 +27,7 @@ test-fast: $(READY)  ## the tests that take no longer than a moment: minutes les
 	$(PYTEST) -m 'not slow'
 
 test-torch: $(TORCH_VENV)/.ready  ## the fast tests with another version of torch: TORCH=2.9.1
-	PYTHONPATH=src $(TORCH_VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+	$(TORCH_VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
 	    -m 'not slow' -p no:cacheprovider
 
 test-gpu:  ## the tests that need a GPU, with the Python that has torch for it
@@ -55,6 +55,10 @@ wheel: $(READY)  ## wheel and sdist in dist/, checked as an index of packages wo
 	$(BIN)/python -m build --no-isolation --outdir dist
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/check-wheel-contents dist/*.whl
+
+test-logging: $(READY)  ## the code of docs/logging.md, for which W&B, MLflow and TensorBoard are installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --constraint constraints-logging.txt --editable '.[logging]'
+	$(BIN)/python -m pytest -n 2 tests/docs/test_logging.py
 
 audit: $(READY)  ## what we stand on: versions and licences; fails where one is not pinned
 	$(BIN)/python tests/audit.py
@@ -90,4 +94,5 @@ $(TORCH_VENV)/.ready: pyproject.toml
 	$(TORCH_VENV)/bin/pip install --upgrade 'pip>=25.1'
 	$(TORCH_VENV)/bin/pip install $(TORCH_PIP) 'torch==$(TORCH)' numpy
 	$(TORCH_VENV)/bin/pip install --group test
+	$(TORCH_VENV)/bin/pip install --no-deps --editable .
 	touch $@

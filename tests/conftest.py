@@ -80,8 +80,10 @@ SLOW = (
     "test_control_integrations",
     "test_dcp",
     "test_dense_allreduce",
+    "test_dependencies",
     "test_fsdp",
     "test_fuzz",
+    "test_gpt2",
     "test_gravac_simulated",
     "test_guarded",
     "test_guards",
@@ -96,12 +98,15 @@ SLOW = (
     "test_site_",
     "test_step_bench",
     "test_study",
+    "test_tokens",
     "test_train",
     "test_triton",
     "test_validation",
+    "test_wheel",
     "test_workloads",
 )
-"""Files that make test-fast leaves out: many processes, whole trainings, compilers, the site."""
+"""Files that make test-fast leaves out: many processes, whole trainings, compilers, the site,
+and those of packages that only the extra `dev` has."""
 
 MOST_CASES = 16
 """Of a test with more cases than this, make test-fast takes some, evenly spread."""

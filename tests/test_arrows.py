@@ -10,17 +10,19 @@ SOURCE = Path(__file__).parents[1] / "src" / "gradwire"
 
 LEVELS = (
     ("errors", "types", "version"),
-    ("checks", "comm", "kernels"),
+    ("checks", "comm", "kernels", "options"),
     ("wire", "testbed", "identity"),
     ("base",),
     ("compressors", "memory"),
     ("exchange",),
+    ("registry",),
     ("spec",),
+    ("policies",),
     ("engine",),
     ("catalogue", "checkpoint", "control"),
-    ("auto",),
+    ("auto", "plugins"),
     ("integrations", "local", "simulation"),
-    ("optim", "perfmodel"),
+    ("optim", "perfmodel", "testing"),
     # The package itself: its public names.
     ("gradwire", "keras"),
     ("bench",),
@@ -37,6 +39,7 @@ ALONE = {
 """Folders that import no other parts of the package than these."""
 
 OPTIONAL = {
+    "pytest": ("testing/pytest_plugin.py",),
     "triton": ("kernels/cuda/",),
     "numba": ("kernels/cpu/",),
     "matplotlib": ("bench/report/figures.py",),

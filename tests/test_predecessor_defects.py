@@ -338,6 +338,7 @@ def test_27_methods_need_no_optional_package() -> None:
     assert all(cls.__module__.startswith("gradwire.") for cls in compressor_classes().values())
 
 
+@pytest.mark.slow  # needs the packages of all extras
 def test_28_every_module_can_be_imported() -> None:
     """Includes benchmarks: none imports a name that does not exist."""
     found = pkgutil.walk_packages(gradwire.__path__, "gradwire.")

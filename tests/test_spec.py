@@ -144,14 +144,15 @@ def test_names_of_pipelines() -> None:
         (
             "__main__.Mine:ratio=0.1",
             "no compressor named '__main__.Mine'; a compressor of your own is given as an object, "
-            "not by name",
+            "or by its registered name",
         ),
         ("(", f"no compressor named '('; there are {THERE_ARE}"),
         ("topk:ratio=0.1 |", f"no compressor named ''; there are {THERE_ARE}"),
         ("| qsgd", f"no compressor named ''; there are {THERE_ARE}"),
         (
             "topk:ratio=0.1 | qsgd | fp16",
-            "a pipeline has two stages, got 3 in 'topk:ratio=0.1 | qsgd | fp16'",
+            "a pipeline has two stages, got 3 in 'topk:ratio=0.1 | qsgd | fp16': a sparsifier, and "
+            "a method of one message that encodes the values it selects",
         ),
         (
             "qsgd | efsign",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         PeerError,
         WireError,
     )
+    from gradwire.integrations.comm_hook import comm_hook
     from gradwire.integrations.ddp import Link, attach
     from gradwire.integrations.fsdp import Shards, attach_fsdp
     from gradwire.integrations.grace import from_grace
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from gradwire.integrations.reducer import Reducer
     from gradwire.integrations.settings import Settings
     from gradwire.perfmodel.advise import Advice, advise
+    from gradwire.perfmodel.doctor import Diagnosis, doctor
+    from gradwire.plugins import register
+    from gradwire.policies import Policies, Policy
     from gradwire.simulation import Simulation, simulate
     from gradwire.spec import format_spec, methods, parse
 
@@ -51,12 +55,15 @@ __all__ = [
     "Checkpoints",
     "Compressor",
     "ConfigError",
+    "Diagnosis",
     "GraVAC",
     "GradwireError",
     "Link",
     "MissingExtra",
     "NonFiniteError",
     "PeerError",
+    "Policies",
+    "Policy",
     "Reducer",
     "Schedule",
     "Settings",
@@ -66,6 +73,8 @@ __all__ = [
     "advise",
     "attach",
     "attach_fsdp",
+    "comm_hook",
+    "doctor",
     "format_spec",
     "from_grace",
     "handle_of",
@@ -74,6 +83,7 @@ __all__ = [
     "optim",
     "parse",
     "reduce_gradients",
+    "register",
     "simulate",
     "wrap_optimizer",
 ]
@@ -87,12 +97,15 @@ _MODULES = {
     "Checkpoints": "gradwire.checkpoint.files",
     "Compressor": "gradwire.base",
     "ConfigError": "gradwire.errors",
+    "Diagnosis": "gradwire.perfmodel.doctor",
     "GraVAC": "gradwire.control.gravac",
     "GradwireError": "gradwire.errors",
     "Link": "gradwire.integrations.ddp",
     "MissingExtra": "gradwire.errors",
     "NonFiniteError": "gradwire.errors",
     "PeerError": "gradwire.errors",
+    "Policies": "gradwire.policies",
+    "Policy": "gradwire.policies",
     "Reducer": "gradwire.integrations.reducer",
     "Schedule": "gradwire.control.schedule",
     "Settings": "gradwire.integrations.settings",
@@ -102,12 +115,15 @@ _MODULES = {
     "advise": "gradwire.perfmodel.advise",
     "attach": "gradwire.integrations.ddp",
     "attach_fsdp": "gradwire.integrations.fsdp",
+    "comm_hook": "gradwire.integrations.comm_hook",
+    "doctor": "gradwire.perfmodel.doctor",
     "format_spec": "gradwire.spec",
     "from_grace": "gradwire.integrations.grace",
     "handle_of": "gradwire.integrations.optimizer",
     "methods": "gradwire.spec",
     "parse": "gradwire.spec",
     "reduce_gradients": "gradwire.integrations.optimizer",
+    "register": "gradwire.plugins",
     "simulate": "gradwire.simulation",
     "wrap_optimizer": "gradwire.integrations.optimizer",
 }

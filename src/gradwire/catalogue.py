@@ -1,15 +1,18 @@
 """The table of methods, generated from the classes of the catalogue."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from inspect import getdoc
 from pathlib import Path
+from typing import NamedTuple, get_args
 
 import torch
 
-from gradwire.base import Compressor
+from gradwire.base import Compressor, Family
 from gradwire.engine.plan import make_plan
 from gradwire.errors import ConfigError
+from gradwire.identity import PACKAGE
+from gradwire.registry import COMPRESSORS
 from gradwire.spec import compressor_classes, format_spec
 
 SHAPE = (1000, 1000)
@@ -37,13 +40,37 @@ class Row:
     exchange: str
     paper: str
     summary: str
+    distribution: str = PACKAGE
+    """The installed distribution that the method comes from."""
+
+
+class BrokenPlugin(NamedTuple):
+    """A method of another distribution that cannot be used, and the reason."""
+
+    name: str
+    distribution: str
+    reason: str
 
 
 def rows() -> list[Row]:
-    """Returns the catalogue, sorted by family and name."""
+    """Returns the methods of this package, sorted by family and name."""
     found = [_row(name, cls) for name, cls in compressor_classes().items()]
-    order = ("dense", "quantisation", "sparsification", "hybrid", "low rank")
+    order = get_args(Family)
     return sorted(found, key=lambda row: (order.index(row.family), row.name))
+
+
+def plugin_rows() -> tuple[list[Row], list[BrokenPlugin]]:
+    """Returns the methods of other distributions by name, and those that cannot be used."""
+    found: list[Row] = []
+    broken: list[BrokenPlugin] = []
+    for name, distribution in COMPRESSORS.origins():
+        try:
+            cls = COMPRESSORS.find(name)
+            if cls is not None and distribution != PACKAGE:
+                found.append(replace(_row(name, cls), distribution=distribution))
+        except Exception as error:  # one plug-in must not hide the others
+            broken.append(BrokenPlugin(name, distribution, f"{type(error).__name__}: {error}"))
+    return found, broken
 
 
 def _row(name: str, cls: type[Compressor]) -> Row:

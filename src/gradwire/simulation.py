@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from gradwire.auto.assembly import automatic
 from gradwire.auto.auto import Auto, check_alone, check_ranks, find_auto
 from gradwire.auto.optimizers import is_adaptive
-from gradwire.base import Compressor, Memory, UpdateRule
+from gradwire.base import Memory, UpdateRule
 from gradwire.checkpoint.state import load, own_part, save
 from gradwire.checks import check_number, check_whole
 from gradwire.comm.cost_model import LinkModel
@@ -21,6 +21,7 @@ from gradwire.control.timing import ModelClock
 from gradwire.engine.engine import Engine, NanPolicy
 from gradwire.engine.plan import make_plan
 from gradwire.errors import ConfigError
+from gradwire.policies import MethodSpec
 
 
 class Simulation:
@@ -65,13 +66,13 @@ class Simulation:
 
     def switch(
         self,
-        compressor: Compressor | str,
+        compressor: MethodSpec,
         *,
         memory: Memory | str | None = None,
         exchange: str = "auto",
     ) -> None:
         """Changes the method of all workers between two steps; residuals are kept."""
-        tensors = self.workers[0].tensors.values()
+        tensors = self.workers[0].tensors
         plan = make_plan(compressor, memory, exchange, tensors, len(self.workers))
         plan = replace(plan, rules=self.workers[0].plan.rules)
         plan = plan.in_chunks(self.workers[0].tensors, self.workers[0].plan.chunk_bytes)
@@ -153,7 +154,7 @@ def _rules(
 
 def simulate(
     parameters: torch.nn.Module | Mapping[str, Tensor],
-    compressor: Compressor | str | Auto,
+    compressor: MethodSpec | Auto,
     *,
     workers: int,
     memory: Memory | str | None = None,
@@ -190,7 +191,7 @@ def simulate(
         check_alone(memory, exchange, controller)
     first = "none" if auto is not None or isinstance(compressor, Auto) else compressor
     check_whole("simulate", "chunk_bytes", chunk_bytes, 0)
-    plan = make_plan(first, memory, exchange, named.values(), workers)
+    plan = make_plan(first, memory, exchange, named, workers)
     plan = replace(plan, rules=_rules(update, named))
     if plan.rules and controller is not None:
         raise ConfigError("simulate: a controller measures gradients, so it goes without update")

@@ -1,24 +1,16 @@
 """Spec strings to objects and back: "topk:ratio=0.01 | qsgd:bits=4".
 
-The registry is the folder: the name of a method is the name of the file that holds its class, with
-hyphens for underscores (specs may have either). Files that begin with an underscore are helpers.
+Names are those of `gradwire.registry`; specs may have hyphens or underscores.
 """
 
 import json
-import pkgutil
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cache
-from importlib import import_module
-from inspect import isabstract
-from types import ModuleType
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-import gradwire.compressors
-import gradwire.exchange
-import gradwire.memory
 from gradwire.base import (
     Aggregator,
     Compressor,
@@ -32,8 +24,12 @@ from gradwire.base.aggregation import tolerated
 from gradwire.compressors._sparsifier import Pipeline, Sparsifier
 from gradwire.errors import ConfigError
 from gradwire.identity import class_name, identity_of, is_own
+from gradwire.registry import COMPRESSORS, EXCHANGES, MEMORIES, Registry, plugin_name, shown
 
 T = TypeVar("T")
+
+POLICY_DEFAULT = "default"
+"""The pattern of all parameters that no other pattern of a policy matches."""
 
 OTHER_NAMES: Mapping[str, str] = {
     "all-gather": "gather",
@@ -120,49 +116,39 @@ class ExchangeConfig:
         return cls(codec=compressor, **dict(self.settings))  # type: ignore[arg-type]
 
 
-@cache
-def _catalogue(folder: ModuleType, kind: type[T]) -> Mapping[str, type[T]]:
-    """Returns the classes of a folder by file name."""
-    found: dict[str, type[T]] = {}
-    for module in pkgutil.iter_modules(folder.__path__):
-        if module.name.startswith("_"):
-            continue
-        members = vars(import_module(f"{folder.__name__}.{module.name}")).values()
-        here = f"{folder.__name__}.{module.name}"
-        for member in members:
-            own = isinstance(member, type) and member.__module__ == here
-            if own and issubclass(member, kind) and not isabstract(member):
-                name = _shown(module.name)
-                assert name not in found, f"two classes in {here}"
-                found[name] = member
-    return found
-
-
 def compressor_classes() -> Mapping[str, type[Compressor]]:
-    return _catalogue(gradwire.compressors, Compressor)
+    """Returns the compressors of this package by name."""
+    return COMPRESSORS.own()
 
 
 def memory_classes() -> Mapping[str, type[Memory]]:
-    return _catalogue(gradwire.memory, Memory)
+    """Returns the memories of this package by name."""
+    return MEMORIES.own()
 
 
 def exchange_classes() -> Mapping[str, type[Exchange]]:
-    return _catalogue(gradwire.exchange, Exchange)
+    """Returns the exchanges of this package by name."""
+    return EXCHANGES.own()
 
 
 def methods() -> list[str]:
-    """Returns the names of the catalogue."""
-    return sorted(compressor_classes())
+    """Returns the names of all compressors, those of plug-ins included."""
+    return COMPRESSORS.names()
 
 
 def parse(spec: str) -> Compressor:
     """Returns the compressor that a spec string describes."""
     _check_text("compressor", spec)
-    stages = [_build("compressor", compressor_classes(), stage) for stage in spec.split("|")]
+    if is_policy_text(spec):
+        raise ConfigError(_one_method(spec))
+    stages = [build_from(COMPRESSORS, stage) for stage in spec.split("|")]
     if len(stages) == 1:
         return stages[0]
     if len(stages) > 2:
-        raise ConfigError(f"a pipeline has two stages, got {len(stages)} in {spec!r}")
+        raise ConfigError(
+            f"a pipeline has two stages, got {len(stages)} in {spec!r}: a sparsifier, and a method "
+            "of one message that encodes the values it selects"
+        )
     first, second = stages
     if not isinstance(first, Sparsifier):
         raise ConfigError(
@@ -173,10 +159,22 @@ def parse(spec: str) -> Compressor:
     return Pipeline(first, second)
 
 
+def is_policy_text(spec: str) -> bool:
+    """Returns whether a string gives parameters methods by patterns (`gradwire.policies`)."""
+    head = spec.partition(":")[0].strip()
+    return ";" in spec or head == POLICY_DEFAULT or any(mark in head for mark in "\"'*?[")
+
+
+def _one_method(given: object) -> str:
+    return f"expected one method for all parameters, got policies by name: {given!r}"
+
+
 def compressor_of(compressor: Compressor | str) -> Compressor:
     """Returns the compressor itself, or the one that a spec string describes."""
     if isinstance(compressor, str):
         return parse(compressor)
+    if isinstance(compressor, Mapping):
+        raise ConfigError(_one_method(dict(compressor)))
     if not isinstance(compressor, Compressor):
         raise ConfigError(f"expected a spec string or a compressor, got {_described(compressor)}")
     return compressor
@@ -192,20 +190,20 @@ def memory_of(memory: Memory | str) -> Memory:
 
 
 def parse_memory(spec: str) -> Memory:
-    return _build("memory", memory_classes(), spec)
+    return build_from(MEMORIES, spec)
 
 
 def find_exchange(spec: str) -> type[Exchange]:
     """Returns the class that an exchange's spec names."""
     _check_text("exchange", spec)
-    return _find("exchange", exchange_classes(), spec.partition(":")[0].strip())
+    return _find(EXCHANGES, spec.partition(":")[0].strip())
 
 
 def parse_exchange(spec: str) -> ExchangeConfig:
     """Parses an exchange's spec; raises ConfigError for unknown names and settings."""
     cls = find_exchange(spec)
     name, texts = read_settings(spec)
-    name = _shown(name)
+    name = shown(name)
     if issubclass(cls, TwoLevelExchange):
         known = typed_settings(name, _TwoLevelSettings, texts)
         between = str(known.get("between", "auto"))
@@ -232,31 +230,36 @@ def exchange_of(exchange: ExchangeConfig | str) -> ExchangeConfig:
     return exchange if isinstance(exchange, ExchangeConfig) else parse_exchange(exchange)
 
 
-def build_from(folder: ModuleType, kind: type[T], noun: str, spec: str) -> T:
-    """Builds the item that a spec string describes from a class of another folder."""
-    found: Mapping[str, type[T]] = _catalogue(folder, kind)  # type: ignore[arg-type]
-    return _build(noun, found, spec)
+def build_from(registry: Registry[T], spec: str) -> T:
+    """Builds the item that a spec string describes from a class of a registry."""
+    _check_text(registry.noun, spec)
+    name = spec.partition(":")[0].strip()
+    cls = _find(registry, name)
+    texts = read_settings(spec, example_of(shown(name), cls))[1]
+    return from_settings(shown(name), cls, texts)
 
 
 def name_of(item: object) -> str:
-    """Returns the name of an item: the file name of its class, or its class if that is not ours."""
+    """Returns the name of an item: that of its class in the registry, or else the class."""
     if type(item) is Pipeline:
         return f"{name_of(item.sparsifier)}|{name_of(item.quantiser)}"
     cls = type(item)
-    return _shown(cls.__module__.rpartition(".")[2]) if is_own(cls) else class_name(cls)
+    if is_own(cls):
+        return shown(cls.__module__.rpartition(".")[2])
+    return plugin_name(cls) or class_name(cls)
 
 
 def format_spec(item: object) -> str:
     """Returns the spec string of an item, without parameters that have their default value.
 
-    An item of a class outside the package is described by its class and all its parameters, since
-    nothing else defines their defaults; that string cannot be parsed.
+    An item of a class outside the package that has no name is described by its class and all its
+    parameters, since nothing else defines their defaults; that string cannot be parsed.
     """
     if type(item) is Pipeline:
         return f"{format_spec(item.sparsifier)} | {format_spec(item.quantiser)}"
     if isinstance(item, type) or not is_dataclass(item):
         raise ConfigError(f"format_spec: expected a compressor or a memory, got {_described(item)}")
-    if not is_own(type(item)):
+    if not is_own(type(item)) and plugin_name(type(item)) is None:
         values = [(key, value) for key, value in identity_of(item).items() if key != "class"]
         return _spec(name_of(item), [f"{key}={json.dumps(value)}" for key, value in values])
     settings = []
@@ -294,14 +297,6 @@ def _described(item: object) -> str:
     return repr(item)
 
 
-def _build(noun: str, catalogue: Mapping[str, type[T]], spec: str) -> T:
-    _check_text(noun, spec)
-    name = spec.partition(":")[0].strip()
-    cls = _find(noun, catalogue, name)
-    texts = read_settings(spec, example_of(_shown(name), cls))[1]
-    return from_settings(_shown(name), cls, texts)
-
-
 def read_settings(spec: str, example: str = "") -> tuple[str, dict[str, str]]:
     """Splits "name:key=value,key=value" into the name and the settings, as text."""
     name, colon, rest = spec.strip().partition(":")
@@ -319,30 +314,27 @@ def read_settings(spec: str, example: str = "") -> tuple[str, dict[str, str]]:
     return name.strip(), texts
 
 
-def _shown(name: str) -> str:
-    """Returns the public form of a file name, with hyphens."""
-    return name.replace("_", "-")
+def _find(registry: Registry[T], name: str) -> type[T]:
+    found = registry.find(name)
+    if found is None:
+        hint = _hint(registry, name)
+        raise ConfigError(f"no {registry.noun} named {name!r}; {hint}")
+    return found
 
 
-def _find(noun: str, catalogue: Mapping[str, type[T]], name: str) -> type[T]:
-    if _shown(name) in catalogue:
-        return catalogue[_shown(name)]
-    raise ConfigError(f"no {noun} named {name!r}; {_hint(noun, catalogue, name)}")
-
-
-def _hint(noun: str, catalogue: Mapping[str, type[T]], name: str) -> str:
+def _hint(registry: Registry[T], name: str) -> str:
     """Returns what a wrong name may have meant, or else all names."""
     if re.fullmatch(r"[^\W\d]\w*(\.[\w<>]+)+", name):
-        return f"a {noun} of your own is given as an object, not by name"
+        return f"a {registry.noun} of your own is given as an object, or by its registered name"
     first, *rest = [*filter(None, re.split(r"[\s,;=@()]+", name))] or [""]
-    first = _shown(first).lower()
+    first, catalogue = shown(first).lower(), registry.names()
     close = [OTHER_NAMES[first]] if OTHER_NAMES.get(first) in catalogue else []
     close = close or get_close_matches(first, catalogue, n=1, cutoff=0.5)
     if not close:
         return f"there are {', '.join(catalogue)}"
-    if not rest:
+    if not rest or close[0] not in registry.own():
         return f"did you mean {close[0]!r}?"
-    cls = catalogue[close[0]]
+    cls = registry.own()[close[0]]
     known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
     if len(rest) % 2 or not known.issuperset(rest[::2]):
         return f"settings follow a colon, as in {example_of(close[0], cls)!r}"

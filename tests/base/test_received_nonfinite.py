@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from catalogue import Case, legal_cases
+from catalogue import legal_cases
 from torch import Tensor
 
 from gradwire.comm.base import CollectiveProgram
@@ -17,7 +17,9 @@ from gradwire.engine.batching import Answers, Batch, batches
 from gradwire.engine.engine import Engine
 from gradwire.engine.plan import make_plan
 from gradwire.errors import PeerError, WireError
-from gradwire.spec import format_spec, memory_classes, parse_exchange
+from gradwire.memory.residual import Residual
+from gradwire.spec import format_spec, memory_classes, parse, parse_exchange
+from gradwire.testing.case import Case
 from gradwire.types import Parts, Request
 
 SHAPES = {"w": (40, 33), "v": (33, 40), "b": (7,)}
@@ -98,7 +100,7 @@ class Workers:
 
     def __init__(self, case: Case, nan_policy: str = "propagate") -> None:
         tensors = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
-        plan = make_plan(case.spec, case.memory, case.exchange, tensors.values(), case.ranks)
+        plan = make_plan(case.compressor, case.memory, case.exchange, tensors.values(), case.ranks)
         self.size = case.ranks
         self.engines = [
             Engine(plan, tensors, rank, self.size, 0, nan_policy)  # type: ignore[arg-type]
@@ -172,7 +174,7 @@ def equal(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
 def cases() -> list[Case]:
     """Returns every method with every memory in its usual setting, and every exchange."""
     usual = {format_spec(cls(**cls.examples[0])) for cls in memory_classes().values()}
-    return [case for case in legal_cases() if case.memory in usual]
+    return [case for case in legal_cases() if format_spec(case.memory) in usual]
 
 
 def check_fault(case: Case, patch: pytest.MonkeyPatch, fault: Fault) -> None:
@@ -190,7 +192,7 @@ def check_fault(case: Case, patch: pytest.MonkeyPatch, fault: Fault) -> None:
         # No later message could inform the others: a node sends one message and one flag for all
         # of its ranks, who cannot send a share of it each if one of them encodes other values.
         is_last = fault.round == fault.rounds - 1
-        assert is_last or parse_exchange(case.exchange).node is not None
+        assert is_last or case.exchange.node is not None
         assert refused >= set(fault.ranks) if is_last else refused
         assert unchanged >= refused
         return
@@ -244,7 +246,8 @@ def test_a_robust_aggregation_tolerates_a_non_finite_message(
     aggregation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The flag of its sender says that it is finite: a faulty rank cannot stop the others."""
-    case = Case("int4", "residual", f"gather:aggregate={aggregation}")
+    exchange = parse_exchange(f"gather:aggregate={aggregation}")
+    case = Case(parse("int4"), Residual(), exchange)
     for ranks in ([1], range(case.ranks)):
         workers = Workers(case)
         workers.clean_step(monkeypatch, 0)

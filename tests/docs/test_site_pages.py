@@ -15,7 +15,8 @@ def test_every_public_name_is_on_the_page() -> None:
         if name not in ("local", "optim"):
             assert f"### {name}\n" in page
     assert "gradwire.parse(spec: str) -> Compressor" in page
-    assert "compressor: Compressor | str | Settings,\n    *,\n    process_group:" in page
+    method = "Compressor | str | Policies | Mapping[str, object] | Settings"
+    assert f"compressor: {method},\n    *,\n    process_group:" in page
     assert "**`switch(compressor, memory=None, exchange='auto')`**" in page
 
 

@@ -10,12 +10,8 @@ from gradwire.engine.cuda_graphs import STEPS_BEFORE_REPLAY
 from gradwire.engine.engine import Engine
 from gradwire.engine.plan import make_plan
 from gradwire.perfmodel.compute import Bucket
-from gradwire.perfmodel.exchange_cost import (
-    MEDIUM_NODES,
-    ExchangeCost,
-    MirroredCluster,
-    measure_exchange,
-)
+from gradwire.perfmodel.exchange_cost import MEDIUM_NODES, ExchangeCost, measure_exchange
+from gradwire.perfmodel.mirrored_cluster import MirroredCluster
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
 
@@ -83,7 +79,7 @@ def test_replayed_and_launched_exchanges_are_equal(spec: str) -> None:
 
 
 def work_s(exchange: ExchangeCost) -> float:
-    return sum(sum(cost.codec_s) for cost in exchange.buckets)
+    return sum(sum(cost.codec_s) for cost in exchange.messages)
 
 
 def one_bucket(steps: list[list[Bucket]]) -> list[list[Bucket]]:
@@ -102,7 +98,7 @@ def test_replays_are_timed(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     replayed = measure_exchange(plan, tensors, steps, 4)
     monkeypatch.setattr(Engine, "_is_capturable", lambda *_: False)
     launched = measure_exchange(plan, tensors, steps, 4)
-    assert [cost.calls for cost in replayed.buckets] == [cost.calls for cost in launched.buckets]
+    assert [cost.calls for cost in replayed.messages] == [cost.calls for cost in launched.messages]
     assert 0 < work_s(replayed) < work_s(launched) / 2
 
 
@@ -114,5 +110,7 @@ def test_cost_of_a_large_world_is_extrapolated_from_replays() -> None:
     some, many = (
         measure_exchange(plan, tensors, steps, size) for size in (MEDIUM_NODES, 4 * MEDIUM_NODES)
     )
-    assert [len(cost.calls) for cost in some.buckets] == [len(cost.calls) for cost in many.buckets]
+    assert [len(cost.calls) for cost in some.messages] == [
+        len(cost.calls) for cost in many.messages
+    ]
     assert 0 < work_s(some) < work_s(many) < 8 * work_s(some)

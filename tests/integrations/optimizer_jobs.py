@@ -299,18 +299,18 @@ def changing_job(early: bool) -> tuple[list[dict[str, Tensor | None]], dict[str,
     model = mlp()
     names = [name for name, _ in model.named_parameters()]
     reducer = gradwire.Reducer(model, "none")
-    start_early, sent = Reducer._start_early, 0
+    expected_message, sent = Reducer._expected_message, 0
 
     def counted(self: Reducer) -> Any:
         nonlocal sent
-        found = start_early(self) if early else None
+        found = expected_message(self) if early else None
         sent += found is not None
         return found
 
     generator = torch.Generator().manual_seed(dist.get_rank())
     means = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Reducer, "_start_early", counted)
+        patch.setattr(Reducer, "_expected_message", counted)
         for step in range(10):
             for name, parameter in model.named_parameters():
                 absent = name == names[0] and (4 <= step < 8 or dist.get_rank() > 1)

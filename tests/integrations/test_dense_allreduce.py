@@ -106,8 +106,8 @@ def test_a_dense_plan_registers_no_hook(two_ranks: Ranks) -> None:
         assert found["dense"] is None
         assert found["checksum"] is None
         for needs_hook in ("raise", "check_every", "gather", "least_bytes", "group"):
-            assert found[needs_hook] == "_hook", needs_hook
-        assert found["controller"] in ("_hook", "refused")
+            assert found[needs_hook] == "ddp_hook", needs_hook
+        assert found["controller"] in ("ddp_hook", "refused")
         for option in ("find_unused_parameters", "static_graph", "gradient_as_bucket_view"):
             assert found[option] == (None, 3), option
 
@@ -118,7 +118,7 @@ def test_methods_that_take_turns_with_dense_steps(four_ranks: Ranks) -> None:
     for (weights, seen, hooks), (expected, counted, _) in zip(ours, metered, strict=True):
         assert torch.equal(weights, expected)
         assert seen == counted
-        assert hooks == [None, "_hook", "_hook", "_hook"]
+        assert hooks == [None, "ddp_hook", "ddp_hook", "ddp_hook"]
 
 
 def test_a_method_continues_as_after_a_fresh_attach(two_ranks: Ranks) -> None:

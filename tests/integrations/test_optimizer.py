@@ -128,7 +128,7 @@ def test_messages_are_about_as_large_as_buckets() -> None:
     assert jobs.sizes_of([0, 3]) == [[0, 3]]
 
 
-def test_a_message_that_starts_before_ranks_agree_changes_nothing(four_ranks: Ranks) -> None:
+def test_a_message_that_is_sent_before_ranks_agree_changes_nothing(four_ranks: Ranks) -> None:
     ours, expected = (four_ranks.run(jobs.changing_job, early) for early in (True, False))
     # In passes 2 to 4 (where it is sent in vain), 6 to 8 (again) and not before two equal ones.
     assert [sent for _, _, sent in ours] == [6] * 4

@@ -94,6 +94,7 @@ def test_lion_is_the_algorithm_of_its_paper() -> None:
     )
 
 
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon since 2.9")
 @pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize("adjust", ["match_rms_adamw", "original"])
 def test_muon_is_torchs_but_for_its_bfloat16(nesterov: bool, adjust: str) -> None:

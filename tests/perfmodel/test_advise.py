@@ -1,6 +1,8 @@
 """The adviser: its choice among constructed options, rated risks, and a whole job of real ranks."""
 
+import os
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import advise_jobs as jobs
@@ -19,6 +21,7 @@ from gradwire.perfmodel.compression_error import measure_error
 from gradwire.perfmodel.compute import Compute
 from gradwire.perfmodel.overlap import StepTimes
 from gradwire.perfmodel.predict import Prediction
+from gradwire.perfmodel.probe import load_warning
 from processes import Ranks
 
 TENSORS = {name: p.detach() for name, p in small_model.model().named_parameters()}
@@ -29,9 +32,20 @@ def compute() -> Compute:
     return small_model.measured(small_model.model())
 
 
-def option(spec: str, step_ms: float, level: Level = "none") -> Option:
+def option(spec: str, step_ms: float, level: Level = "none", sent: float = 1e6) -> Option:
     times = StepTimes(step_ms / 1e3, 0.0, 0.0, 0.0, 0.0)
-    return Option(spec, "mean", Prediction(times, 1e6, 1), Risk(level, 0.5, "why"))
+    return Option(spec, "mean", Prediction(times, sent, 1), Risk(level, 0.5, "why"))
+
+
+def measured_as(advice: Advice, samples_s: dict[str, tuple[float, ...]]) -> Advice:
+    """Returns an advice with samples of its options; those of others do not vary."""
+    options = [
+        replace(
+            o, prediction=replace(o.prediction, samples_s=samples_s.get(o.spec, (o.step_s,) * 10))
+        )
+        for o in advice.options
+    ]
+    return rank_options("here", options)
 
 
 def advised(*methods: Option, fp32: float = 100, fp16: float = 60) -> Advice:
@@ -48,6 +62,38 @@ def test_the_fastest_is_chosen() -> None:
 def test_of_equals_the_one_with_less_risk_is_chosen() -> None:
     found = advised(option("efsign", 20.5, "low"), option("topk:ratio=0.01", 20, "medium"))
     assert found.choice.spec == "efsign"
+
+
+def test_what_the_measurements_do_not_tell_apart_is_a_tie() -> None:
+    """Two runs that find another one of two methods faster give the same advice."""
+    overtaking = (0.018, 0.023) * 5
+    samples_s = {"powersgd:rank=1": overtaking, "powersgd:rank=4": overtaking[::-1]}
+    for one, other in ((20.0, 21.5), (21.5, 20.0)):
+        found = advised(
+            option("powersgd:rank=1", one, "low", sent=1e5),
+            option("powersgd:rank=4", other, "low", sent=4e5),
+        )
+        advice = measured_as(found, samples_s)
+        assert advice.choice.spec == "powersgd:rank=1"
+        assert "A tie, decided by risk and bytes: powersgd:rank=4 may be as fast" in str(advice)
+
+
+def test_a_gain_that_is_not_sure_is_no_reason_to_compress() -> None:
+    found = advised(option("efsign", 55), fp32=100, fp16=60)
+    assert found.compresses
+    unsure = measured_as(found, {"efsign": (0.05, 0.07) * 5})
+    assert unsure.choice.spec == "fp16"
+    assert "beyond doubt" in str(unsure)
+    assert "A tie: efsign is 1.09 times (0.86 to 1.20) as fast" in str(unsure)
+
+
+def test_a_busy_machine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.1, 9.0, 9.0))
+    assert load_warning() is None
+    monkeypatch.setattr(os, "getloadavg", lambda: (1e4, 0.0, 0.0))
+    text = load_warning()
+    assert text is not None
+    assert text in str(rank_options("here", [option("none", 1), option("fp16", 1)], text))
 
 
 def test_a_high_risk_is_never_recommended_but_its_gain_is_reported() -> None:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gradwire.base import MultiRound
 from gradwire.comm.mirror import CollectiveRecord
 from gradwire.comm.simulated import Simulated
 from gradwire.engine.engine import Engine
@@ -19,10 +20,10 @@ from gradwire.perfmodel.compute import Bucket, Compute, measure
 from gradwire.perfmodel.exchange_cost import (
     MEDIUM_NODES,
     SMALL_NODES,
-    BucketCost,
     _extrapolate,
     measure_exchange,
 )
+from gradwire.perfmodel.mirrored_cluster import MessageCost
 from gradwire.perfmodel.predict import SAMPLES, step_samples, step_work
 
 MODEL = small_model.model()
@@ -73,13 +74,13 @@ def test_a_large_cluster_is_extrapolated_from_small_ones(compute: Compute, spec:
     small, large = 4, 8 * MEDIUM_NODES
     plan = make_plan(spec, None, "auto", TENSORS.values(), large)
     few, many = (measure_exchange(plan, TENSORS, compute.steps, n) for n in (small, large))
-    assert [len(t.calls) for t in few.buckets] == [len(t.calls) for t in many.buckets]
+    assert [len(t.calls) for t in few.messages] == [len(t.calls) for t in many.messages]
     assert few.calls == many.calls
-    kinds = [[one.kind for one in call] for t in few.buckets for call in t.calls]
-    assert kinds == [[one.kind for one in call] for t in many.buckets for call in t.calls]
-    sizes = {one.size for t in many.buckets for call in t.calls for one in call}
+    kinds = [[one.kind for one in call] for t in few.messages for call in t.calls]
+    assert kinds == [[one.kind for one in call] for t in many.messages for call in t.calls]
+    sizes = {one.size for t in many.messages for call in t.calls for one in call}
     assert sizes == {large}
-    assert all(work_s >= 0 for bucket in many.buckets for work_s in bucket.codec_s)
+    assert all(work_s >= 0 for bucket in many.messages for work_s in bucket.codec_s)
 
 
 def test_bytes_of_the_sharded_exchange_stay_flat(compute: Compute) -> None:
@@ -98,7 +99,7 @@ def test_dense_is_one_mean_a_bucket(compute: Compute) -> None:
     plan = make_plan("none", None, "auto", TENSORS.values(), 4)
     cost = measure_exchange(plan, TENSORS, compute.steps, 4)
     nbytes = [sum(g.nbytes for g in bucket.gradients) for bucket in compute.steps[0]]
-    assert [bucket.calls for bucket in cost.buckets] == [
+    assert [bucket.calls for bucket in cost.messages] == [
         ((CollectiveRecord("mean", n, 4, False),),) for n in nbytes
     ]
 
@@ -114,9 +115,16 @@ def test_measuring_does_not_change_the_gradients(compute: Compute) -> None:
 FIXED = ["none", "fp16", "efsign", "qsgd:bits=4", "topk:ratio=0.01", "powersgd:rank=1"]
 
 
+def merged(buckets: Sequence[Bucket]) -> Bucket:
+    return Bucket([n for b in buckets for n in b.names], [g for b in buckets for g in b.gradients])
+
+
 def sent_by_all_ranks(plan: Plan, buckets: Sequence[Bucket], size: int) -> int:
     """Returns the bytes that rank 0 sends when all ranks run and encode everything."""
     network = Simulated(size)
+    if isinstance(plan.compressor, MultiRound):
+        # Their short messages are merged.
+        buckets = [merged(buckets)]
     lanes = [Engine(plan, TENSORS, rank, size, seed=0) for rank in range(size)]
     for bucket in buckets:
         network.run([own.bucket_program(*bucket.copy()) for own in lanes])
@@ -152,13 +160,39 @@ def test_a_sharded_exchange_sends_two_messages_from_2_to_1024_workers(spec: str)
         assert messages == pytest.approx(2 * (size - 1) / size, rel=0.15)
 
 
+@pytest.mark.parametrize(("spec", "buckets"), [("efsign", [0, 1]), ("powersgd:rank=1", [1])])
+def test_short_messages_are_merged_as_in_training(
+    compute: Compute, spec: str, buckets: list[int]
+) -> None:
+    """A merged message is ready when its last bucket is."""
+    plan = make_plan(spec, None, "auto", TENSORS.values(), 2)
+    cost = measure_exchange(plan, TENSORS, compute.steps, 2)
+    assert [message.bucket for message in cost.messages] == buckets
+    ready = [task.ready_s for task in step_work(compute, cost).tasks]
+    assert ready == [compute.ready_s[number] for number in buckets]
+
+
+def test_chunks_of_a_large_parameter_are_messages_of_its_bucket() -> None:
+    """As in training, its first chunk shares a message with the bucket's other parameters."""
+    tensors = {"weight": torch.randn(64, 64), "bias": torch.randn(64)}
+    plan = make_plan("topk:ratio=0.1", None, "gather", tensors.values(), 2)
+    steps = [[Bucket(["bias", "weight"], [tensors["bias"], tensors["weight"]])]]
+    whole = measure_exchange(plan, tensors, steps, 2)
+    cut = measure_exchange(plan.in_chunks(tensors, 4096), tensors, steps, 2)
+    assert [len(cost.messages) for cost in (whole, cut)] == [1, 4]
+    assert {message.bucket for message in cut.messages} == {0}
+    first, *others = (message.calls[0][0].nbytes for message in cut.messages)
+    assert first == others[0] + tensors["bias"].nbytes
+    assert cut.calls == 4
+
+
 def test_codec_times_are_extrapolated_linearly_in_nodes() -> None:
     gather = ((CollectiveRecord("gather", 8, 2, False),),)
-    few, some = BucketCost((1.0, 3.0), gather), BucketCost((2.0, 2.9), gather)
+    few, some = MessageCost((1.0, 3.0), gather), MessageCost((2.0, 2.9), gather)
     assert _extrapolate(few, some, 2 * MEDIUM_NODES - SMALL_NODES) == (3.0, 3.0)
     # If the answer is one message for all ranks, decoding takes the same time for any number.
     mean = ((CollectiveRecord("mean", 8, 2, False),),)
-    assert _extrapolate(BucketCost((1.0, 3.0), mean), BucketCost((1.0, 4.0), mean), 1024) == (
+    assert _extrapolate(MessageCost((1.0, 3.0), mean), MessageCost((1.0, 4.0), mean), 1024) == (
         1.0,
         3.0,
     )

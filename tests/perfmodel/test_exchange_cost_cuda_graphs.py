@@ -19,7 +19,8 @@ from gradwire.engine.plan import make_plan
 from gradwire.engine.step import BucketResult
 from gradwire.perfmodel import exchange_cost
 from gradwire.perfmodel.compute import Bucket
-from gradwire.perfmodel.exchange_cost import MirroredCluster, measure_exchange
+from gradwire.perfmodel.exchange_cost import measure_exchange
+from gradwire.perfmodel.mirrored_cluster import MirroredCluster
 
 # In the odd tensor the last of 4 shards has 385 entries and not 384, and a longer message, which
 # the running rank cannot mirror.

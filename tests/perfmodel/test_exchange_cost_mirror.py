@@ -11,7 +11,7 @@ from gradwire.engine.engine import Engine
 from gradwire.engine.plan import Plan, make_plan
 from gradwire.errors import ConfigError
 from gradwire.perfmodel.compute import Bucket
-from gradwire.perfmodel.exchange_cost import MirroredCluster
+from gradwire.perfmodel.mirrored_cluster import MirroredCluster
 from gradwire.spec import compressor_classes, exchange_classes, format_spec
 
 SPECS = [format_spec(cls(**cls.examples[0])) for cls in compressor_classes().values()]

@@ -1,11 +1,19 @@
 """Simulated steps whose duration can be computed by hand."""
 
+from dataclasses import dataclass
 from math import inf
+from typing import cast
 
 import pytest
+import torch
 
+from gradwire.comm.base import Collective, CollectiveProgram
 from gradwire.comm.cost_model import LinkModel, Network
+from gradwire.comm.meter import Meter
 from gradwire.comm.mirror import CollectiveRecord
+from gradwire.comm.pipeline import Pipeline
+from gradwire.comm.process_group import PendingCollective, ProcessGroupComm, StagedCollective
+from gradwire.perfmodel import overlap
 from gradwire.perfmodel.overlap import StepWork, Task, predict_ranks, predict_step
 
 # One second for every thousand bytes that one of two ranks sends.
@@ -33,6 +41,109 @@ def test_a_call_overlaps_with_computing() -> None:
 def test_buckets_wait_for_the_communication_thread() -> None:
     tasks = (Task(1.0, (0.0, 0.0), (gather(5),)), Task(2.0, (0.0, 0.0), (gather(5),)))
     assert step_s(StepWork(tasks, tail_s=1.0)) == pytest.approx(1 + 5 + 5 + 1)
+
+
+def messages(
+    count: int, codec_s: tuple[float, ...], *seconds: int, pipelined: bool = True
+) -> StepWork:
+    """Returns equal messages of buckets that are full at the start."""
+    task = Task(0.0, codec_s, tuple(map(gather, seconds)))
+    return StepWork((task,) * count, tail_s=0.0, pipelined=pipelined)
+
+
+def test_messages_are_encoded_and_decoded_while_others_are_on_the_wire() -> None:
+    """All are encoded until 3, and sent from 1 to 13; the last is decoded until 15."""
+    assert step_s(messages(3, (1.0, 2.0), 4)) == pytest.approx(15)
+    assert step_s(messages(3, (1.0, 2.0), 4, pipelined=False)) == pytest.approx(3 * 7)
+
+
+def test_rounds_of_several_messages_alternate() -> None:
+    """a: sent 1 to 3, decoded and encoded again 3 to 6, sent 6 to 8.
+
+    b: encoded until 2, sent 3 to 5, decoded and encoded again 6 to 9, sent 9 to 11. Then a is
+    decoded until 10, and b from 11 to 12.
+    """
+    assert step_s(messages(2, (1.0, 3.0, 1.0), 2, 2)) == pytest.approx(12)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_a_step_is_bound_by_its_wire_or_by_its_codec(count: int) -> None:
+    assert step_s(messages(count, (0.0, 0.0, 0.0), 2, 3)) == pytest.approx(5 * count)
+    assert step_s(messages(count, (1.0, 4.0, 2.0), 0, 0)) == pytest.approx(7 * count)
+    # Nearly: the first is encoded and the last is decoded while nothing is on the wire.
+    assert step_s(messages(count, (0.5, 0.5), 2)) == pytest.approx(2 * count + 0.5 + 0.5)
+
+
+def test_what_has_arrived_is_decoded_while_the_next_bucket_fills() -> None:
+    """The first message is decoded from 3 to 6, the second from 13 to 16."""
+    tasks = (Task(0.0, (1.0, 3.0), (gather(2),)), Task(10.0, (1.0, 3.0), (gather(2),)))
+    assert step_s(StepWork(tasks, tail_s=0.0)) == pytest.approx(16)
+
+
+def test_no_collective_starts_ahead_of_its_place() -> None:
+    """The first round is decoded at once, and the second sent only after the next bucket's first.
+
+    That is sent from 11 to 13, the second round from 13 to 18; other ranks may not be as early.
+    """
+    tasks = (
+        Task(0.0, (1.0, 3.0, 0.0), (gather(2), gather(5))),
+        Task(10.0, (1.0, 0.0), (gather(2),)),
+    )
+    assert step_s(StepWork(tasks, tail_s=0.0)) == pytest.approx(18)
+
+
+def test_lengths_are_waited_for() -> None:
+    """b is encoded at 2, when a's lengths have arrived; its own follow a's message, at 6."""
+    call = (*gather(1), *gather(4))
+    work = StepWork((Task(0.0, (1.0, 0.0), (call,)),) * 2, tail_s=0.0)
+    assert step_s(work) == pytest.approx(1 + 1 + 4 + 1 + 4)
+
+
+class LoggingComm:
+    """Starts collectives that end at once, and notes what is encoded and started."""
+
+    def __init__(self) -> None:
+        self.meter = Meter()
+        self.events: list[tuple[int, int, bool]] = []
+
+    def stage(self, collective: Collective) -> StagedCollective:
+        return cast("StagedCollective", Staged(collective))
+
+    def start(self, staged: "Staged") -> PendingCollective:
+        number, place = staged.collective.buffers[0].tolist()
+        self.events.append((int(number), int(place), True))
+        return PendingCollective([], list)
+
+
+@dataclass
+class Staged:
+    collective: Collective
+
+    def is_ready(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    "rounds", [(1, 1, 1), (2, 2, 2), (3, 1, 2, 1), (1, 4, 0, 2), (1,) * 7, (2, 1, 3, 2, 2, 1, 2)]
+)
+def test_the_order_is_that_of_the_pipeline(rounds: tuple[int, ...]) -> None:
+    """Of its second step, when it knows how many rounds there are."""
+    comm = LoggingComm()
+
+    def program(number: int) -> CollectiveProgram[None]:
+        for place in range(rounds[number]):
+            comm.events.append((number, place, False))
+            yield Collective("mean", [torch.tensor([number, place])])
+        comm.events.append((number, rounds[number], False))
+
+    pipeline = Pipeline(cast("ProcessGroupComm", comm))
+    for _ in range(2):
+        comm.events = []
+        for number in range(len(rounds)):
+            pipeline.add(program(number), lambda: None)
+        pipeline.drain()
+    tasks = (Task(0.0, (0.0,) * (count + 1), (gather(1),) * count) for count in rounds)
+    assert [*overlap._order(StepWork(tuple(tasks), tail_s=0.0))] == comm.events
 
 
 def test_without_a_core_of_its_own_the_communication_thread_slows_computing() -> None:

@@ -19,6 +19,7 @@ from gradwire.testbed.cluster import (
     run_on_testbed,
 )
 from gradwire.testbed.hosts import Testbed
+from gradwire.testbed.links import plan_network
 
 ALL_REDUCE = """
 import os, torch, torch.distributed as dist
@@ -239,4 +240,4 @@ def test_open_cluster_notes_why_it_cannot(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(ConfigError, match="rate: expected"), open_cluster(2, "fast"):
         pass
     with pytest.raises(ConfigError, match="net: no emulated hosts here: no root"):
-        run_on_testbed(["true"], 2, None)
+        run_on_testbed(["true"], plan_network(2, {}, None))

@@ -36,6 +36,13 @@ def assess_risk(plan: Plan, error: float, size: int, adaptive: bool) -> Risk:
 
     `adaptive`: the optimiser rescales every entry, as Adam does.
     """
+    # With policies the error is that of all parameters, so it is not known which method causes it.
+    risks = [_assess(plan.with_method(m), error, size, adaptive) for m in plan.methods]
+    return max(risks, key=lambda risk: LEVELS.index(risk.level))
+
+
+def _assess(plan: Plan, error: float, size: int, adaptive: bool) -> Risk:
+    """Rates the error of a plan with one method."""
     traits = plan.compressor.traits()
     if plan.compressor.family == "dense":
         return Risk("none", error, "sends everything")

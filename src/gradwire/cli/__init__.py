@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from gradwire.cli import benchmarks, cluster, report, simulation
+from gradwire.cli import benchmarks, cluster, diagnosis, report, simulation
 from gradwire.cli.output import with_quiet
 from gradwire.errors import GradwireError
 from gradwire.version import VERSION
@@ -24,6 +24,8 @@ bench = typer.Typer(no_args_is_help=True, help="Measures the cost of methods.")
 app.command()(with_quiet(report.methods))
 # Options end at the first word of the command, so that its own options need no "--".
 app.command(context_settings={"allow_interspersed_args": False})(with_quiet(cluster.net))
+# Likewise: the options of torchrun and of the script are theirs.
+app.command(context_settings={"allow_interspersed_args": False})(with_quiet(diagnosis.doctor))
 app.command()(with_quiet(cluster.demo))
 app.command()(with_quiet(simulation.simulate))
 app.command()(with_quiet(simulation.study))

@@ -8,6 +8,7 @@ import typer
 from gradwire.cli.common import (
     INTERRUPTED,
     Json,
+    LinksFile,
     Rate,
     Workers,
     command_line,
@@ -27,16 +28,29 @@ def net(
         str | None,
         typer.Option(help="Rate of every link, up and down, such as 100mbit; default: unshaped."),
     ] = None,
+    up: Annotated[str | None, typer.Option(help="Rate from a worker, if it differs.")] = None,
+    down: Annotated[str | None, typer.Option(help="Rate to a worker, if it differs.")] = None,
+    delay: Annotated[str | None, typer.Option(help="Delay of what is sent, such as 20ms.")] = None,
+    jitter: Annotated[str | None, typer.Option(help="Variation of the delay.")] = None,
+    loss: Annotated[str | None, typer.Option(help="Lost packets, such as 0.1%.")] = None,
+    links: LinksFile = None,
 ) -> None:
     """Runs a command on emulated hosts with links of a given rate (Linux, root).
+
+    Delay, jitter and loss need a kernel with netem. A file of --links has unlike links by worker,
+    islands, and links that change (docs/testbed.md); options replace its common settings.
 
     Every worker has torchrun's environment (RANK, WORLD_SIZE, MASTER_ADDR ...) and a host of its
     own. The first exit code other than 0 ends the other workers and is returned.
     """
     from gradwire.testbed.cluster import run_on_testbed
+    from gradwire.testbed.links import plan_network
 
+    given = {"rate": rate, "up": up, "down": down, "delay": delay, "jitter": jitter, "loss": loss}
+    options = {key: value for key, value in given.items() if value is not None}
+    plan = plan_network(workers, options, links)
     try:
-        code = run_on_testbed(command or [], workers, rate)
+        code = run_on_testbed(command or [], plan)
     except KeyboardInterrupt:
         code = INTERRUPTED
     raise typer.Exit(code)

@@ -22,6 +22,9 @@ Json = Annotated[
     typer.Option("--json", help="Appends the results to this file as JSON lines; - prints them."),
 ]
 Latency = Annotated[str, typer.Option(help="Latency of a hop, such as 0.1ms.")]
+LinksFile = Annotated[
+    Path | None, typer.Option("--links", help="A JSON file that describes the links.")
+]
 Cases = Annotated[
     list[str] | None,
     typer.Option("--case", "--cases", help="Specs or baselines; repeat, or separate by commas."),

@@ -1,5 +1,6 @@
 """Commands that run nothing: `gradwire methods` (the catalogue) and `gradwire report`."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -15,17 +16,22 @@ def methods(
         Path | None, typer.Option(help="Writes the table between the marks of this file.")
     ] = None,
 ) -> None:
-    """Prints the catalogue: bits per element, default memory and exchange, and the paper."""
+    """Prints the catalogue and plug-ins: bits per element, default memory and exchange, paper."""
     from gradwire import catalogue
 
     if markdown is not None:
         catalogue.write_into(markdown)
-    elif json is not None:
-        write_rows(json, map(catalogue.as_dict, catalogue.rows()))
+        return
+    plugins, broken = catalogue.plugin_rows()
+    rows = [*catalogue.rows(), *plugins]
+    if json is not None:
+        write_rows(json, map(catalogue.as_dict, rows))
     else:
         from gradwire.bench.report.tables import methods_table
 
-        open_console(json).print(methods_table(catalogue.rows()))
+        open_console(json).print(methods_table(rows))
+    for name, distribution, reason in broken:
+        print(f"gradwire: {name} of {distribution} cannot be used: {reason}", file=sys.stderr)
 
 
 def report(

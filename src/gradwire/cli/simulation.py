@@ -11,6 +11,7 @@ from gradwire.cli.common import (
     Device,
     Json,
     Latency,
+    LinksFile,
     command_line,
     exit_with,
     parse_links,
@@ -27,6 +28,7 @@ def simulate(
     rate: Annotated[str, typer.Option(help="Rate of every link, such as 1gbit.")] = "1gbit",
     latency: Latency = "0.1ms",
     inside: Annotated[str | None, typer.Option(help="Rate of links inside nodes.")] = None,
+    links: LinksFile = None,
     case: Cases = None,
     steps: Annotated[int | None, typer.Option(help="Trains for this number of steps.")] = None,
     evaluate_every: Annotated[int, typer.Option(help="Steps between two evaluations.")] = 50,
@@ -37,20 +39,26 @@ def simulate(
 ) -> None:
     """Predicts the step time and the bytes of any number of workers, or trains them in lock step.
 
-    With --steps the workers train in this process; bytes are exact and times are predicted.
+    With --steps the workers train in this process; bytes are exact and times are predicted. A file
+    of --links, as `gradwire net` takes it, replaces rate, latency and inside.
     """
     from gradwire.bench.cases.parse import split_cases
     from gradwire.bench.machine import check_device
-    from gradwire.bench.predictions.simulate import CASES, SimulateBench
+    from gradwire.bench.predictions.simulate import CASES, SimulateBench, links_of
     from gradwire.bench.simulated.train import SimulatedTrain
     from gradwire.bench.workloads.base import parse_workload
+    from gradwire.testbed.links import plan_network
 
     check_device(device)
+    sizes = parse_sizes("workers", workers)
+    network = parse_links(rate, latency, inside)
+    if links is not None:
+        network = links_of(plan_network(max(sizes), {}, links))
     bench = SimulateBench(
         parse_workload(workload, data, device),
         split_cases(case or CASES),
-        parse_sizes("workers", workers),
-        parse_links(rate, latency, inside),
+        sizes,
+        network,
         json,
         command_line(),
     )
@@ -90,7 +98,7 @@ def advise(
     from gradwire.bench.predictions.measured_model import measure_workload
     from gradwire.bench.records.files import check_writable
     from gradwire.bench.workloads.base import parse_workload
-    from gradwire.perfmodel.advise import SPECS
+    from gradwire.perfmodel.advise import SPECS, STEPS
 
     if rate is None:
         raise ConfigError(
@@ -111,7 +119,7 @@ def advise(
     if model is not None and optimizer is not None:
         measured = measure_named(model, shape, device, optimizer)
     else:
-        measured = measure_workload(parse_workload(workload or "", data, device))
+        measured = measure_workload(parse_workload(workload or "", data, device), steps=STEPS)
     advice = advise_on(measured, cases, workers, links)
     show(advice, json)
     if json is not None:

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias, TypeVar
 from torch import Tensor
 
 from gradwire.comm.meter import Meter
+from gradwire.comm.profiler_ranges import profiler_range
 from gradwire.errors import WireError
 
 T = TypeVar("T")
@@ -84,15 +85,18 @@ def run_program(program: CollectiveProgram[T], comm: Comm) -> T:
     spent = [0.0, 0.0, 0.0]
     phase = 0
     try:
-        collective = next(program)
+        with profiler_range("encode"):
+            collective = next(program)
         while True:
             before = perf_counter()
             spent[phase] += before - start
-            received = comm.run(collective)
+            with profiler_range("wire"):
+                received = comm.run(collective)
             start = perf_counter()
             spent[1] += start - before
             phase = 2
-            collective = program.send(received)
+            with profiler_range("decode"):
+                collective = program.send(received)
     except StopIteration as end:
         spent[phase] += perf_counter() - start
         comm.meter.add_time(*spent)

@@ -1,6 +1,6 @@
 """Counts the bytes that pass through a rank's network interface, per collective."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass
@@ -49,6 +49,11 @@ class Meter:
         self.encode_s += encode_s
         self.wire_s += wire_s
         self.decode_s += decode_s
+
+    def since(self, before: "Meter") -> "Meter":
+        """Returns what was counted since a copy of this meter was made."""
+        names = (field.name for field in fields(self))
+        return Meter(*(getattr(self, name) - getattr(before, name) for name in names))
 
     def hidden(self) -> float:
         """Returns the share of the time of encoding, wire and decoding that nobody waited for."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gradwire.comm.base import Collective, CollectiveProgram
 from gradwire.comm.process_group import PendingCollective, ProcessGroupComm, StagedCollective
+from gradwire.comm.profiler_ranges import profiler_range
 
 POLL_INTERVAL_S = 5e-5
 """Interval at which a GPU is asked whether a message has been copied to the host."""
@@ -58,7 +59,9 @@ class Pipeline:
     def drain(self) -> None:
         """Runs all programs to their ends; called at the same point on all ranks."""
         while self._running:
-            self._next_rounds(list(self._running))
+            earlier = [running for running in self._running if not running.is_in_last_round()]
+            # Nothing follows a last round, so those are decoded as they arrive: oldest first.
+            self._next_rounds(earlier or list(reversed(self._running)))
         self._rounds = [running.started for running in self._added]
         self._added.clear()
 
@@ -121,7 +124,8 @@ class _RunningProgram:
     def begin(self) -> None:
         """Encodes the first round."""
         start_s = perf_counter()
-        self._compute(lambda: next(self.program))
+        with profiler_range("encode"):
+            self._compute(lambda: next(self.program))
         self._comm.meter.add_time(perf_counter() - start_s, 0.0, 0.0)
 
     def is_in_last_round(self) -> bool:
@@ -135,7 +139,8 @@ class _RunningProgram:
     def start(self) -> None:
         """Starts the collective of the round that was encoded, if the program has not ended."""
         if self._next is not None:
-            self._pending, self._next = self._comm.start(self._next), None
+            with profiler_range("wire"):
+                self._pending, self._next = self._comm.start(self._next), None
             self.started += 1
 
     def has_arrived(self) -> bool:
@@ -145,10 +150,12 @@ class _RunningProgram:
         """Waits for the collective that was started, decodes, and encodes the next round."""
         if self._pending is None:
             return
-        received: list[Tensor] = self._pending.wait()
+        with profiler_range("wire"):
+            received: list[Tensor] = self._pending.wait()
         self._pending = None
         start_s = perf_counter()
-        self._compute(lambda: self.program.send(received))
+        with profiler_range("decode"):
+            self._compute(lambda: self.program.send(received))
         self._comm.meter.add_time(0.0, 0.0, perf_counter() - start_s)
 
     def _compute(self, resume: Callable[[], Collective]) -> None:

@@ -2,7 +2,8 @@
 
 The state sees only numbers that all ranks agree on, so all ranks decide the same without asking
 each other. Between two steps it returns the setting of each lane; after a step it receives a
-report. Controllers are found by name: the folder is the registry.
+report. Controllers are found by name, in the folder or as plug-ins
+(`gradwire.registry`).
 """
 
 from abc import ABC, abstractmethod
@@ -18,6 +19,7 @@ from gradwire.compressors._sparsifier import Pipeline
 from gradwire.control.timing import StepTiming
 from gradwire.engine.step import SAMPLE_EVERY
 from gradwire.errors import ConfigError
+from gradwire.registry import Registry
 from gradwire.spec import build_from, name_of
 
 T = TypeVar("T", bound=Compressor)
@@ -166,6 +168,10 @@ class Controller(ABC):
         return ()
 
 
+# mypy does not accept an abstract class as the kind to look for.
+CONTROLLERS = Registry("controller", "controllers", gradwire.control, Controller)  # type: ignore[type-abstract]
+
+
 def setting_of(compressor: Compressor, key: str) -> object:
     """Returns a setting of a compressor; in a pipeline the sparsifier's comes first."""
     for method in _stages(compressor):
@@ -213,8 +219,7 @@ def _keys(method: Compressor) -> list[str]:
 def find_controller(given: Controller | str | None) -> Controller | None:
     """Returns the controller that a spec string describes, or the given controller itself."""
     if isinstance(given, str):
-        # mypy does not accept an abstract class as the type to look for.
-        return build_from(gradwire.control, Controller, "controller", given)  # type: ignore[type-abstract]
+        return build_from(CONTROLLERS, given)
     if given is not None and not isinstance(given, Controller):
         raise ConfigError(f"expected a controller or its spec, got {given!r}")
     return given

@@ -186,7 +186,7 @@ class ControllerRuntime(StepObserver):
             n: setting for n, setting in settings.items() if setting != self._settings.get(n)
         }
         # A dense plan has nothing to set, only gradients to observe.
-        for name, setting in () if self._plan.is_dense else changed.items():
+        for name, setting in () if self._plan.default.is_dense else changed.items():
             exchange = self._plan.exchange.dense() if setting.dense else self._plan.exchange
             aggregator = self._plan.wrap(exchange, setting.compressor)
             self._lanes[name].reconfigure(setting.compressor, aggregator)
@@ -255,6 +255,9 @@ class ControllerRuntime(StepObserver):
 
 def _is_controlled(lane: Lane, plan: Plan) -> bool:
     """Returns whether the plan compresses the lane, or would if it were not dense."""
-    if plan.is_dense:
+    if plan.method_of(lane.name) is not plan.default:
+        # Parameters with a policy of their own keep its setting.
+        return False
+    if plan.default.is_dense:
         return len(lane.ctx.shape) > 1 and lane.ctx.numel >= plan.min_numel
     return lane.compressor is plan.compressor

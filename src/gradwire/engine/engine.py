@@ -21,6 +21,7 @@ from gradwire.engine.plan import Plan
 from gradwire.engine.step import BucketResult, Lane, lane_rounds, run_rounds
 from gradwire.errors import ConfigError, NonFiniteError, WireError
 from gradwire.memory._update import kept_moments
+from gradwire.spec import format_spec
 from gradwire.types import State
 
 log = logging.getLogger("gradwire")
@@ -64,14 +65,14 @@ class Engine:
         self._set_plan(plan)
         self.dense_bytes = 0
         self.loss_scale = 1.0
-        self.skipped = SkippedSteps()
+        self.skipped = SkippedSteps(logs=rank == 0)
         self.observer: StepObserver | None = None
         self._verdict = StepVerdict()
         self._graphs = GraphCache()
 
     def _set_plan(self, plan: Plan) -> None:
         self.plan = plan
-        self._tolerated = plan.exchange.tolerated(self.world_size)
+        self._tolerated = plan.tolerated(self.world_size)
         cuts = {name: plan.chunks(name, tensor) for name, tensor in self.tensors.items()}
         self.chunks = {name: chunks for name, chunks in cuts.items() if chunks}
         self.lanes = {
@@ -147,11 +148,16 @@ class Engine:
         result = yield from start()
         if (self.plan.counts_votes or self.plan.rules) and self.loss_scale != 1:
             # A majority is +1 or -1 at any loss scale, and will be unscaled with the rest.
-            torch._foreach_mul_(list(grads), self.loss_scale)
+            unscaled = [g for n, g in zip(names, grads, strict=True) if self._is_unscaled(n)]
+            torch._foreach_mul_(unscaled, self.loss_scale)
         if result.nonfinite is not None and result.corrupted is not None:
             self._verdict.add(result.nonfinite, result.corrupted)
         if self.observer is not None:
             self.observer.bucket_ended(names, result.statistics)
+
+    def _is_unscaled(self, name: str) -> bool:
+        """Returns whether the mean of a lane does not have the loss scale: an update, or votes."""
+        return bool(self.plan.rules) or self.plan.method_of(name).counts_votes
 
     def _exchange(
         self, names: Sequence[str], grads: Sequence[Tensor]
@@ -289,7 +295,8 @@ class Engine:
             dropped += _take_over(old[name], self.lanes_of(name))
         norm = hypot(*(float(tensor.norm()) for tensor in dropped))
         if norm:
-            log.info("switch: residuals of norm %.3g are dropped", norm)
+            level = logging.INFO if self.rank == 0 else logging.DEBUG
+            log.log(level, "switch: residuals of norm %.3g are dropped", norm)
         if self.observer is not None:
             self.observer.plan_changed(plan, self.lanes, self.steps())
 
@@ -342,12 +349,19 @@ class Engine:
         """Returns the number of steps that counted."""
         return max((lane.ctx.step for lane in self.lanes.values()), default=0)
 
-    def stats(self, meter: Meter) -> dict[str, object]:
-        self.commit_step()
-        sent = meter.sent_bytes
+    def errors(self) -> dict[str, float]:
+        """Returns the relative error, as it was sampled last, and the norm of the residuals."""
         errors = [e for lane in self.lanes.values() if (e := lane.relative_error) is not None]
         unsent = [lane.memory.unsent(lane.memory_state) for lane in self.lanes.values()]
         norms = [tensor.norm() for tensor in unsent if tensor is not None]
+        return {
+            "relative_error": float(torch.stack(errors).nanmean()) if errors else 0.0,
+            "residual_norm": float(torch.stack(norms).norm()) if norms else 0.0,
+        }
+
+    def stats(self, meter: Meter) -> dict[str, object]:
+        self.commit_step()
+        sent = meter.sent_bytes
         device = next(iter(self.tensors.values())).device if self.tensors else torch.device("cpu")
         return {
             **self.plan.describe(),
@@ -363,12 +377,40 @@ class Engine:
             "encode_s": meter.encode_s,
             "wire_s": meter.wire_s,
             "decode_s": meter.decode_s,
-            "relative_error": float(torch.stack(errors).nanmean()) if errors else 0.0,
-            "residual_norm": float(torch.stack(norms).norm()) if norms else 0.0,
+            **self.errors(),
             "backend": kernels.backend_for(device),
             "cuda_graphs": len(self._graphs),
+            **({"policies": self._policy_stats()} if self.plan.policies else {}),
             **({} if self.observer is None else {"controller": self.observer.stats()}),
         }
+
+    def _policy_stats(self) -> list[dict[str, object]]:
+        """Returns what each policy is, and how its parameters are compressed, the default last."""
+        found: list[dict[str, object]] = []
+        for policy, method, names in self.plan.policies:
+            lanes = [lane for name in names for lane in self.lanes_of(name)]
+            errors = [e for lane in lanes if (e := lane.relative_error) is not None]
+            unsent = [lane.memory.unsent(lane.memory_state) for lane in lanes]
+            norms = [tensor.norm() for tensor in unsent if tensor is not None]
+            found.append(
+                {
+                    "pattern": policy.pattern,
+                    "spec": format_spec(method.compressor),
+                    "memory": format_spec(method.memory),
+                    "exchange": str(method.exchange),
+                    "parameters": len(names),
+                    "compressed": sum(self._is_compressed(name) for name in names),
+                    "message_bytes": sum(lane.message_bytes for lane in lanes),
+                    "relative_error": float(torch.stack(errors).nanmean()) if errors else 0.0,
+                    "residual_norm": float(torch.stack(norms).norm()) if norms else 0.0,
+                }
+            )
+        return found
+
+    def _is_compressed(self, name: str) -> bool:
+        """Returns whether a parameter is sent by the method of its policy, not uncompressed."""
+        method = self.plan.method_of(name)
+        return not method.is_dense and method.compresses(self.tensors[name], self.plan.min_numel)
 
 
 def _take_over(old: Sequence[Lane], new: Sequence[Lane]) -> list[Tensor]:

@@ -135,7 +135,10 @@ class NonFiniteGuard:
         """Returns the aggregators' pending state that neither was checked nor is in a message."""
         found: list[Tensor] = []
         for number, lane in enumerate(self._lanes):
-            new = [x for x in lane.replaced_state() if id(x) not in self._checked]
+            replaced = lane.replaced_state()
+            if not replaced:
+                continue
+            new = [x for x in replaced if id(x) not in self._checked]
             # Pending state keeps them alive until the step ends: no other tensor has their ids.
             self._checked.update(map(id, new))
             if not (lane.propagates_nonfinite and number in requests):
@@ -195,7 +198,8 @@ class NonFiniteGuard:
     def _count(self, flags: Sequence[Flag]) -> Tensor | int:
         """Returns how many of some flags are not zero."""
         if self._device.type == "cpu":
-            return sum(bool(flag != 0) for flag in flags)
+            # Comparing a tensor takes several times as long as reading its number.
+            return sum(float(flag) != 0 for flag in flags)
         tensors = [flag for flag in flags if isinstance(flag, Tensor)]
         if not tensors:
             return torch.zeros(1, dtype=torch.int64, device=self._device)
@@ -299,10 +303,14 @@ class StepVerdict:
 
 
 class SkippedSteps:
-    """Counts skipped steps, and logs the 1st, 2nd, 4th, 8th ... in a row."""
+    """Counts skipped steps, and logs the 1st, 2nd, 4th, 8th ... in a row.
 
-    def __init__(self) -> None:
+    All ranks skip the same steps, so one of them `logs` and the others only do for debugging.
+    """
+
+    def __init__(self, *, logs: bool) -> None:
         self.total = 0
+        self._level = logging.WARNING if logs else logging.DEBUG
         self._in_a_row = 0
 
     def add(self, step: int) -> str:
@@ -312,13 +320,13 @@ class SkippedSteps:
         text = f"a gradient of step {step} is not finite on some rank; the step is skipped"
         number = self._in_a_row
         if number & (number - 1) == 0:
-            log.warning(text + (f" ({number} times in a row)" if number > 1 else ""))
+            log.log(self._level, text + (f" ({number} times in a row)" if number > 1 else ""))
         return text
 
     def end(self) -> None:
         """Ends a series of skipped steps; logs its length if some lines were left out."""
         if self._in_a_row > 2:
-            log.warning("gradients are finite again after %d steps", self._in_a_row)
+            log.log(self._level, "gradients are finite again after %d steps", self._in_a_row)
         self._in_a_row = 0
 
 

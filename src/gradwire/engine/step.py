@@ -115,7 +115,9 @@ class Lane:
 
     def replaced_state(self) -> list[Tensor]:
         """Returns the tensors that this step has put into the aggregator's pending state."""
-        pending = self._pending_aggregator or {}
+        pending = self._pending_aggregator
+        if not pending:
+            return []
         return [x for key, x in pending.items() if x is not self.aggregator_state.get(key)]
 
     def pending(self) -> tuple[State, State]:

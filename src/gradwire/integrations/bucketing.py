@@ -11,7 +11,6 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.futures import Future
 
-from gradwire.base import Compressor, MultiRound
 from gradwire.errors import ConfigError
 
 STAGED_BYTES = 250_000
@@ -24,13 +23,12 @@ ROUNDS_BYTES = 64_000
 """This takes half a millisecond at 1 Gbit/s, as much as the rounds of another message."""
 
 
-def default_least_bytes(compressor: Compressor, *, is_direct: bool) -> int:
+def default_least_bytes(*, is_direct: bool, has_rounds: bool) -> int:
     """Returns the length below which a bucket's message is sent with the next one.
 
     Messages of a GPU that are staged through the host wait for it, and methods of several rounds
     wait for all ranks in each of them.
     """
-    has_rounds = isinstance(compressor, MultiRound)
     if not is_direct:
         return STAGED_ROUNDS_BYTES if has_rounds else STAGED_BYTES
     return ROUNDS_BYTES if has_rounds else 0

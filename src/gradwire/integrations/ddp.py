@@ -1,7 +1,7 @@
 """DistributedDataParallel: one line that compresses the gradients of a DDP script."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -17,12 +17,13 @@ from torch.utils.hooks import RemovableHandle
 from gradwire.auto.auto import Auto, check_ranks
 from gradwire.auto.link_probe import check_backend
 from gradwire.auto.optimizers import find_adaptive
-from gradwire.base import Compressor, Memory
+from gradwire.base import Memory
 from gradwire.comm.consistency import check_equal_tensors
 from gradwire.comm.groups import check_member, lease_group
+from gradwire.comm.meter import Meter
 from gradwire.engine.chunks import CHUNK_BYTES
 from gradwire.engine.ownership import release
-from gradwire.engine.plan import Plan, make_plan
+from gradwire.engine.plan import Plan, Tensors, make_plan
 from gradwire.errors import ConfigError, NonFiniteError, PeerError
 from gradwire.integrations.backward_pass import BackwardPass, at_end_of_backward, graph_task
 from gradwire.integrations.bucketing import PendingBucket, Ready
@@ -34,6 +35,7 @@ from gradwire.integrations.native_passes import NativePasses
 from gradwire.integrations.parameters import COMPILED, check_dense
 from gradwire.integrations.settings import Options, Settings, settings_of
 from gradwire.integrations.unused_parameters import UnusedParameters
+from gradwire.policies import MethodSpec
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -138,9 +140,10 @@ class Link(Handle):
 
         return begin
 
-    def _count_native_passes(self, native: NativePasses) -> None:
-        """Adds to the statistics what DDP's own reducer has exchanged since the last call."""
-        counts, unused = native.take()
+    def _count_framework_passes(self) -> None:
+        if self._native is None:
+            return
+        counts, unused = self._native.take()
         for passes, buckets, bucket_bytes in counts:
             self._engine.count_dense_passes(passes, bucket_bytes)
             self._passes += passes
@@ -149,6 +152,11 @@ class Link(Handle):
             self._buckets.record(buckets)
         for name, passes in unused.items():
             self._engine.set_steps({name: self._engine.steps_of(name) - passes})
+        if counts:
+            last = Meter()
+            for nbytes in counts[-1].bucket_bytes:
+                last.mean(nbytes, self._comm.size)
+            self._last_step.end_uncounted(last, self._engine.dense_bytes)
 
     def _close(self) -> None:
         self._slot.link = None
@@ -173,6 +181,9 @@ class Link(Handle):
         """Converts residuals to this loss scale; DDP's own reducer leaves none."""
         if self._native is None or scale != self._engine.loss_scale:
             self.loss_scale_changed(scale)
+
+    def _owns(self, parameter: Tensor) -> bool:
+        return parameter in self._parameters
 
     def _reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
         """Starts the exchange of a bucket; the future completes when its buffer holds the mean."""
@@ -237,6 +248,7 @@ class Link(Handle):
             self._pass.end()
             self._runner.end_step(self._end_exchanges)
             self._comm.meter.waited_s += perf_counter() - self._computed_s
+            self._last_step.end(self._engine.dense_bytes)
             if self._unused is not None:
                 self._unused.note_pass(is_map_reduced=not joined)
             late, self._late_error = self._late_error, None
@@ -267,7 +279,7 @@ class Link(Handle):
         """
         if self._native is not None:
             self._pass.end()
-            self._count_native_passes(self._native)
+            self._count_framework_passes()
         elif self._pass.has_begun:
             self._pass.end()
             try:
@@ -293,7 +305,7 @@ class Link(Handle):
 
 def attach(
     model: DDP,
-    compressor: Compressor | str | Auto | Settings,
+    compressor: MethodSpec | Auto | Settings,
     *,
     process_group: dist.ProcessGroup | None = None,
     scaler: torch.amp.GradScaler | None = None,
@@ -334,7 +346,7 @@ def attach_planned(
     # Before the slot is taken, which cannot be undone.
     tensors: dict[str, Tensor] = {name: p for p, name in names.items()}
     planner = _planner(tensors, settings, next(model.parameters()).device, adapt)
-    planner(settings.first_method(), settings.memory, settings.exchange, names, group.size())
+    planner(settings.first_method(), settings.memory, settings.exchange, tensors, group.size())
     if settings.auto() is not None:
         check_ranks(group.size())
         check_backend(dist.get_backend(group))
@@ -356,10 +368,10 @@ def _planner(
     """Returns the function that makes the link's plans, which cut large parameters into chunks."""
 
     def planner(
-        compressor: Compressor | str,
+        compressor: MethodSpec,
         memory: Memory | str | None,
         exchange: str,
-        all_tensors: Iterable[Tensor],
+        all_tensors: Tensors,
         size: int,
     ) -> Plan:
         plan = make_plan(compressor, memory, exchange, all_tensors, size)

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from gradwire.base import Compressor
 from gradwire.comm.base import run_program
 from gradwire.engine.plan import make_plan
 from gradwire.errors import ConfigError
@@ -26,6 +25,7 @@ from gradwire.integrations.handle import Handle, Planner
 from gradwire.integrations.parameters import check_dense, group_of
 from gradwire.integrations.reduce_scatter import reduce_scatter_plan
 from gradwire.integrations.settings import Options, Settings, settings_of
+from gradwire.policies import MethodSpec
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -78,6 +78,9 @@ class Shards(Handle):
 
     def _is_in_backward(self) -> bool:
         return self._pass.is_running()
+
+    def _count_framework_passes(self) -> None:
+        pass
 
     def _prepare_own_exchange(self, requester: str) -> Callable[[], None]:
         return lambda: None
@@ -160,6 +163,7 @@ class Shards(Handle):
         self._pass.end()
         if self._seen:
             self._seen.clear()
+            self._passes += 1
             self._engine.end_step()
             self._end_step()
 
@@ -209,7 +213,7 @@ def _split(unit: Unit, flat: Tensor) -> list[Tensor]:
 
 def attach_fsdp(
     model: nn.Module,
-    compressor: Compressor | str | Settings,
+    compressor: MethodSpec | Settings,
     *,
     replicas: dist.ProcessGroup | DeviceMesh | None = None,
     **options: "Unpack[Options]",

@@ -3,7 +3,7 @@
 import json
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from threading import RLock
 from typing import ClassVar, Concatenate, ParamSpec, TypeAlias, TypeVar
@@ -18,7 +18,7 @@ from gradwire.auto.assembly import automatic
 from gradwire.auto.auto import check_ranks
 from gradwire.auto.calibration import device_timer
 from gradwire.auto.link_probe import check_backend, probe_link
-from gradwire.base import Compressor, Memory
+from gradwire.base import Memory
 from gradwire.checkpoint.state import (
     Residuals,
     all_or_nothing,
@@ -34,12 +34,14 @@ from gradwire.comm.process_group import ProcessGroupComm
 from gradwire.control.runtime import ControllerRuntime
 from gradwire.control.timing import WallClock
 from gradwire.engine.engine import Engine
+from gradwire.engine.last_step import LastStep
 from gradwire.engine.ownership import check_free, claim, release
-from gradwire.engine.plan import Plan
+from gradwire.engine.plan import Plan, Tensors
 from gradwire.errors import ConfigError
 from gradwire.identity import code_digests, identity_of
 from gradwire.integrations.bucketing import Buckets, default_least_bytes, read_groups
 from gradwire.integrations.settings import Settings
+from gradwire.policies import MethodSpec
 from gradwire.version import VERSION
 
 log = logging.getLogger("gradwire")
@@ -47,9 +49,7 @@ log = logging.getLogger("gradwire")
 MOST_COMMUTATIVE = 2
 """Ranks up to which a sum does not depend on the order, and so not on the position in a bucket."""
 
-Planner: TypeAlias = Callable[
-    [Compressor | str, Memory | str | None, str, Iterable[Tensor], int], Plan
-]
+Planner: TypeAlias = Callable[[MethodSpec, Memory | str | None, str, Tensors, int], Plan]
 """Makes a plan: chooses what was left open of a method, and refuses what cannot work."""
 
 
@@ -116,7 +116,7 @@ class Handle(ABC):
             settings.first_method(),
             settings.memory,
             settings.exchange,
-            tensors.values(),
+            tensors,
             self._comm.size,
         )
         self._engine = Engine(
@@ -132,7 +132,7 @@ class Handle(ABC):
         least_bytes = settings.least_bytes
         if least_bytes is None:
             direct = self._comm.is_direct(self._device)
-            least_bytes = default_least_bytes(plan.compressor, is_direct=direct)
+            least_bytes = default_least_bytes(is_direct=direct, has_rounds=plan.has_rounds)
         controller = settings.make_controller()
         # Without checksums, which are part of what ranks have yet to agree on.
         check_equal_settings(
@@ -162,11 +162,13 @@ class Handle(ABC):
                 adaptive,
                 self.overlaps,
             )
-        self._comm.prepare(plan.exchange.node)
+        self._comm.prepare(plan.node)
         self._buckets = Buckets(least_bytes)
         self._check_every, self._passes = settings.check_every, 0
+        exposes = "unknown" if self._comm.on_device else "waits" if self.overlaps else "all"
+        self._last_step = LastStep(self._comm.meter, exposes)
         claim(self._parameters, self)
-        log.info("attached: %s, kernels: %s", plan.describe(), kernels.backend_for(self._device))
+        self._log("attached: %s, kernels: %s", plan.describe(), kernels.backend_for(self._device))
 
     @abstractmethod
     def _close(self) -> None:
@@ -182,6 +184,10 @@ class Handle(ABC):
     @abstractmethod
     def _complete_step(self) -> None:
         """Ends the last step if that is still to be done; no backward pass is under way."""
+
+    @abstractmethod
+    def _count_framework_passes(self) -> None:
+        """Counts the passes that were left to the framework since the last call."""
 
     @abstractmethod
     def _prepare_own_exchange(self, requester: str) -> Callable[[], None]:
@@ -211,6 +217,23 @@ class Handle(ABC):
         overlap = {"waited_s": meter.waited_s, "hidden": meter.hidden()} if self.overlaps else {}
         return {**own, **overlap, "auxiliary_bytes": self._check_comm.meter.sent_bytes}
 
+    def metrics(self, prefix: str = "") -> dict[str, float]:
+        """Returns numbers of this rank's last step, to be logged after every step or some of them.
+
+        Bytes, collectives, the time since the step before (`step_s`) and that of the exchange:
+        `exposed_s` of it delayed training, `hidden_s` did not. On NCCL and in DDP's own reducer the
+        times of the exchange are unknown, and left out. `relative_error` and `residual_norm` are
+        there after the first step, then once in 100 steps: they cost a pass over the residuals and
+        on a GPU a wait. All else is counted in any case, and costs no wait. No other rank takes
+        part. May be called at any time; empty before the first step.
+        """
+        with self._lock:
+            running = self._is_in_backward()
+            if not running:
+                self._count_framework_passes()
+            exchanges = None if running else self._passes
+            return self._last_step.numbers(prefix, self._passes, [self._engine], exchanges)
+
     def passes(self) -> int:
         """Returns how many backward passes were exchanged here; may be called at any time.
 
@@ -221,7 +244,7 @@ class Handle(ABC):
     @between_steps
     def switch(
         self,
-        compressor: Compressor | str,
+        compressor: MethodSpec,
         *,
         memory: Memory | str | None = None,
         exchange: str = "auto",
@@ -232,7 +255,7 @@ class Handle(ABC):
         """
         self._check_attached()
         tensors = self._engine.tensors
-        plan = self._planner(compressor, memory, exchange, tensors.values(), self._comm.size)
+        plan = self._planner(compressor, memory, exchange, tensors, self._comm.size)
         refused, begin_exchange = None, _nothing
         if not plan.is_plain_mean:
             try:
@@ -241,7 +264,7 @@ class Handle(ABC):
                 refused = error
         settings = {**plan.identity(), "code": plan.code_digests()}
         self._check_on_all_ranks(settings, refused)
-        self._comm.prepare(plan.exchange.node)
+        self._comm.prepare(plan.node)
         begin_exchange()
         self._engine.switch(plan)
 
@@ -366,7 +389,7 @@ class Handle(ABC):
         self._check_attached()
         norm = self.stats()["residual_norm"]
         if norm:
-            log.info("detach: residuals of norm %.3g are dropped", norm)
+            self._log("detach: residuals of norm %.3g are dropped", norm)
         self._release()
 
     def _release(self) -> None:
@@ -384,8 +407,13 @@ class Handle(ABC):
         self._passes += 1
         return self._check_every > 0 and self._passes % self._check_every == 0
 
+    def _log(self, text: str, *values: object) -> None:
+        """Logs a line that is alike on all ranks: as information on rank 0, else for debugging."""
+        log.log(logging.INFO if self._comm.rank == 0 else logging.DEBUG, text, *values)
+
     def _end_step(self) -> None:
         """Commits the step, and raises NonFiniteError if the policy asks for it."""
+        self._last_step.end(self._engine.dense_bytes)
         error = self._engine.commit_step(wait=False)
         if error is not None:
             raise error

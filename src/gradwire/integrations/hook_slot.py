@@ -19,6 +19,9 @@ class BucketReducer(Protocol):
     def _reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
         """Starts the exchange of a bucket; the future completes when its buffer holds the mean."""
 
+    def _owns(self, parameter: Tensor) -> bool:
+        """Returns whether a parameter is one of the link's model."""
+
     def _release(self) -> None:
         """Frees what the link holds, after its model died."""
 
@@ -49,7 +52,7 @@ class HookSlot:
     def register(self, model: DDP) -> None:
         """Registers the hook, if that was not done before."""
         if not self.is_registered:
-            model.register_comm_hook(self, _hook)
+            model.register_comm_hook(self, ddp_hook)
             self.is_registered = True
 
     def __reduce__(self) -> tuple[type["HookSlot"], tuple[torch.device]]:
@@ -64,7 +67,10 @@ _orphans: list[HookSlot] = []
 
 
 # DDP compares these annotations by identity, so this file has no postponed annotations.
-def _hook(state: HookSlot, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
+def ddp_hook(
+    state: HookSlot,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> Future[Tensor]:
     """DDP calls this once a bucket, in the same order on every rank."""
     if isinstance(bucket, tuple):
         raise ConfigError(
@@ -73,6 +79,11 @@ def _hook(state: HookSlot, bucket: dist.GradBucket) -> Future[Tensor]:  # type: 
         )
     if state.link is None:
         return allreduce_hook(state.dense_group, bucket)  # type: ignore[arg-type]
+    if not state.link._owns(bucket.parameters()[0]):
+        raise ConfigError(
+            "comm_hook: this state belongs to another model, whose parameters it averages; make "
+            "one for this model"
+        )
     return state.link._reduce(bucket)
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from gradwire.base import Compressor
 from gradwire.checkpoint.gather import gather_states
+from gradwire.checks import check_flag
 from gradwire.errors import ConfigError, MissingExtra
 from gradwire.integrations.ddp import Link
 from gradwire.integrations.settings import Settings
@@ -23,6 +23,7 @@ from gradwire.integrations.trainers import (
     load_rank_file,
     save_rank_file,
 )
+from gradwire.policies import MethodSpec
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -39,13 +40,21 @@ class GradwireCallback(Callback):
 
     Options are those of `gradwire.attach`, whose result is `link`. Checkpoints hold the states of
     all ranks, which rank 0 collects: each is as large as the gradients. With `missing_ok` a
-    checkpoint without them is a new start.
+    checkpoint without them is a new start. With `log_metrics` the Trainer's loggers receive
+    `link.metrics("gradwire/")` of rank 0, as often as its own metrics.
     """
 
     def __init__(
-        self, compressor: Compressor | str | Settings, *, missing_ok: bool = False, **options: Any
+        self,
+        compressor: MethodSpec | Settings,
+        *,
+        missing_ok: bool = False,
+        log_metrics: bool = False,
+        **options: Any,
     ) -> None:
         check_version("lightning")
+        check_flag("GradwireCallback", "log_metrics", log_metrics)
+        self._log_metrics = log_metrics
         self._request = attach_request("GradwireCallback", compressor, options)
         self._missing_ok = missing_ok
         self._loaded: Mapping[str, object] | None = None
@@ -83,6 +92,17 @@ class GradwireCallback(Callback):
     ) -> None:
         _report_epoch(self.link, trainer, batch_idx)
 
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        if self._log_metrics:
+            _log_metrics(self.link, trainer)
+
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
@@ -98,16 +118,38 @@ class GradwireCallback(Callback):
         _release(self.link)
 
 
+class LogMetrics(Callback):
+    """Sends `link.metrics("gradwire/")` of a `GradwireStrategy` to the Trainer's loggers."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not isinstance(trainer.strategy, GradwireStrategy):
+            raise ConfigError(
+                "LogMetrics: expected a GradwireStrategy, got "
+                f"{type(trainer.strategy).__name__}; GradwireCallback takes log_metrics=True"
+            )
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        _log_metrics(trainer.strategy.link, trainer)
+
+
 class GradwireStrategy(DDPStrategy):
     """DDP with compressed gradients: `Trainer(strategy=GradwireStrategy("topk:ratio=0.01"))`.
 
-    `options` are those of `gradwire.attach`, whose result is `link`; all else is DDPStrategy's.
-    For a checkpoint `x.ckpt` every rank has a file in the folder `gradwire/x.ckpt` beside it.
+    `options` are those of `gradwire.attach`, whose result is `link`; all else is DDPStrategy's. Its
+    metrics are logged by the callback `LogMetrics`. For a checkpoint `x.ckpt` every rank has a file
+    in the folder `gradwire/x.ckpt` beside it.
     """
 
     def __init__(
         self,
-        compressor: Compressor | str | Settings,
+        compressor: MethodSpec | Settings,
         *,
         options: Mapping[str, Any] | None = None,
         missing_ok: bool = False,
@@ -168,6 +210,15 @@ def _report_epoch(link: Link | None, trainer: Trainer, batch_idx: int) -> None:
     """Reports the last epoch at the first batch of the next, when its learning rate is set."""
     if batch_idx == 0 and trainer.current_epoch > 0 and link is not None:
         link.epoch_ended(trainer.optimizers[0].param_groups[0]["lr"])
+
+
+def _log_metrics(link: Link | None, trainer: Trainer) -> None:
+    """Sends the numbers of the last step to all loggers, which drop those of other ranks than 0."""
+    if link is None or not trainer.loggers or trainer.global_step % trainer.log_every_n_steps:
+        return
+    numbers = link.metrics("gradwire/")
+    for logger in trainer.loggers:
+        logger.log_metrics(numbers, step=trainer.global_step)
 
 
 def _release(link: Link | None) -> None:

@@ -9,12 +9,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire.auto.auto import find_auto
-from gradwire.base import Compressor
 from gradwire.errors import ConfigError
 from gradwire.integrations.handle import Handle
 from gradwire.integrations.parameters import names_of
 from gradwire.integrations.reducer import Reducer
 from gradwire.integrations.settings import Options, Settings, settings_of
+from gradwire.policies import MethodSpec
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -27,7 +27,7 @@ _reducers: WeakKeyDictionary[nn.Module, tuple[tuple[object, ...], Reducer]] = We
 
 def reduce_gradients(
     model: nn.Module,
-    compressor: Compressor | str | Settings,
+    compressor: MethodSpec | Settings,
     *,
     process_group: dist.ProcessGroup | DeviceMesh | None = None,
     **options: "Unpack[Options]",
@@ -58,7 +58,7 @@ def reduce_gradients(
 
 def wrap_optimizer(
     optimizer: AnyOptimizer,
-    compressor: Compressor | str | Settings,
+    compressor: MethodSpec | Settings,
     *,
     model: nn.Module | None = None,
     **options: Any,

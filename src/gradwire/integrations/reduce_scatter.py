@@ -1,19 +1,18 @@
 """Compressed reduce-scatter: every rank receives only its own shard of the mean."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from gradwire.base import Aggregator, Compressor, Memory, MultiRound, OneRound
 from gradwire.comm.meter import reduce_scatter_bytes
-from gradwire.engine.plan import Plan, make_plan
+from gradwire.engine.plan import Plan, Tensors, plan_for
 from gradwire.errors import ConfigError
 from gradwire.exchange.sharded import bounds, own_shard
 from gradwire.memory.none import NoMemory
-from gradwire.spec import ExchangeConfig, compressor_of, format_spec, name_of
+from gradwire.policies import MethodSpec, find_policies
+from gradwire.spec import ExchangeConfig, format_spec, name_of
 from gradwire.types import EFInput, EncodeContext, Rounds, State
 
 
@@ -55,10 +54,10 @@ def make_aggregator(exchange: ExchangeConfig, compressor: Compressor) -> Aggrega
 
 
 def reduce_scatter_plan(
-    compressor: Compressor | str,
+    compressor: MethodSpec,
     memory: Memory | str | None,
     exchange: str,
-    tensors: Iterable[Tensor],
+    tensors: Tensors,
     size: int,
 ) -> Plan:
     """Makes the plan of a reduce-scatter, which takes the place of the exchange."""
@@ -66,16 +65,28 @@ def reduce_scatter_plan(
         raise ConfigError(
             f"exchange: a reduce-scatter is one, leave it at 'auto', got {exchange!r}"
         )
-    compressor = compressor_of(compressor)
+    policies = find_policies(compressor)
+    for policy in () if policies is None else policies.policies:
+        if policy.exchange is not None:
+            raise ConfigError(
+                f"policy {policy.pattern!r}: a reduce-scatter is the exchange, leave "
+                f"{str(policy.exchange)!r} out"
+            )
+    plan = plan_for(compressor, memory, _exchange_like, tensors, size)
+    for method in plan.methods:
+        if not (method.memory.is_debt or isinstance(method.memory, NoMemory)):
+            raise ConfigError(
+                f"memory {name_of(method.memory)!r} does not go with a reduce-scatter: it needs "
+                "all of the mean, of which a rank receives its shard only (use residual, lowbit or "
+                "none)"
+            )
+    return replace(plan, wrap=make_aggregator, dense_bytes=reduce_scatter_bytes)
+
+
+def _exchange_like(compressor: Compressor) -> str:
+    """Returns the exchange of which a reduce-scatter is a part; refuses votes."""
     if compressor.traits().is_vote:
         raise ConfigError(
             f"{format_spec(compressor)} does not go with a reduce-scatter: votes are no mean"
         )
-    like = "sharded" if isinstance(compressor, OneRound) else "auto"
-    plan = make_plan(compressor, memory, like, tensors, size)
-    if not (plan.memory.is_debt or isinstance(plan.memory, NoMemory)):
-        raise ConfigError(
-            f"memory {name_of(plan.memory)!r} does not go with a reduce-scatter: it needs all of "
-            "the mean, of which a rank receives its shard only (use residual, lowbit or none)"
-        )
-    return replace(plan, wrap=make_aggregator, dense_bytes=reduce_scatter_bytes)
+    return "sharded" if isinstance(compressor, OneRound) else "auto"

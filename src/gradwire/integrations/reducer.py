@@ -13,7 +13,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire.auto.auto import Auto
 from gradwire.auto.optimizers import find_adaptive
-from gradwire.base import Compressor
 from gradwire.comm.base import Collective, run_program
 from gradwire.comm.consistency import check_equal_tensors
 from gradwire.engine.plan import BUCKET_BYTES, make_plan
@@ -23,6 +22,7 @@ from gradwire.integrations.dense_allreduce import run_one_ahead, start_mean
 from gradwire.integrations.handle import Handle
 from gradwire.integrations.parameters import group_of, names_of
 from gradwire.integrations.settings import Options, Settings, settings_of
+from gradwire.policies import MethodSpec
 from gradwire.wire.layout import split
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Reducer(Handle):
     def __init__(
         self,
         model: Model,
-        compressor: Compressor | str | Auto | Settings,
+        compressor: MethodSpec | Auto | Settings,
         *,
         process_group: dist.ProcessGroup | DeviceMesh | None = None,
         find_unused_parameters: bool = True,
@@ -64,8 +64,8 @@ class Reducer(Handle):
         self._find_unused = find_unused_parameters
         self._present_before: list[nn.Parameter] = []
         """The parameters with a gradient on any rank, in the last pass."""
-        self._present_twice = False
-        """True if they were the same in the pass before that."""
+        self._repeated_message: list[nn.Parameter] | None = None
+        """These, if they were the same in the pass before that and fit into one message."""
         self._attached = True
         self._when_detached: list[Callable[[], object]] = []
 
@@ -80,6 +80,9 @@ class Reducer(Handle):
     def _is_in_backward(self) -> bool:
         # Gradients are exchanged by `reduce` alone, which holds the lock.
         return False
+
+    def _count_framework_passes(self) -> None:
+        pass
 
     def _prepare_own_exchange(self, requester: str) -> Callable[[], None]:
         return lambda: None
@@ -135,9 +138,13 @@ class Reducer(Handle):
         for parameter in present:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        self._present_twice = _same(present, self._present_before)
-        self._present_before = present
-        if flat is not None and self._present_twice:
+        repeated = _same(present, self._present_before)
+        if not repeated:
+            self._present_before, self._repeated_message = present, None
+        elif self._repeated_message is None:
+            found = messages(present)
+            self._repeated_message = found[0] if len(found) == 1 and len(found[0]) > 1 else None
+        if flat is not None and repeated:
             gradients = self._count_dense(present)
             torch._foreach_copy_(gradients, split(flat[: -len(self._parameters)], gradients))
         else:
@@ -154,10 +161,7 @@ class Reducer(Handle):
         Whether gradients are present can then travel with it: if others are present now, the means
         are dropped, and sent again. All ranks decide alike.
         """
-        if not (self._present_twice and self._is_plain_mean()):
-            return None
-        expected = messages(self._present_before)
-        return expected[0] if len(expected) == 1 and len(expected[0]) > 1 else None
+        return self._repeated_message if self._is_plain_mean() else None
 
     def _mean_with_flags(self, message: list[nn.Parameter]) -> Tensor:
         """Returns the means of gradients, flat, and the share of ranks that have each of all."""

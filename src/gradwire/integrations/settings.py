@@ -6,11 +6,12 @@ from difflib import get_close_matches
 from typing import TypedDict
 
 from gradwire.auto.auto import Auto, check_alone, find_auto
-from gradwire.base import Compressor, Memory
+from gradwire.base import Memory
 from gradwire.checks import check_flag, check_whole
 from gradwire.control.base import Controller, find_controller
 from gradwire.engine.engine import NanPolicy
 from gradwire.errors import ConfigError
+from gradwire.policies import MethodSpec
 
 
 class Options(TypedDict, total=False):
@@ -35,7 +36,8 @@ class Settings:
     `attach(model, Settings("topk:ratio=0.01", checksum=True))` is the same as
     `attach(model, "topk:ratio=0.01", checksum=True)`.
 
-    `compressor` is a spec string or an instance. `memory` None means the residual if the method
+    `compressor` is a spec string or an instance, or gives parameters methods by patterns of their
+    names (docs/policies.md). `memory` None means the residual if the method
     needs error feedback, else none. `exchange` "auto" means the mean if messages can be summed,
     else gather, unless sharded is predicted to be much faster (`exchange/auto.py`). `seed` decides
     all random numbers. `nan_policy` is "propagate", "raise" or "ignore". Ranks compare their
@@ -54,7 +56,7 @@ class Settings:
     measurements.
     """
 
-    compressor: Compressor | str | Auto
+    compressor: MethodSpec | Auto
     memory: Memory | str | None = None
     exchange: str = "auto"
     seed: int = 0
@@ -82,7 +84,7 @@ class Settings:
         """Returns the configuration of the automatic mode, or None if a method was given."""
         return find_auto(self.compressor)
 
-    def first_method(self) -> Compressor | str:
+    def first_method(self) -> MethodSpec:
         """Returns the method of the first plan; the automatic mode begins without compression."""
         return "none" if isinstance(self.compressor, Auto) or self.auto() else self.compressor
 
@@ -104,7 +106,7 @@ class Settings:
 
 
 def settings_of(
-    compressor: Compressor | str | Auto | Settings, options: Mapping[str, object]
+    compressor: MethodSpec | Auto | Settings, options: Mapping[str, object]
 ) -> Settings:
     """Returns settings given as such, or as a compressor and keyword arguments."""
     if isinstance(compressor, Settings):

@@ -15,7 +15,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.torch_version import TorchVersion
 
-from gradwire.base import Compressor
 from gradwire.checkpoint.files import Checkpoints
 from gradwire.comm.base import Collective
 from gradwire.errors import ConfigError
@@ -23,7 +22,7 @@ from gradwire.integrations.ddp import Link, attach
 from gradwire.integrations.fsdp_private import is_sharded
 from gradwire.integrations.handle import Handle
 from gradwire.integrations.settings import Options, Settings, settings_of
-from gradwire.spec import compressor_of
+from gradwire.policies import MethodSpec, check_method
 
 VERSIONS = {"lightning": ("2.5", "3"), "accelerate": ("1.0", "2"), "transformers": ("5.0", "6")}
 """Versions of a package that are supported: from the first one on, below the second one."""
@@ -44,7 +43,7 @@ class AttachRequest(NamedTuple):
     """Arguments of `attach`, which is called once the trainer has wrapped its model."""
 
     requester: str
-    compressor: Compressor | str | Settings
+    compressor: MethodSpec | Settings
     options: dict[str, Any]
 
     def attach(self, model: nn.Module, scaler: torch.amp.GradScaler | None) -> Link:
@@ -66,7 +65,7 @@ class AttachRequest(NamedTuple):
 
 
 def attach_request(
-    requester: str, compressor: Compressor | str | Settings, options: dict[str, Any]
+    requester: str, compressor: MethodSpec | Settings, options: dict[str, Any]
 ) -> AttachRequest:
     """Makes a request; raises ConfigError for what is known to be wrong without a model."""
     of_settings = [*get_type_hints(Options)]
@@ -75,7 +74,7 @@ def attach_request(
     if unknown:
         raise ConfigError(f"{requester}: unknown options {unknown}, expected some of {known}")
     settings = settings_of(compressor, {k: v for k, v in options.items() if k in of_settings})
-    compressor_of(settings.first_method())
+    check_method(settings.first_method())
     return AttachRequest(requester, compressor, options)
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from gradwire.base import Compressor
+from gradwire.checks import check_flag
 from gradwire.comm.consistency import digests
 from gradwire.errors import ConfigError, MissingExtra
 from gradwire.integrations.ddp import Link
@@ -15,6 +15,7 @@ from gradwire.integrations.trainers import (
     load_rank_file,
     save_rank_file,
 )
+from gradwire.policies import MethodSpec
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -31,19 +32,23 @@ class GradwireCallback(TrainerCallback):
     event passes the wrapped model. Options are those of
     `gradwire.attach`, whose result is `link`. Every checkpoint gets one file per rank. A resumed
     run loads those of the folder in `output_dir` that has the resumed step, or of `resume_from`.
-    With `missing_ok` a checkpoint without such files is a new start.
+    With `missing_ok` a checkpoint without such files is a new start. With `log_metrics`
+    `link.metrics("gradwire/")` is logged after each of the Trainer's own logs, to the same places.
     """
 
     def __init__(
         self,
         trainer: Trainer,
-        compressor: Compressor | str | Settings,
+        compressor: MethodSpec | Settings,
         *,
         resume_from: Path | str | None = None,
         missing_ok: bool = False,
+        log_metrics: bool = False,
         **options: Any,
     ) -> None:
         check_version("transformers")
+        check_flag("GradwireCallback", "log_metrics", log_metrics)
+        self._log_metrics = log_metrics
         if not isinstance(trainer, Trainer):
             raise ConfigError(f"GradwireCallback: expected a Trainer, got {type(trainer).__name__}")
         self._trainer = trainer
@@ -67,6 +72,11 @@ class GradwireCallback(TrainerCallback):
         # The epoch is fractional if a run was resumed in the middle of one.
         if self.link is not None and state.epoch and float(state.epoch).is_integer():
             self.link.epoch_ended(given["optimizer"].param_groups[0]["lr"])
+
+    def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        # The Trainer logs the loss of training steps; our own log passes here once more.
+        if self._log_metrics and self.link is not None and "loss" in (given.get("logs") or {}):
+            self._trainer.log(self.link.metrics("gradwire/"))
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.link is not None and not args.save_only_model:

@@ -6,7 +6,7 @@ plan of drifts, and the mean of all workers' models.
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal, TypeAlias, TypeVar, get_args
 
@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from gradwire.base import Compressor, Memory
+from gradwire.base import Memory
 from gradwire.checks import check_whole
 from gradwire.comm.base import CollectiveProgram
+from gradwire.comm.meter import ring_bytes
 from gradwire.engine.engine import Engine
+from gradwire.engine.last_step import LastStep
 from gradwire.engine.ownership import check_free, claim, release
-from gradwire.engine.plan import Plan, make_plan
+from gradwire.engine.plan import Plan, Tensors, make_plan
 from gradwire.errors import ConfigError
 from gradwire.identity import class_name, code_digests
 from gradwire.local.ddp_guard import check_no_ddp, guard_forward
@@ -35,6 +37,7 @@ from gradwire.local.startup import (
 )
 from gradwire.local.state import read_state, summary, write_state
 from gradwire.local.workers import Group, ranks_of, workers_of
+from gradwire.policies import MethodSpec
 from gradwire.spec import format_spec
 from gradwire.types import State
 from gradwire.version import VERSION
@@ -57,19 +60,20 @@ def check_nan_policy(method: str, policy: str) -> None:
 
 def drift_plan(
     method: str,
-    compressor: Compressor | str,
+    compressor: MethodSpec,
     memory: Memory | str | None,
     exchange: str,
-    tensors: Iterable[Tensor],
+    tensors: Tensors,
     size: int,
 ) -> Plan:
     """Makes the plan of a drift; refuses majority votes, and error feedback on no contraction."""
-    plan = make_plan(compressor, memory, exchange, list(tensors), size)
-    if plan.counts_votes:
-        raise ConfigError(
-            f"{method}: {format_spec(plan.compressor)} with exchange '{plan.exchange}' sends the "
-            "direction of a drift and not its length, which cannot synchronise parameters"
-        )
+    plan = make_plan(compressor, memory, exchange, tensors, size)
+    for used in plan.methods:
+        if used.counts_votes:
+            raise ConfigError(
+                f"{method}: {format_spec(used.compressor)} with exchange '{used.exchange}' sends "
+                "the direction of a drift and not its length, which cannot synchronise parameters"
+            )
     return plan
 
 
@@ -124,6 +128,8 @@ class LocalMethod(ABC):
         self._connect: Callable[[], CollectiveProgram[None]] | None = None
         self._disconnect: Callable[[bool], None] | None = None
         self._own_stats: Callable[[], Mapping[str, object]] | None = None
+        # Syncs may run in the background, and the time for which they delay a step is not counted.
+        self._last_step = LastStep(self._workers.meter, "unknown")
 
     @abstractmethod
     def settings(self) -> dict[str, object]:
@@ -159,7 +165,7 @@ class LocalMethod(ABC):
         self._check_parameters(with_model=True)
         check_free((parameter, name) for name, parameter in self.parameters.items())
         for engine in self._engines():
-            self._workers.prepare(engine.plan.exchange.node)
+            self._workers.prepare(engine.plan.node)
         self._workers.run(self._startup(), auxiliary=True)
         self._hook = self.optimizer.register_step_post_hook(self._after_step)
         parameters = self.parameters.values()
@@ -205,6 +211,19 @@ class LocalMethod(ABC):
         own = {} if self._own_stats is None else self._own_stats()
         return {**summary(self._engines(), self._workers, tensors, self.steps), **counts, **own}
 
+    def metrics(self, prefix: str = "") -> dict[str, float]:
+        """Returns numbers of this worker's last optimiser step, to be logged after each of them.
+
+        Bytes and collectives are those since the step before, 0 where nothing was sent; `syncs` and
+        `step` are counts. `relative_error` and `residual_norm` are there after the first sync, then
+        once in 100: they cost a pass over the residuals, and on a GPU a wait. No other worker takes
+        part. Empty before the first step.
+        """
+        own = {f"{prefix}syncs": float(self.syncs)}
+        exchanges = self.syncs if self.syncs else None
+        found = self._last_step.numbers(prefix, self.steps, self._engines(), exchanges)
+        return {**found, **own} if found else {}
+
     def state_dict(self) -> dict[str, object]:
         """Returns this worker's own state, as plain tensors and numbers under its rank's name.
 
@@ -229,6 +248,8 @@ class LocalMethod(ABC):
         self._remove_guard()
         self.steps += 1
         self._step()
+        nbytes = sum(parameter.nbytes for parameter in self.parameters.values())
+        self._last_step.end(self.steps * ring_bytes(nbytes, self._workers.size))
 
     def _check_parameters(self, *, with_model: bool) -> None:
         method = type(self).__name__

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwire.base import Compressor
 from gradwire.comm.base import CollectiveProgram
 from gradwire.engine.engine import Engine
-from gradwire.errors import NonFiniteError
+from gradwire.errors import ConfigError, NonFiniteError
 from gradwire.local.base import (
     LocalMethod,
     LocalNanPolicy,
@@ -24,6 +23,8 @@ from gradwire.local.base import (
 from gradwire.local.psync import ReturnedResidual, psync
 from gradwire.local.state import buffer_for, float_copies
 from gradwire.local.workers import Group
+from gradwire.policies import MethodSpec
+from gradwire.spec import format_spec, name_of
 from gradwire.types import State, mix
 
 
@@ -47,8 +48,8 @@ class CSER(LocalMethod):
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        updates: Compressor | str | None,
-        errors: Compressor | str,
+        updates: MethodSpec | None,
+        errors: MethodSpec,
         *,
         sync_every: int,
         exchange: str = "auto",
@@ -148,8 +149,14 @@ class CSER(LocalMethod):
     def _common(self) -> Mapping[str, Tensor]:
         return self._common_part
 
-    def _make_engine(self, compressor: Compressor | str, seed: int) -> Engine:
+    def _make_engine(self, compressor: MethodSpec, seed: int) -> Engine:
         rank, size, tensors = self._workers.rank, self._workers.size, self.parameters
         memory, exchange = ReturnedResidual(), self._exchange
-        plan = drift_plan("CSER", compressor, memory, exchange, tensors.values(), size)
+        plan = drift_plan("CSER", compressor, memory, exchange, tensors, size)
+        for method in plan.methods:
+            if not (method.is_dense or isinstance(method.memory, ReturnedResidual)):
+                raise ConfigError(
+                    f"CSER: keeps what {format_spec(method.compressor)} does not send itself; "
+                    f"leave memory {name_of(method.memory)!r} out of the policy"
+                )
         return Engine(plan, tensors, rank, size, seed, self._nan_policy)

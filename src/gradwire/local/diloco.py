@@ -7,11 +7,12 @@ arXiv:2501.18512.
 from torch import nn
 from torch.optim import Optimizer
 
-from gradwire.base import Compressor, Memory
+from gradwire.base import Memory
 from gradwire.local.base import LocalNanPolicy
 from gradwire.local.fragment import OuterSGD, Partition
 from gradwire.local.outer_loop import DriftCompression, OuterLoopMethod, Streaming
 from gradwire.local.workers import Group
+from gradwire.policies import MethodSpec
 
 
 class DiLoCo(OuterLoopMethod):
@@ -29,7 +30,7 @@ class DiLoCo(OuterLoopMethod):
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        compressor: Compressor | str = "none",
+        compressor: MethodSpec = "none",
         *,
         sync_every: int,
         outer_lr: float = 0.7,

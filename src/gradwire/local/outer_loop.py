@@ -5,14 +5,14 @@ outer step that the anchor takes along the mean drift.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwire.base import Compressor, Memory
+from gradwire.base import Memory
 from gradwire.checks import check_fraction_below_one, check_positive_fraction, check_whole
 from gradwire.engine.engine import Engine
 from gradwire.errors import ConfigError, NonFiniteError
@@ -34,6 +34,7 @@ from gradwire.local.fragment import (
     partition_parameters,
 )
 from gradwire.local.workers import Group, Wait
+from gradwire.policies import MethodSpec, find_policies
 from gradwire.types import State
 
 log = logging.getLogger("gradwire")
@@ -78,15 +79,18 @@ def keep_local_steps(delay: int, ahead: float) -> Streaming:
 class DriftCompression:
     """Settings of the compression of drifts."""
 
-    compressor: Compressor | str
+    compressor: MethodSpec
     memory: Memory | str | None
     exchange: str
     nan_policy: LocalNanPolicy
     forget_below: float | None = None
     """Residuals are dropped when the learning rate is below this fraction of the last sync's."""
 
-    def check(self, method: str) -> None:
+    def check(self, method: str, parameters: Iterable[str]) -> None:
         check_nan_policy(method, self.nan_policy)
+        if (policies := find_policies(self.compressor)) is not None:
+            # A fragment has some of the parameters, so a pattern may match none of them.
+            policies.assign(parameters)
         if self.forget_below is not None:
             check_positive_fraction(method, "forget_below", self.forget_below)
 
@@ -108,7 +112,7 @@ class OuterLoopMethod(LocalMethod):
     ) -> None:
         LocalMethod.__init__(self, model, optimizer, sync_every, group, seed, broadcast)
         method = type(self).__name__
-        compression.check(method)
+        compression.check(method, self.parameters)
         outer.check(method)
         parts = partition_parameters(method, self.parameters, streaming.fragments)
         streaming.check(method, sync_every, len(parts))
@@ -123,7 +127,10 @@ class OuterLoopMethod(LocalMethod):
         parts = [list(fragment.parameters) for fragment in self._fragments]
         s = self.streaming
         schedule = {"fragments": parts, "delay": s.delay, "alpha": s.alpha, "ahead": s.ahead}
-        return {**self._fragments[0].engine.plan.identity(), **outer, **schedule}
+        first, *others = [fragment.engine.plan.identity() for fragment in self._fragments]
+        # Fragments have different plans if policies give their parameters different methods.
+        differ = {"plans": others} if any(other != first for other in others) else {}
+        return {**first, **differ, **outer, **schedule}
 
     def planned_ratio(self) -> float:
         """Returns the compression ratio of a sync, times `sync_every`."""
@@ -232,12 +239,13 @@ class OuterLoopMethod(LocalMethod):
 
     def _fragment(self, parameters: Mapping[str, nn.Parameter]) -> Fragment:
         compression, rank, size = self._compression, self._workers.rank, self._workers.size
+        policies = find_policies(compression.compressor)
         plan = drift_plan(
             type(self).__name__,
-            compression.compressor,
+            compression.compressor if policies is None else policies.restricted(parameters),
             compression.memory,
             compression.exchange,
-            parameters.values(),
+            parameters,
             size,
         )
         engine = Engine(plan, parameters, rank, size, self.seed, compression.nan_policy)

@@ -7,11 +7,12 @@ Shen et al. 2019, arXiv:1906.12043.
 from torch import nn
 from torch.optim import Optimizer
 
-from gradwire.base import Compressor, Memory
+from gradwire.base import Memory
 from gradwire.local.base import LocalNanPolicy
 from gradwire.local.fragment import OuterSGD
 from gradwire.local.outer_loop import DriftCompression, OuterLoopMethod, keep_local_steps
 from gradwire.local.workers import Group
+from gradwire.policies import MethodSpec
 
 
 class QsparseLocalSGD(OuterLoopMethod):
@@ -34,7 +35,7 @@ class QsparseLocalSGD(OuterLoopMethod):
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        compressor: Compressor | str = "topk:ratio=0.01 | qsgd:bits=4",
+        compressor: MethodSpec = "topk:ratio=0.01 | qsgd:bits=4",
         *,
         sync_every: int,
         delay: int = 0,

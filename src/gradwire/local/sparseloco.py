@@ -6,12 +6,12 @@ Sarfi et al. 2025, arXiv:2508.15706.
 from torch import nn
 from torch.optim import Optimizer
 
-from gradwire.base import Compressor
 from gradwire.local.base import LocalNanPolicy
 from gradwire.local.fragment import OuterSGD, Partition
 from gradwire.local.outer_loop import DriftCompression, OuterLoopMethod, Streaming
 from gradwire.local.workers import Group
 from gradwire.memory.residual import Residual
+from gradwire.policies import MethodSpec
 
 
 class SparseLoCo(OuterLoopMethod):
@@ -28,7 +28,7 @@ class SparseLoCo(OuterLoopMethod):
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        compressor: Compressor | str = "chunktopk:k=64,chunk=4096 | codebook:bits=2",
+        compressor: MethodSpec = "chunktopk:k=64,chunk=4096 | codebook:bits=2",
         *,
         sync_every: int,
         decay: float = 0.95,

@@ -23,10 +23,12 @@ def summary(
 ) -> dict[str, object]:
     """Merges the statistics of all engines; dense bytes are those of a dense mean at every step."""
     each = [engine.stats(workers.meter) for engine in engines]
+    policies = [row for stats in each for row in cast(list[object], stats.get("policies", []))]
     sent = workers.meter.sent_bytes
     dense = steps * ring_bytes(sum(t.nbytes for t in tensors), workers.size)
     return {
         **each[0],
+        **({"policies": policies} if policies else {}),
         "dense_bytes": dense,
         "ratio": dense / sent if sent else 1.0,
         "skipped": sum(cast(int, stats["skipped"]) for stats in each),

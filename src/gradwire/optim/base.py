@@ -22,6 +22,7 @@ from gradwire.memory.none import NoMemory
 from gradwire.memory.residual import Residual
 from gradwire.optim.apply import apply_updates
 from gradwire.optim.groups import check_groups, check_model
+from gradwire.spec import format_spec
 
 Groups: TypeAlias = Iterable[nn.Parameter] | Iterable[dict[str, Any]] | None
 """Parameters, or groups of them as torch's optimisers take; None means all that DDP trains."""
@@ -174,8 +175,10 @@ class CompressedOptimizer(torch.optim.Optimizer, ABC):
 
 def update_plan(kind: str, plan: Plan, rules: tuple[tuple[str, UpdateRule], ...]) -> Plan:
     """Returns a plan that sends updates; raises ConfigError for memories that do not suit them."""
-    if not isinstance(plan.memory, Residual | LowBit | NoMemory):
-        memory = plan.describe()["memory"]
+    for method in plan.methods:
+        if isinstance(method.memory, Residual | LowBit | NoMemory):
+            continue
+        memory = format_spec(method.memory)
         raise ConfigError(
             f"{kind}: memory {memory!r} keeps momentum or a target, but updates have their moments "
             "already; use memory 'residual', 'lowbit' or 'none', or leave it out"

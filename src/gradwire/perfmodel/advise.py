@@ -20,9 +20,16 @@ from gradwire.engine.plan import Plan, make_plan
 from gradwire.errors import ConfigError
 from gradwire.perfmodel.compression_error import measure_error
 from gradwire.perfmodel.compute import Compute, measure
+from gradwire.perfmodel.intervals import Interval
 from gradwire.perfmodel.overlap import StepTimes
 from gradwire.perfmodel.predict import Prediction, predict_plan
-from gradwire.perfmodel.probe import cores_per_thread, local_workers, mean_over_ranks, probe
+from gradwire.perfmodel.probe import (
+    cores_per_thread,
+    load_warning,
+    local_workers,
+    mean_over_ranks,
+    probe,
+)
 
 FP32, BITS16 = "none", "fp16"
 """Plain DDP, and DDP in 16 bits: the baselines that a method has to beat."""
@@ -40,8 +47,10 @@ SPECS = (
 )
 WORTH = 1.05
 """The smallest speedup that is worth a change."""
+STEPS = 6
+"""Steps that are measured, less if they are slow."""
 _EQUAL_WITHIN = 1.03
-"""Within this factor of the fastest the lower risk decides: predictions are no more accurate."""
+"""Methods within this factor tie, however narrow the interval: the model is no more accurate."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,19 @@ class Option:
     def risky(self) -> bool:
         return self.risk.level == "high"
 
+    def speedup(self, over: "Option") -> Interval:
+        """Returns how many times as fast as another option this one is, by pairs of samples."""
+        value = over.step_s / self.step_s
+        pairs = zip(over.prediction.samples_s, self.prediction.samples_s, strict=False)
+        ratios = sorted(theirs / own for theirs, own in pairs) or [value]
+        cut = len(ratios) // 10
+        return Interval(value, min(value, ratios[cut]), max(value, ratios[-1 - cut]))
+
+    def ties(self, other: "Option") -> bool:
+        """Returns whether the measurements do not tell which of two options is faster."""
+        value, low, high = self.speedup(other)
+        return low <= 1 <= high or max(value, 1 / value) <= _EQUAL_WITHIN
+
 
 @dataclass(frozen=True)
 class Advice:
@@ -68,6 +90,7 @@ class Advice:
 
     setting: str
     options: tuple[Option, ...]
+    warning: str | None = None
 
     def option(self, spec: str) -> Option:
         [found] = [option for option in self.options if option.spec == spec]
@@ -80,14 +103,28 @@ class Advice:
 
     @property
     def choice(self) -> Option:
-        """The fastest option without a high risk; among nearly equal ones that of the lowest risk.
+        """The fastest option without a high risk; of those that tie with it that of least risk.
 
-        A fast step in a wrong direction is no gain, so no speed makes up for a high risk.
+        Then the fewest bytes decide, which do not depend on the noise of a measurement. A fast step
+        in a wrong direction is no gain, so no speed makes up for a high risk, and neither does one
+        that measurements admit but do not show.
         """
-        safe = [o for o in self.options if not o.risky]
-        close = [o for o in safe if o.step_s <= _EQUAL_WITHIN * safe[0].step_s]
-        best = min(close, key=lambda o: (LEVELS.index(o.risk.level), o.step_s))
-        return best if self.dense.step_s > WORTH * best.step_s else self.dense
+        best = min(self._fastest(), key=_by_risk_and_bytes)
+        return best if best.speedup(self.dense).low > WORTH else self.dense
+
+    def _fastest(self) -> list[Option]:
+        """Returns the fastest option without a high risk, and those that tie with it."""
+        safe = [option for option in self.options if not option.risky]
+        return [option for option in safe if option.ties(safe[0])]
+
+    @property
+    def tied(self) -> list[Option]:
+        """The options that may be as fast as the choice, without it."""
+        if not self.compresses:
+            best = min(self._fastest(), key=_by_risk_and_bytes)
+            # A gain that is likely but not sure.
+            return [best] if best.speedup(self.dense).high > WORTH and best != self.dense else []
+        return [option for option in self._fastest() if option is not self.choice]
 
     @property
     def risky_alternative(self) -> Option | None:
@@ -102,6 +139,7 @@ class Advice:
 
     def recommendation(self) -> str:
         recommended = self._compress_text() if self.compresses else self._dense_text()
+        recommended += self._tie_text()
         if (risky := self.risky_alternative) is None:
             return recommended
         return (
@@ -110,11 +148,20 @@ class Advice:
             "run can show whether it is acceptable."
         )
 
+    def _tie_text(self) -> str:
+        if not (tied := self.tied):
+            return ""
+        names = ", ".join(option.spec for option in tied)
+        if not self.compresses:
+            gain = _times(tied[0].speedup(self.dense))
+            return f" A tie: {names} is {gain} as fast; measure again, or try it with `doctor`."
+        return f" A tie, decided by risk and bytes: {names} may be as fast."
+
     def _compress_text(self) -> str:
-        over16, over32 = (self.option(s).step_s / self.choice.step_s for s in (BITS16, FP32))
+        over16, over32 = (_times(self.choice.speedup(self.option(s))) for s in (BITS16, FP32))
         return (
-            f"Use {self.choice.spec}: {over16:.2f} times as fast as DDP in 16 bits, "
-            f"{over32:.2f} times as fast as in fp32. "
+            f"Use {self.choice.spec}: {over16} as fast as DDP in 16 bits, "
+            f"{over32} as fast as in fp32. "
             f"Risk to accuracy: {self.choice.risk.describe()}."
         )
 
@@ -126,7 +173,8 @@ class Advice:
         )
         in_16_bits = self.choice.spec == BITS16
         where, rounds_like = ("16 bits", "in 16 bits") if in_16_bits else ("fp32", "as it is")
-        gain = f"{which} gains more than {WORTH - 1:.0%} over DDP in {where}"
+        sure = " beyond doubt" if self.tied else ""
+        gain = f"{which} gains more than {WORTH - 1:.0%} over DDP in {where}{sure}"
         return f"Do not compress here: {gain}. Use DDP {rounds_like}."
 
     def __str__(self) -> str:
@@ -135,16 +183,17 @@ class Advice:
         lines = ["  ".join(_pad_row(row, widths)).rstrip() for row in rows]
         if risky := sum(option.risky for option in self.options):
             lines[-risky:-risky] = ["", _RISKY_HEADING]
-        return "\n".join([self.setting, "", *lines, "", self.recommendation()])
+        warned = [] if self.warning is None else [self.warning, ""]
+        return "\n".join([self.setting, "", *warned, *lines, "", self.recommendation()])
 
     def _row(self, option: Option) -> tuple[str, ...]:
-        fp32_s, bits16_s = self.option(FP32).step_s, self.option(BITS16).step_s
+        fp32, bits16 = self.option(FP32), self.option(BITS16)
         return (
             option.spec,
             option.exchange,
             f"{option.step_s * 1e3:.1f} ms",
-            f"{fp32_s / option.step_s:.2f}",
-            f"{bits16_s / option.step_s:.2f}",
+            _range(option.speedup(fp32)),
+            _range(option.speedup(bits16)),
             f"{option.prediction.sent_bytes / 1e6:.3g} MB",
             f"{option.risk.relative_error:.2f}",
             option.risk.describe(),
@@ -154,6 +203,21 @@ class Advice:
 _HEADER = ("method", "exchange", "step", "x fp32", "x fp16", "sent", "error", "risk to accuracy")
 _RISKY_HEADING = "Not advised, since the risk to accuracy is high:"
 _TEXT_COLUMNS = (0, 1, len(_HEADER) - 1)
+
+
+def _by_risk_and_bytes(option: Option) -> tuple[int, float, float]:
+    return LEVELS.index(option.risk.level), option.prediction.sent_bytes, option.step_s
+
+
+def _range(ratio: Interval) -> str:
+    """Returns a ratio with its interval, if that is not narrower than the digits shown."""
+    value, low, high = (f"{number:.2f}" for number in ratio)
+    return value if low == high else f"{value} ({low}-{high})"
+
+
+def _times(ratio: Interval) -> str:
+    value, low, high = (f"{number:.2f}" for number in ratio)
+    return f"{value} times" if low == high else f"{value} times ({low} to {high})"
 
 
 def _pad_row(row: Sequence[str], widths: Sequence[int]) -> list[str]:
@@ -178,7 +242,7 @@ def predict_options(
     return [
         Option(
             spec,
-            str(plan.exchange),
+            plan.describe()["exchange"],
             predict_plan(plan, compute, tensors, size, network, cores),
             assess_risk(plan, measure_error(plan, tensors, compute.steps), size, adaptive),
         )
@@ -186,9 +250,9 @@ def predict_options(
     ]
 
 
-def rank_options(setting: str, options: Sequence[Option]) -> Advice:
+def rank_options(setting: str, options: Sequence[Option], warning: str | None = None) -> Advice:
     ranked = sorted(options, key=lambda option: (option.risky, option.step_s))
-    return Advice(setting, tuple(ranked))
+    return Advice(setting, tuple(ranked), warning)
 
 
 def advise(
@@ -223,13 +287,14 @@ def advise(
     device = next(iter(tensors.values())).device
     # Built first, so that a wrong spec is refused before the measurements, which take a while.
     plans = {
-        spec: make_plan(spec, None, "auto", tensors.values(), comm.size)
+        spec: make_plan(spec, None, "auto", tensors, comm.size)
         for spec in dict.fromkeys((FP32, BITS16, *_as_list(specs)))
     }
+    warning = load_warning()
     network = probe(comm, device)
     cores = cores_per_thread(local_workers(comm, device), device)
     adaptive = is_adaptive(built)
-    compute = measure(copy, lambda net, step: loss(net), lambda: _update(built))
+    compute = measure(copy, lambda net, step: loss(net), lambda: _update(built), STEPS)
     options = predict_options(plans, compute, tensors, comm.size, network, cores, adaptive)
     averaged = [
         _mean_option(comm, device, option, plans[option.spec], adaptive) for option in options
@@ -240,6 +305,7 @@ def advise(
         f"{count / 1e6:.3g} M parameters on {device.type}, {comm.size} workers, links as probed: "
         f"{links} a hop",
         averaged,
+        warning,
     )
 
 
@@ -270,9 +336,12 @@ def _mean_option(
     comm: Comm, device: torch.device, option: Option, plan: Plan, adaptive: bool
 ) -> Option:
     """Returns the option with times and error averaged over all ranks."""
-    own = [*option.prediction.times, option.risk.relative_error]
-    *times_s, error = mean_over_ranks(comm, device, own)
-    prediction = replace(option.prediction, times=StepTimes(*times_s))
+    times = option.prediction.times
+    own = [*times, option.risk.relative_error, *option.prediction.samples_s]
+    means = mean_over_ranks(comm, device, own)
+    count = len(times)
+    error, samples_s = means[count], tuple(means[count + 1 :])
+    prediction = replace(option.prediction, times=StepTimes(*means[:count]), samples_s=samples_s)
     return replace(
         option, prediction=prediction, risk=assess_risk(plan, error, comm.size, adaptive)
     )

@@ -16,7 +16,7 @@ def measure_error(
     plan: Plan, tensors: Mapping[str, Tensor], steps: Sequence[Sequence[Bucket]]
 ) -> float:
     """Returns the relative error of the last of some steps of two workers (or nodes)."""
-    workers = NODES * (plan.exchange.node or 1)
+    workers = NODES * (plan.node or 1)
     engines = [Engine(plan, tensors, rank, workers, seed=0) for rank in range(workers)]
     simulation = Simulation(engines)
     gradients = [{n: g for bucket in step for n, g in zip(*bucket, strict=True)} for step in steps]

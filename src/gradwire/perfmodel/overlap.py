@@ -1,20 +1,22 @@
-"""Overlap of computation and communication: an event simulation of the two threads of each rank.
+"""Overlap of computation and communication: an event simulation of the threads of each rank.
 
-Autograd fills the buckets; the communication thread takes them in order, encodes, runs collectives
-and decodes. A worker with less than a core for each thread shares its cores between them and with
-the CPU work of the collectives.
+Autograd fills the buckets. The communication thread encodes and decodes their messages in the order
+of `comm/pipeline.py`, or one message after the other where the exchange is not pipelined. Started
+collectives pass the wire one after the other. A worker with less than a core for each thread shares
+its cores between them and with the CPU work of the collectives.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from math import inf
 from statistics import fmean
 from typing import NamedTuple
 
 from gradwire.comm.cost_model import LinkModel, Network
 from gradwire.comm.mirror import CollectiveRecord
+from gradwire.comm.pipeline import MOST_UNDER_WAY
 from gradwire.types import mix
 
 
@@ -24,63 +26,102 @@ class Stage:
     `work_s` is CPU time, which takes longer if cores are shared; `time_s` is wall-clock time.
     """
 
-    def __init__(
-        self, work_s: float, time_s: float = 0.0, needs: int = 0, synchronizes: bool = False
-    ) -> None:
+    def __init__(self, work_s: float, time_s: float = 0.0, *, in_advance: bool = False) -> None:
         self.work_s, self.time_s = work_s, time_s
-        self.needs = needs
-        """Stages of the rank's other thread that must have ended before this one begins."""
-        self.synchronizes = synchronizes
-        """True if the stage begins only when all ranks have reached it."""
+        self.in_advance = in_advance
+        """True if its thread may run it before earlier stages, while it waits for a bucket."""
+        self.needs_bucket = False
+        self.blocked_by = 0
+        """The number of stages that must end before this one begins."""
+        self._followers: list[Stage] = []
 
+    def after(self, *stages: "Stage") -> None:
+        """Lets the stage begin only when these have ended."""
+        for stage in stages:
+            stage._followers.append(self)
+        self.blocked_by += len(stages)
 
-class Threads(NamedTuple):
-    """The stages of the two threads of one rank."""
-
-    computing: Iterable[Stage]
-    communicating: Iterable[Stage]
+    def pass_time(self, passed_s: float, speed: float) -> bool:
+        """Returns whether the stage has ended."""
+        self.work_s = _subtract(self.work_s, passed_s * speed)
+        self.time_s = _subtract(self.time_s, passed_s)
+        if self.work_s + self.time_s:
+            return False
+        for follower in self._followers:
+            follower.blocked_by -= 1
+        return True
 
 
 class _Thread:
-    def __init__(self, stages: Iterable[Stage]) -> None:
-        self.left = deque(stages)
-        self.done = 0
+    """Runs stages in order, but decodes what has arrived while it waits for a bucket."""
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        self._left = deque(stages)
+        self._current: Stage | None = None
+
+    def current(self) -> Stage | None:
+        """Returns the stage that runs, which no other interrupts; None if the thread waits."""
+        if self._current is None:
+            self._current = self._next()
+        return self._current
+
+    def has_ended(self) -> bool:
+        return self._current is None and not self._left
 
     def advance(self, passed_s: float, speed: float) -> None:
-        stage = self.left[0]
-        stage.work_s = _subtract(stage.work_s, passed_s * speed)
-        stage.time_s = _subtract(stage.time_s, passed_s)
-        if not stage.work_s + stage.time_s:
-            self.left.popleft()
-            self.done += 1
+        if self._current is not None and self._current.pass_time(passed_s, speed):
+            self._current = None
+
+    def _next(self) -> Stage | None:
+        found = self._left[0] if self._left else None
+        if found is not None and found.blocked_by:
+            found = self._first_arrived() if found.needs_bucket else None
+        if found is not None:
+            self._left.remove(found)
+        return found
+
+    def _first_arrived(self) -> Stage | None:
+        """Returns the first later stage that may run now."""
+        later = islice(self._left, 1, None)
+        return next((stage for stage in later if stage.in_advance and not stage.blocked_by), None)
+
+
+class Threads(NamedTuple):
+    """The stages of one rank: of its two threads, and of the wire that its collectives share."""
+
+    computing: list[Stage]
+    codec: list[Stage]
+    wire: list[Stage]
+    calls: list[tuple[Stage, Stage, Stage]]
+    """The stage that starts each collective, its first stage on the wire, and its last."""
 
 
 def run(ranks: Sequence[Threads], cores: float) -> float:
     """Returns when the last stage ends, if all ranks share their cores, `cores` per rank."""
-    pairs = [(_Thread(rank.computing), _Thread(rank.communicating)) for rank in ranks]
+    _synchronize(ranks)
+    threads = [_Thread(stages) for rank in ranks for stages in rank[:3]]
     now_s = 0.0
-    while any(thread.left for pair in pairs for thread in pair):
-        active = _active(pairs)
+    while not all(thread.has_ended() for thread in threads):
+        active = [thread for thread in threads if thread.current() is not None]
         assert active, "all threads wait for each other"
-        busy = sum(thread.left[0].work_s > 0 for thread in active)
+        stages = [stage for thread in active if (stage := thread.current()) is not None]
+        busy = sum(stage.work_s > 0 for stage in stages)
         speed = min(1.0, cores * len(ranks) / busy) if busy else 1.0
-        passed_s = min(_next_s(thread.left[0], speed) for thread in active)
+        passed_s = min(_next_s(stage, speed) for stage in stages)
         now_s += passed_s
         for thread in active:
             thread.advance(passed_s, speed)
     return now_s
 
 
-def _active(pairs: Sequence[tuple[_Thread, _Thread]]) -> list[_Thread]:
-    """Returns the threads whose next stage can run."""
-    last = min(communicating.done for _, communicating in pairs)
-    return [
-        thread
-        for pair in pairs
-        for thread, other in zip(pair, reversed(pair), strict=True)
-        if thread.left and thread.left[0].needs <= other.done
-        if thread.done == last or not thread.left[0].synchronizes
-    ]
+def _synchronize(ranks: Sequence[Threads]) -> None:
+    """Lets each collective begin only when all ranks have started it and ended the one before."""
+    before: list[Stage] = []
+    for calls in zip(*(rank.calls for rank in ranks), strict=True):
+        starts = [start for start, _, _ in calls]
+        for _, first, _ in calls:
+            first.after(*starts, *before)
+        before = [last for _, _, last in calls]
 
 
 def _next_s(stage: Stage, speed: float) -> float:
@@ -97,14 +138,14 @@ def _subtract(left_s: float, done_s: float) -> float:
 
 @dataclass(frozen=True)
 class Task:
-    """One bucket: encode, call, decode, call ... decode.
+    """One message of a bucket: encode, call, decode, call ... decode.
 
     `codec_s[0]` is the time to encode, `codec_s[i]` to decode after call i. A call is one
-    collective, or two if the lengths of messages are sent first.
+    collective, or two if the lengths of messages are sent first, which the thread waits for.
     """
 
     ready_s: float
-    """Computing time of the step until the bucket is full."""
+    """Computing time of the step until the message's last bucket is full."""
     codec_s: tuple[float, ...]
     calls: tuple[tuple[CollectiveRecord, ...], ...]
 
@@ -119,6 +160,8 @@ class StepWork:
     tasks: tuple[Task, ...]
     tail_s: float
     """Work after the last bucket has returned: DDP copies gradients, the optimiser steps."""
+    pipelined: bool = True
+    """Whether a message is encoded while others are on the wire (`comm/pipeline.py`)."""
 
     def to_list(self) -> list[float]:
         """Returns all times, in the order that `from_list` expects."""
@@ -133,7 +176,7 @@ class StepWork:
             Task(next(seconds), tuple(next(seconds) for _ in task.codec_s), task.calls)
             for task in template.tasks
         )
-        return cls(tasks, tail_s)
+        return cls(tasks, tail_s, template.pipelined)
 
 
 class StepTimes(NamedTuple):
@@ -187,33 +230,97 @@ def _part_times(
 
 def _threads(works: Sequence[StepWork], network: Network) -> Threads:
     """Returns the stages of some steps of one rank."""
-    computing: list[Stage] = []
-    communicating: list[Stage] = []
+    threads = Threads([], [], [], [])
     for work in works:
-        full = [0.0, *(task.ready_s for task in work.tasks)]
-        for task, (begin_s, end_s) in zip(work.tasks, pairwise(full), strict=True):
-            computing.append(Stage(end_s - begin_s))
-            communicating += _communication(task, network, needs=len(computing))
-        # Begins when all buckets have returned.
-        computing.append(Stage(work.tail_s, needs=len(communicating)))
-    return Threads(computing, communicating)
+        _add_step(threads, work, network)
+    return threads
 
 
-def _communication(task: Task, network: Network, needs: int) -> Iterator[Stage]:
-    yield Stage(task.codec_s[0], needs=needs)
-    for call, work_s in zip(task.calls, task.codec_s[1:], strict=True):
+def _add_step(threads: Threads, work: StepWork, network: Network) -> None:
+    ends = [0.0, *(task.ready_s for task in work.tasks)]
+    full = [Stage(end_s - begin_s) for begin_s, end_s in pairwise(ends)]
+    # Begins when all buckets have returned.
+    tail = Stage(work.tail_s)
+    threads.computing.extend((*full, tail))
+    arrived: dict[int, Stage] = {}
+    for number, round_, is_start in _order(work):
+        task = work.tasks[number]
+        if is_start:
+            arrived[number] = _add_call(threads, task.calls[round_], network)
+            continue
+        stage = Stage(task.codec_s[round_], in_advance=round_ > 0)
+        stage.after(full[number] if round_ == 0 else arrived[number])
+        stage.needs_bucket = round_ == 0
+        threads.codec.append(stage)
+        if round_ == len(task.calls):
+            tail.after(stage)
+
+
+class _Event(NamedTuple):
+    """A message's round is encoded (after the one before it is decoded), or its call starts."""
+
+    message: int
+    round_: int
+    is_start: bool
+
+
+def _order(work: StepWork) -> Iterator[_Event]:
+    """Yields what the communication thread does in a step, in order."""
+    rounds = [len(task.calls) for task in work.tasks]
+    if work.pipelined:
+        yield from _pipeline_order(rounds)
+        return
+    for number, count in enumerate(rounds):
+        for done in range(count):
+            yield _Event(number, done, is_start=False)
+            yield _Event(number, done, is_start=True)
+        yield _Event(number, count, is_start=False)
+
+
+def _pipeline_order(rounds: Sequence[int]) -> Iterator[_Event]:
+    """Follows `comm/pipeline.py`, which knows the number of rounds from the step before."""
+    started = [0] * len(rounds)
+    encoded = [0] * len(rounds)
+
+    def advance(number: int, starts: bool = True) -> Iterator[_Event]:
+        if encoded[number] == started[number] <= rounds[number]:
+            yield _Event(number, encoded[number], is_start=False)
+            encoded[number] += 1
+        if starts and started[number] < min(encoded[number], rounds[number]):
+            yield _Event(number, started[number], is_start=True)
+            started[number] += 1
+
+    for added in range(len(rounds)):
+        yield from advance(added)
+        for number in reversed(range(added)):
+            if started[number] < rounds[number]:
+                yield from advance(number)
+        if added >= MOST_UNDER_WAY:
+            yield from advance(added - MOST_UNDER_WAY, starts=False)
+    while any(done <= count for done, count in zip(encoded, rounds, strict=True)):
+        earlier = [n for n in reversed(range(len(rounds))) if started[n] < rounds[n]]
+        for number in earlier or range(len(rounds)):
+            yield from advance(number)
+
+
+def _add_call(threads: Threads, call: Sequence[CollectiveRecord], network: Network) -> Stage:
+    """Adds the collectives of a call; returns the stage that ends when the last has arrived."""
+    assert call, "a call has at least one collective"
+    for number, record in enumerate(call):
+        start = Stage(0.0)
+        if number:
+            # The lengths of the messages are waited for.
+            start.after(threads.wire[-1])
+        link = _link(record, network)
         # Hops wake the ranks one after the other; bytes are copied while others are on the wire.
-        hops_s = sum(
-            _link(record, network).hops_work_s(record.kind, record.size) for record in call
-        )
-        busy_s = sum(
-            _link(record, network).work_s(record.kind, record.nbytes, record.size)
-            for record in call
-        )
-        whole_s = sum(_call_s(record, network) for record in call)
-        yield Stage(hops_s, synchronizes=True)
-        yield Stage(max(0.0, busy_s - hops_s), max(0.0, whole_s - hops_s))
-        yield Stage(work_s)
+        hops_s = link.hops_work_s(record.kind, record.size)
+        busy_s = link.work_s(record.kind, record.nbytes, record.size)
+        hops = Stage(hops_s)
+        transfer = Stage(max(0.0, busy_s - hops_s), max(0.0, _call_s(record, network) - hops_s))
+        threads.codec.append(start)
+        threads.wire.extend((hops, transfer))
+        threads.calls.append((start, hops, transfer))
+    return threads.wire[-1]
 
 
 def _call_s(record: CollectiveRecord, network: Network) -> float:

@@ -1,7 +1,7 @@
 """Predicts the step time of one method on one model for any number of workers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from torch import Tensor
@@ -9,7 +9,8 @@ from torch import Tensor
 from gradwire.comm.cost_model import Network
 from gradwire.engine.plan import Plan
 from gradwire.perfmodel.compute import Compute
-from gradwire.perfmodel.exchange_cost import BucketCost, ExchangeCost, measure_exchange
+from gradwire.perfmodel.exchange_cost import ExchangeCost, measure_exchange
+from gradwire.perfmodel.mirrored_cluster import MessageCost
 from gradwire.perfmodel.overlap import StepTimes, StepWork, Task, predict_step
 
 
@@ -20,6 +21,8 @@ class Prediction:
     times: StepTimes
     sent_bytes: float
     calls: float
+    samples_s: tuple[float, ...] = ()
+    """Predicted steps from single measurements, in an order in which methods can be compared."""
 
 
 def predict_plan(
@@ -31,9 +34,9 @@ def predict_plan(
     cores: float = inf,
 ) -> Prediction:
     """Measures the exchange of a plan and predicts the step that overlaps it with `compute`."""
-    return predict_measured(
-        compute, measure_exchange(plan, tensors, compute.steps, size), network, cores
-    )
+    cost = measure_exchange(plan, tensors, compute.steps, size)
+    prediction = predict_measured(compute, cost, network, cores)
+    return with_samples(prediction, compute, cost, network, cores)
 
 
 def predict_measured(
@@ -47,9 +50,18 @@ def predict_measured(
     )
 
 
+def with_samples(
+    prediction: Prediction, compute: Compute, cost: ExchangeCost, network: Network, cores: float
+) -> Prediction:
+    """Adds the steps that single measurements of computing and exchange predict."""
+    works = step_samples(compute, cost)
+    samples_s = tuple(predict_step(work, network, cores).step_s for work in works)
+    return replace(prediction, samples_s=samples_s)
+
+
 def step_work(compute: Compute, cost: ExchangeCost) -> StepWork:
     """Returns the work of the median step."""
-    return _step_work((*compute.ready_s, compute.tail_s), cost.buckets)
+    return _step_work((*compute.ready_s, compute.tail_s), cost.messages, cost.pipelined)
 
 
 SAMPLES = 12
@@ -62,14 +74,16 @@ def step_samples(compute: Compute, cost: ExchangeCost) -> list[StepWork]:
     All ranks return equally many, with the same collectives, however many each has measured.
     """
     computed = compute.samples_s or ((*compute.ready_s, compute.tail_s),)
-    buckets = cost.samples or (cost.buckets,)
+    exchanged = cost.samples or (cost.messages,)
     return [
-        _step_work(computed[n % len(computed)], buckets[n % len(buckets)]) for n in range(SAMPLES)
+        _step_work(computed[n % len(computed)], exchanged[n % len(exchanged)], cost.pipelined)
+        for n in range(SAMPLES)
     ]
 
 
-def _step_work(computed_s: Sequence[float], buckets: Sequence[BucketCost]) -> StepWork:
+def _step_work(
+    computed_s: Sequence[float], messages: Sequence[MessageCost], pipelined: bool
+) -> StepWork:
     *ready_s, tail_s = computed_s
-    pairs = zip(ready_s, buckets, strict=True)
-    tasks = (Task(full_s, bucket.codec_s, bucket.calls) for full_s, bucket in pairs)
-    return StepWork(tuple(tasks), tail_s)
+    tasks = (Task(ready_s[one.bucket], one.codec_s, one.calls) for one in messages)
+    return StepWork(tuple(tasks), tail_s, pipelined)

@@ -26,6 +26,17 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+def load_warning() -> str | None:
+    """Returns a line to print if other work keeps this machine busy, which spoils timings."""
+    load, cores = os.getloadavg()[0], usable_cores()
+    if load <= cores:
+        return None
+    return (
+        f"Warning: the load average is {load:.1f} on {cores} cores, so these times are unreliable; "
+        "repeat this on a quiet machine."
+    )
+
+
 def cores_per_thread(workers: int, device: torch.device) -> float:
     """Returns the cores per compute thread of a worker, if `workers` share this machine."""
     if device.type != "cpu":

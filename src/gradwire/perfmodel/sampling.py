@@ -99,7 +99,7 @@ def sample_shards(plan: Plan, clock: SamplingClock) -> Plan:
 
     Messages whose length depends on their values are all encoded, so that byte counts stay exact.
     """
-    if plan.exchange.across_nodes.name != "sharded":
+    if all(method.exchange.across_nodes.name != "sharded" for method in plan.methods):
         return plan
 
     def wrap(exchange: ExchangeConfig, compressor: Compressor) -> Aggregator:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Event, Thread
+from time import monotonic
 from typing import ClassVar, Protocol
 
 from gradwire.errors import ConfigError
 from gradwire.testbed.hosts import Host, Testbed
 from gradwire.testbed.launch import WorkerPlacement, launch
+from gradwire.testbed.links import NetworkPlan
 from gradwire.testbed.processes import OnLine
 from gradwire.testbed.shaping import Shape
 
@@ -133,13 +136,31 @@ def open_cluster(workers: int, rate: str | None) -> Iterator[Cluster]:
         yield TestbedCluster(testbed)
 
 
-def run_on_testbed(command: Sequence[str], workers: int, rate: str | None) -> int:
-    """Runs `command` on emulated hosts and returns its exit code; raises if there are none."""
+def run_on_testbed(command: Sequence[str], plan: NetworkPlan) -> int:
+    """Runs `command` on emulated hosts and returns its exit code; raises if there are none.
+
+    Links that change do so while it runs.
+    """
     if not command:
         raise ConfigError("net: expected a command after the options, such as: -- python train.py")
-    testbed = Testbed(workers, rate)
+    testbed = Testbed(len(plan.links), None, plan)
     reason = Testbed.reason_unavailable()
     if reason is not None:
         raise ConfigError(f"net: no emulated hosts here: {reason}")
+    ended = Event()
+
+    def change_links() -> None:
+        start_s = monotonic()
+        for change in plan.changes:
+            if ended.wait(max(0.0, start_s + change.at_s - monotonic())):
+                return
+            testbed.change(change.options, change.workers)
+
     with testbed:
-        return TestbedCluster(testbed).launch(command)
+        changes = Thread(target=change_links, name="gradwire-links", daemon=True)
+        changes.start()
+        try:
+            return TestbedCluster(testbed).launch(command)
+        finally:
+            ended.set()
+            changes.join()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -13,8 +13,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from gradwire.errors import ConfigError, MissingExtra
+from gradwire.testbed.links import LinkShape, NetworkPlan, plan_network
 from gradwire.testbed.namespace import Namespace
-from gradwire.testbed.shaping import Shape, shape_link
+from gradwire.testbed.shaping import Impairment, Shape, impair_link, shape_link
 
 if TYPE_CHECKING:
     from pyroute2 import IPRoute
@@ -49,12 +50,19 @@ class Testbed:
 
     __test__: ClassVar = False  # pytest would take the class for a test
 
-    def __init__(self, workers: int, rate: str | None) -> None:
+    def __init__(self, workers: int, rate: str | None, plan: NetworkPlan | None = None) -> None:
+        """With a `plan` links may differ and stand between islands; `rate` is None then."""
         if not 1 <= workers <= _MAX_WORKERS:
             raise ConfigError(f"testbed: workers must be in [1, {_MAX_WORKERS}], got {workers}")
         Shape.parse(rate)
+        if plan is None:
+            plan = plan_network(workers, {} if rate is None else {"rate": rate}, None)
         self.workers = workers
         self.rate = rate
+        self._islands, self._between = plan.islands, plan.between
+        self._links = [*plan.links]
+        for link in (*self._links, self._between):
+            _shapes(link)
         self.hosts: tuple[Host, ...] = ()
         self._resources = ExitStack()
 
@@ -85,7 +93,7 @@ class Testbed:
             _run_in(self._switch, self._build_switch)
             for host in self.hosts:
                 _run_in(host.namespace, partial(_build_host, host=host))
-            self._apply(Shape.parse(self.rate))
+            self._apply()
             self._resources = resources.pop_all()
         return self
 
@@ -100,10 +108,18 @@ class Testbed:
 
     def set_rate(self, rate: str | None) -> None:
         """Changes the rate of both directions of every link, also while they are in use."""
-        shape = Shape.parse(rate)
-        if self.hosts:
-            self._apply(shape)
+        Shape.parse(rate)
+        self.change({"rate": rate}, range(self.workers))
         self.rate = rate
+
+    def change(self, options: Mapping[str, object], workers: Iterable[int]) -> None:
+        """Changes the links of some workers, also while they are in use."""
+        for worker in workers:
+            link = self._links[worker].with_options(options)
+            _shapes(link)
+            self._links[worker] = link
+        if self.hosts:
+            self._apply()
 
     def cut(self, host: int) -> None:
         """Disconnects `host` at the switch; packets in transit are lost."""
@@ -135,29 +151,64 @@ class Testbed:
             lambda netlink: netlink.link("set", index=_index(netlink, port), state=state),
         )
 
-    def _apply(self, shape: Shape | None) -> None:
-        for host in self.hosts:
-            _run_in(
-                host.namespace,
-                lambda netlink: shape_link(netlink, _index(netlink, _INTERFACE), shape),
-            )
-        _run_in(self._switch, lambda netlink: self._shape_ports(netlink, shape))
+    def _apply(self) -> None:
+        for host, link in zip(self.hosts, self._links, strict=True):
+            _run_in(host.namespace, partial(_send_up, interface=_INTERFACE, link=link))
+        _run_in(self._switch, self._shape_ports)
 
-    def _shape_ports(self, netlink: IPRoute, shape: Shape | None) -> None:
-        for host in self.hosts:
-            shape_link(netlink, _index(netlink, _port(host)), shape)
+    def _shape_ports(self, netlink: IPRoute) -> None:
+        for host, link in zip(self.hosts, self._links, strict=True):
+            _send_down(netlink, _port(host), link)
+        for number in range(len(self._islands)):
+            _send_up(netlink, f"out{number}", self._between)
+            _send_down(netlink, f"in{number}", self._between)
 
     def _build_switch(self, netlink: IPRoute) -> None:
-        netlink.link("add", ifname="switch", kind="bridge", br_mcast_snooping=0)
-        switch = _index(netlink, "switch")
-        _up(netlink, switch)
-        for host in self.hosts:
+        core = _add_bridge(netlink, "switch")
+        masters = [core] * self.workers
+        for number, island in enumerate(self._islands):
+            bridge = _add_bridge(netlink, f"island{number}")
+            netlink.link("add", ifname=f"out{number}", kind="veth", peer={"ifname": f"in{number}"})
+            for name, master in ((f"out{number}", bridge), (f"in{number}", core)):
+                port = _index(netlink, name)
+                netlink.link("set", index=port, master=master)
+                _up(netlink, port)
+            for worker in island:
+                masters[worker] = bridge
+        for host, switch in zip(self.hosts, masters, strict=True):
             # The peer interface is created directly inside the host's namespace.
             far_end = {"ifname": _INTERFACE, "net_ns_fd": host.namespace.fd}
             netlink.link("add", ifname=_port(host), kind="veth", peer=far_end)
             port = _index(netlink, _port(host))
             netlink.link("set", index=port, master=switch)
             _up(netlink, port)
+
+
+def _shapes(link: LinkShape) -> tuple[Shape | None, Shape | None]:
+    """Returns the shapes of both directions; raises ConfigError if a rate cannot be shaped."""
+    up, down = (None if b is None else Shape(b) for b in (link.up_bits, link.down_bits))
+    return up, down
+
+
+def _send_up(netlink: IPRoute, interface: str, link: LinkShape) -> None:
+    """Shapes what an interface sends away from the workers, with delay and loss."""
+    index, (up, _) = _index(netlink, interface), _shapes(link)
+    shape_link(netlink, index, up)
+    parts = (link.delay_s, link.jitter_s, link.loss)
+    impairment = Impairment(*parts) if any(parts) else None
+    impair_link(netlink, index, impairment, below_tbf=up is not None)
+
+
+def _send_down(netlink: IPRoute, interface: str, link: LinkShape) -> None:
+    """Shapes what an interface sends towards the workers."""
+    shape_link(netlink, _index(netlink, interface), _shapes(link)[1])
+
+
+def _add_bridge(netlink: IPRoute, name: str) -> int:
+    netlink.link("add", ifname=name, kind="bridge", br_mcast_snooping=0)
+    index = _index(netlink, name)
+    _up(netlink, index)
+    return index
 
 
 def _build_host(netlink: IPRoute, host: Host) -> None:

@@ -12,7 +12,6 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import SGD, Optimizer
 
 from gradwire.bench.case import Case, Mounted, Traffic
-from gradwire.bench.cases.options import read_options
 from gradwire.errors import ConfigError
 from gradwire.local import (
     CSER,
@@ -25,6 +24,7 @@ from gradwire.local import (
 )
 from gradwire.local.base import LocalMethod
 from gradwire.local.workers import Group, simulated
+from gradwire.options import read_options
 from gradwire.spec import from_settings
 
 

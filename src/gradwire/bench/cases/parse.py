@@ -11,7 +11,6 @@ from gradwire.auto.auto import Auto, check_alone, find_auto
 from gradwire.bench.case import Case, Change, Mounted, Traffic
 from gradwire.bench.cases.baselines import BASELINES
 from gradwire.bench.cases.local import LocalCase
-from gradwire.bench.cases.options import read_options, split_commas
 from gradwire.bench.cases.update_side import compressed_optimiser
 from gradwire.control.accordion import Accordion
 from gradwire.control.base import Controller, find_controller
@@ -21,6 +20,7 @@ from gradwire.errors import ConfigError
 from gradwire.integrations.ddp import Link, attach
 from gradwire.integrations.settings import Settings
 from gradwire.optim.base import update_plan
+from gradwire.options import read_options, split_commas
 from gradwire.spec import from_settings, parse_exchange, read_settings
 
 

@@ -23,8 +23,15 @@ from gradwire.bench.records.files import append
 from gradwire.checks import check_whole
 from gradwire.comm.cost_model import format_rate
 from gradwire.errors import ConfigError
-from gradwire.perfmodel.advise import BITS16, FP32, Advice, predict_options, rank_options
-from gradwire.perfmodel.probe import cores_per_thread
+from gradwire.perfmodel.advise import (
+    BITS16,
+    FP32,
+    STEPS,
+    Advice,
+    predict_options,
+    rank_options,
+)
+from gradwire.perfmodel.probe import cores_per_thread, load_warning
 
 
 class ModelAndLoss(NamedTuple):
@@ -46,7 +53,9 @@ def measure_named(
     def step() -> None:
         optimizer.step()
 
-    return measure_model(name, model, lambda net, number: loss(net), step, is_adaptive(optimizer))
+    return measure_model(
+        name, model, lambda net, number: loss(net), step, is_adaptive(optimizer), STEPS
+    )
 
 
 def named_model(name: str, input_shape: str | None, device: str) -> ModelAndLoss:
@@ -135,7 +144,7 @@ def advise_on(measured: MeasuredModel, cases: Sequence[str], workers: int, links
         f"{measured.compute.compute_s * 1e3:.3g} ms a step without exchange; {workers} workers, "
         f"links of {network.link.describe()}"
     )
-    return rank_options(setting, options)
+    return rank_options(setting, options, load_warning())
 
 
 def write_advice(

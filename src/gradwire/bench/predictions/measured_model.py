@@ -73,7 +73,7 @@ class MeasuredModel:
 
 
 def measure_workload(
-    workload: Workload, rank: int = 0, workers: int = 1, seed: int = 0
+    workload: Workload, rank: int = 0, workers: int = 1, seed: int = 0, steps: int = 3
 ) -> MeasuredModel:
     """Measures the workload's model in some steps of one worker."""
     torch.manual_seed(seed)
@@ -87,13 +87,13 @@ def measure_workload(
     def step() -> None:
         update(workload, model, optimiser, 0, 1)
 
-    return measure_model(workload.title, model, loss, step, is_adaptive(optimiser))
+    return measure_model(workload.title, model, loss, step, is_adaptive(optimiser), steps)
 
 
 def measure_model(
-    title: str, model: nn.Module, loss: Loss, step: Update, adaptive: bool
+    title: str, model: nn.Module, loss: Loss, step: Update, adaptive: bool, steps: int = 3
 ) -> MeasuredModel:
-    compute = measure(model, loss, step)
+    compute = measure(model, loss, step, steps)
     tensors = {n: p for n, p in model.named_parameters() if p.requires_grad}
     return MeasuredModel(title, tensors, compute, adaptive)
 

@@ -14,8 +14,10 @@ from gradwire.bench.workloads.base import Workload
 from gradwire.checks import check_whole
 from gradwire.comm.cost_model import LinkModel, Network, format_rate
 from gradwire.engine.plan import Plan
+from gradwire.errors import ConfigError
 from gradwire.perfmodel.predict import Prediction, predict_measured
 from gradwire.perfmodel.probe import cores_per_thread
+from gradwire.testbed.links import NetworkPlan
 
 CASES = (
     BASELINE,
@@ -44,6 +46,26 @@ class Links:
             LinkModel(self.latency_s, self.rate_bits),
             None if inside is None else LinkModel(self.latency_s, inside),
         )
+
+
+def links_of(plan: NetworkPlan) -> Links:
+    """Returns the links that a simulation assumes for a described network.
+
+    A collective waits for the slowest worker; the workers of an island share its link to others,
+    and links inside an island are those of its workers.
+    """
+    if plan.changes or any(link.jitter_s or link.loss for link in (*plan.links, plan.between)):
+        raise ConfigError("links: jitter, loss and changes are not simulated; use gradwire net")
+    known = [link.slowest_bits for link in plan.links if link.slowest_bits is not None]
+    if not known:
+        raise ConfigError("links: a simulation needs the rate of the links")
+    own_bits, delay_s = min(known), max(link.delay_s for link in plan.links)
+    if not plan.islands:
+        return Links(own_bits, delay_s)
+    shared = plan.between.slowest_bits
+    crowd = max(len(island) for island in plan.islands)
+    rate_bits = own_bits if shared is None else min(own_bits, shared // crowd)
+    return Links(rate_bits, delay_s + plan.between.delay_s, own_bits)
 
 
 @dataclass(frozen=True)

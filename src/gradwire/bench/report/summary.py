@@ -179,5 +179,9 @@ def kernel_summary(records: Sequence[KernelRecord]) -> str:
         f"{best.spec} is nearest to the memory-traffic floor: a step with error feedback takes "
         f"{best.ratio_to_floor:.1f} times its floor of {human.duration_ms(best.floor_us / 1e3)}."
         + (f" Not measured: {', '.join(failed)}." if failed else "")
-        + (f" Over the time limit: {len(limited)} methods." if limited else "")
+        + (f" Over the time limit: {_few(list(limited))}." if limited else "")
     )
+
+
+def _few(specs: Sequence[str]) -> str:
+    return ", ".join(specs) if len(specs) <= MOST_NAMES else f"{len(specs)} methods"

@@ -16,6 +16,7 @@ from gradwire.bench.report.grid import (
 )
 from gradwire.bench.report.study_grids import quality_grid, time_grid
 from gradwire.catalogue import Row
+from gradwire.identity import PACKAGE
 
 _STATUS_STYLE = {"done": "", "failed": "red", "diverged": "red", "interrupted": "yellow"}
 
@@ -111,6 +112,8 @@ def methods_table(rows: Sequence[Row]) -> Table:
         cells = [row.spec, row.family, f"{row.bits_per_element:g}", _bias_kind(row)]
         # The arXiv number is in the README's table and in --json; columns are few here.
         paper = row.paper.partition(", arXiv")[0]
+        if row.distribution != PACKAGE:
+            paper = f"[{row.distribution}] {paper}"
         table.add_row(*(Text(cell) for cell in [*cells, row.memory, row.exchange, paper]))
     return table
 

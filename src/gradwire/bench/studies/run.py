@@ -147,9 +147,9 @@ class Run:
         """Measures encoding and decoding in a sync, as in an exchange of the same method."""
         plan = plan_of(case.spec, measured.tensors, self.study.workers)
         with nullcontext() if device_lock is None else device_lock.exclusive():
-            buckets = measured.exchange_cost(plan, self.study.workers).buckets
-        encode_s = sum(bucket.codec_s[0] for bucket in buckets)
-        return encode_s, sum(sum(bucket.codec_s[1:]) for bucket in buckets)
+            messages = measured.exchange_cost(plan, self.study.workers).messages
+        encode_s = sum(message.codec_s[0] for message in messages)
+        return encode_s, sum(sum(message.codec_s[1:]) for message in messages)
 
     def _predicted_clock(
         self,

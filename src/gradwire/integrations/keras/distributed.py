@@ -5,18 +5,15 @@ from typing import Any
 
 import keras
 
-from gradwire.base import Compressor
 from gradwire.errors import ConfigError
 from gradwire.integrations.keras.reducer import Reducer
 from gradwire.integrations.keras.variables import framework_of, tensorflow
 from gradwire.integrations.parameters import group_of
 from gradwire.integrations.settings import Settings, settings_of
-from gradwire.spec import compressor_of
+from gradwire.policies import MethodSpec, check_method
 
 
-def DistributedOptimizer(
-    optimizer: Any, compressor: Compressor | str | Settings, **options: Any
-) -> Any:
+def DistributedOptimizer(optimizer: Any, compressor: MethodSpec | Settings, **options: Any) -> Any:
     """Makes the optimiser average gradients over all ranks before it steps, and returns it.
 
     Options are those of `Reducer`, which is made when the optimiser gets its variables: in the
@@ -65,7 +62,7 @@ class DistributedGradientTape:
     """
 
     def __init__(
-        self, tape: Any, compressor: Compressor | str | Settings | Reducer, **options: Any
+        self, tape: Any, compressor: MethodSpec | Settings | Reducer, **options: Any
     ) -> None:
         if isinstance(compressor, Reducer) and options:
             raise ConfigError(f"tape: {sorted(options)} are settings of the reducer that was given")
@@ -133,10 +130,10 @@ def _check_optimizer(optimizer: Any) -> None:
         )
 
 
-def _check_arguments(compressor: Compressor | str | Settings, options: dict[str, Any]) -> None:
+def _check_arguments(compressor: MethodSpec | Settings, options: dict[str, Any]) -> None:
     """Raises errors in the arguments now instead of when the variables are known."""
     own = {name: value for name, value in options.items() if name != "process_group"}
     settings = settings_of(compressor, own)
     settings.refuse_auto("keras")
-    compressor_of(settings.first_method())
+    check_method(settings.first_method())
     group_of(options.get("process_group"))

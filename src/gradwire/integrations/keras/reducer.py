@@ -8,7 +8,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from gradwire.base import Compressor
 from gradwire.comm.base import Collective, run_program
 from gradwire.comm.consistency import check_equal_tensors
 from gradwire.engine.ownership import check_free, claim, release
@@ -19,6 +18,7 @@ from gradwire.integrations.keras.variables import framework_of, name_of, names_o
 from gradwire.integrations.parameters import group_of
 from gradwire.integrations.reducer import messages
 from gradwire.integrations.settings import Options, Settings, settings_of
+from gradwire.policies import MethodSpec
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -39,7 +39,7 @@ class Reducer(Handle):
     def __init__(
         self,
         variables: Sequence[Any],
-        compressor: Compressor | str | Settings,
+        compressor: MethodSpec | Settings,
         *,
         process_group: dist.ProcessGroup | DeviceMesh | None = None,
         **options: "Unpack[Options]",
@@ -72,6 +72,9 @@ class Reducer(Handle):
     def _is_in_backward(self) -> bool:
         # Gradients are exchanged by `reduce` alone, which the backend calls after backward.
         return False
+
+    def _count_framework_passes(self) -> None:
+        pass
 
     def _prepare_own_exchange(self, requester: str) -> Callable[[], None]:
         return lambda: None
