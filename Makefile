@@ -15,7 +15,7 @@ TORCH_VENV := .venv/torch-$(TORCH)
 # where the shell asks for the opposite.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-fast test-torch test-gpu test-logging test-tf check wheel audit audit-online clean docs table
+.PHONY: demo test test-fast test-torch test-gpu test-logging test-tf smoke check wheel audit audit-online clean docs table
 
 demo: $(DEMO_READY)  ## four emulated hosts race dense training against compressed
 	$(BIN)/gradwire demo
@@ -36,6 +36,9 @@ test-gpu:  ## the tests that need a GPU, with the Python that has torch for it
 test-tf: $(READY)  ## the tests of gradwire.keras, for which TensorFlow is installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --constraint constraints-tf.txt --editable '.[tf]'
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/tf
+
+smoke: $(READY)  ## a few steps of every case of every study, with tiny models
+	$(BIN)/gradwire study $$($(BIN)/gradwire study | cut -d: -f1) --smoke --minutes 60
 
 check: $(READY)  ## format, lint, types, and the direction of imports
 	$(BIN)/ruff format --check
@@ -66,7 +69,7 @@ audit-online: $(READY)  ## asks the network which pinned versions have known vul
 	.venv/audit/bin/pip install --quiet pip-audit
 	.venv/audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
 
-table: $(READY)  ## regenerates the tables of the README, docs/wire.md and docs/benchmarks.md
+table: $(READY)  ## regenerates the tables of the README and docs/wire.md, and the pages of docs/results
 	$(BIN)/gradwire methods --markdown README.md
 	$(BIN)/python docs/_site/write_tables.py
 

@@ -47,3 +47,11 @@ def test_every_file_named_in_the_documents_exists() -> None:
 
 def test_versions_agree() -> None:
     assert f"version: {gradwire.__version__}" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_every_figure_that_links_to_a_result_is_on_its_page() -> None:
+    """The pages themselves are compared with the records in tests/docs."""
+    links = re.findall(r"\[([^\]]*\d[^\]]*)\]\((docs/results/[\w-]+\.md)\)", README)
+    assert len(links) >= 5
+    for figure, page in links:
+        assert figure in (ROOT / page).read_text("utf-8"), f"{figure} is not in {page}"

@@ -21,7 +21,7 @@ FOREIGN = re.compile(
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Completes the navigation: one page per method, and pages that are not listed yet."""
+    """Completes the navigation: a page per method and study, and pages not listed yet."""
     # Reference kernels need no compiler: quick to start, and the same everywhere.
     kernels.use("reference")
     torch.set_num_threads(1)
@@ -30,6 +30,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     for section in config.nav:
         if "Methods" in section:
             section["Methods"] += _by_family()
+        if "Results" in section:
+            pages = sorted(Path(config.docs_dir, "results").glob("*.md"))
+            section["Results"] += [f"results/{p.name}" for p in pages if p.name != "index.md"]
         if "Guides" in section:
             others = sorted(path.name for path in Path(config.docs_dir).glob("*.md"))
             section["Guides"] += [name for name in others if f"'{name}'" not in named]

@@ -1,10 +1,7 @@
-"""Records of any kind become tables; the committed page is up to date."""
+"""Records of any kind become tables."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
-
-import pytest
 
 from gradwire.bench.records.files import append
 from gradwire.bench.records.schema import (
@@ -14,10 +11,8 @@ from gradwire.bench.records.schema import (
     StepRecord,
     TrainRecord,
 )
-from gradwire.errors import ConfigError
 from pages import other_results, results
 
-ROOT = Path(__file__).parents[2]
 MACHINE = {"cpu": "Imaginary 9000", "cores": "2", "commit": "0123456789abcdef"}
 
 
@@ -103,12 +98,6 @@ def written(folder: Path, name: str, *records: Record | ForecastRecord) -> None:
         append(folder / name, record)
 
 
-def test_the_page_of_benchmarks_is_generated() -> None:
-    page = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
-    between = page.split(results.BEGIN)[1].split(results.END)[0].strip()
-    assert between == results.tables(ROOT / "results"), "run: make table"
-
-
 def test_kernels_in_several_threads_are_a_setting_of_their_own(tmp_path: Path) -> None:
     written(tmp_path, "new.jsonl", kernel(), replace(kernel(), threads=2))
     headings = [line for line in results.tables(tmp_path).splitlines() if line.startswith("### ")]
@@ -188,18 +177,3 @@ def test_rows_of_an_unknown_form_are_shown() -> None:
     summary, lines = other_results.plain(rows)
     assert summary == "name a, good yes."
     assert lines.splitlines() == ["| x |", "| --- |", "| 1.00 |", "| 2.50 |"]
-
-
-def test_the_page_needs_its_marks(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("no marks")
-    with pytest.raises(ConfigError, match="expected the marks"):
-        results.write_into(page, tmp_path)
-    page.write_text(f"before\n{results.BEGIN}\nold\n{results.END}\nafter\n")
-    (tmp_path / "x.jsonl").write_text(json.dumps({"kind": "new", "x": 1}) + "\n")
-    results.write_into(page, tmp_path)
-    text = page.read_text()
-    assert "old" not in text
-    assert text.startswith("before\n")
-    assert text.endswith("\nafter\n")
-    assert "x 1." in text

@@ -25,6 +25,11 @@ def fence(text: str, language: str = "python") -> str:
     return f"```{language}\n{text}\n```"
 
 
+def fold(summary: str, text: str) -> str:
+    """Returns markdown that is hidden until the reader opens it."""
+    return f'<details markdown="1">\n<summary>{summary}</summary>\n\n{text}\n\n</details>'
+
+
 def listed(items: Iterable[str]) -> str:
     """Joins items in one sentence."""
     return ", ".join(items) or "none"

@@ -1,4 +1,4 @@
-"""Generates the tables of docs/benchmarks.md from the records in results/."""
+"""Makes tables of the records in results/: a section for a file, a table for a setting."""
 
 import json
 import shlex
@@ -13,9 +13,7 @@ from gradwire.bench.records.schema import KINDS, KernelRecord, Record, StepRecor
 from gradwire.bench.report.grid import Grid, kernel_grid, step_grid, train_grid
 from gradwire.bench.report.summary import kernel_summary, step_summary, train_summary
 from pages import other_results
-from pages.markdown import code, table, write_between
-
-BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+from pages.markdown import code, table
 
 TITLES = {
     "train": "Time to accuracy",
@@ -41,15 +39,10 @@ FACTS = ("gpu", "cpu", "cores", "torch", "numba", "triton", "commit")
 R = TypeVar("R", TrainRecord, StepRecord, KernelRecord)
 
 
-def write_into(page: Path, results: Path) -> None:
-    """Replaces the text between the marks of the page by tables of all records."""
-    write_between(page, BEGIN, END, tables(results))
-
-
 def tables(results: Path) -> str:
     """Returns a section for every file of records."""
     files = sorted(results.rglob("*.jsonl"), key=lambda path: _order(path.relative_to(results)))
-    return "\n\n".join(part for file in files for part in _section(file, results))
+    return "\n\n".join(part for file in files for part in section(file, results))
 
 
 def _topic(path: Path) -> str | None:
@@ -71,7 +64,8 @@ def title(path: Path) -> str:
     return TITLES[topic] if topic == own else f"{TITLES[topic]}: {path.stem}"
 
 
-def _section(path: Path, results: Path) -> Iterator[str]:
+def section(path: Path, results: Path) -> Iterator[str]:
+    """Yields the heading and the tables of a file of records."""
     yield f"## {title(path.relative_to(results))}"
     yield f"`results/{path.relative_to(results).as_posix()}`"
     rows = [json.loads(line) for line in path.read_text("utf-8").split("\n") if line.strip()]
@@ -82,6 +76,12 @@ def _section(path: Path, results: Path) -> Iterator[str]:
         yield from other_results.forecasts(read_predictions(path))
     else:
         yield from other_results.tables(rows)
+
+
+def raw_tables(path: Path, results: Path) -> str:
+    """Returns the tables of a file for a fold: headings too low for the table of contents."""
+    parts = list(section(path, results))[1:]
+    return "\n\n".join(f"#{part}" if part.startswith("### ") else part for part in parts)
 
 
 def _runs(records: Sequence[Record]) -> Iterator[str]:

@@ -170,7 +170,11 @@ def study(
 
     numbers = None if seeds is None else parse_seeds(seeds)
     chosen = tuple(
-        find_study(name).with_changes(workload, steps, numbers, case, workers) for name in names
+        form
+        for name in names
+        for form in find_study(name)
+        .with_changes(workload, steps, numbers, case, workers)
+        .by_learning_rate()
     )
     setting = CommandSettings(data, device, command_line(), commit)
     exit_with(StudyBench(chosen, setting, json, minutes, jobs).run(open_console(json)))

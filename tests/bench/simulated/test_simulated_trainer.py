@@ -10,8 +10,9 @@ from torch import nn
 from gradwire import cli
 from gradwire.bench.records.files import read
 from gradwire.bench.records.schema import TrainRecord
-from gradwire.bench.simulated.trainer import ExchangeTrainer
+from gradwire.bench.simulated.trainer import ExchangeTrainer, exchange_trainer
 from gradwire.bench.workloads.base import Workload, parse_workload, update
+from gradwire.errors import ConfigError
 from gradwire.simulation import simulate
 
 
@@ -88,3 +89,15 @@ def test_records_of_simulated_training_are_marked(
     [old] = read([path])
     assert isinstance(old, TrainRecord)
     assert not old.simulated
+
+
+def test_dropped_momentum_moves_to_the_memory() -> None:
+    workload = parse_workload("resnet20-tiny")
+    case = "topk:ratio=1,values=fp32 @ memory=(momentum:momentum=0.9), drop_momentum=true"
+    ours = exchange_trainer(workload, case, 1, 0)
+    assert ours.optimiser.param_groups[0]["momentum"] == 0
+    assert not ours.optimiser.param_groups[0]["nesterov"]
+    assert workload.optimiser(ours.model).param_groups[0]["momentum"] == 0.9
+    adam = parse_workload("neumf-tiny")
+    with pytest.raises(ConfigError, match="only SGD has a momentum to drop, got Adam"):
+        exchange_trainer(adam, case, 1, 0)

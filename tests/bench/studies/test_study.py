@@ -206,3 +206,13 @@ def test_the_smoke_form_of_every_study_is_well_formed(name: str) -> None:
     study = STUDIES[name].smoke()
     assert parse_workload(study.workload).synthetic
     assert study.cases == STUDIES[name].cases
+
+
+def test_a_study_takes_every_learning_rate_of_its_grid() -> None:
+    study = STUDIES["cser-cifar100"]
+    forms = study.by_learning_rate()
+    rates = [parse_workload(form.workload).learning_rate_at(0.2) for form in forms]
+    assert rates == pytest.approx(study.learning_rates)
+    assert study.smoke().by_learning_rate() == (study.smoke(),)
+    one = study.with_changes("mlp-tiny", 4, None, None).by_learning_rate()
+    assert [form.workload for form in one] == ["mlp-tiny"]

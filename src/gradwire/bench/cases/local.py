@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -13,7 +13,15 @@ from torch.optim import SGD, Optimizer
 
 from gradwire.bench.case import Case, Mounted, Traffic
 from gradwire.errors import ConfigError
-from gradwire.local import CSER, BlockCSER, DiLoCo, LocalSGD, QsparseLocalSGD, SparseLoCo
+from gradwire.local import (
+    CSER,
+    AsyncQsparseLocalSGD,
+    BlockCSER,
+    DiLoCo,
+    LocalSGD,
+    QsparseLocalSGD,
+    SparseLoCo,
+)
 from gradwire.local.base import LocalMethod
 from gradwire.local.workers import Group, simulated
 from gradwire.options import read_options
@@ -80,6 +88,33 @@ class _Qsparse(_WholeModel):
         return QsparseLocalSGD(
             model, optimizer, spec, exchange=exchange, process_group=group, seed=seed, **vars(self)
         )
+
+
+@dataclass(frozen=True)
+class _AsyncQsparse(LocalSettings):
+    """Settings of asynchronous Qsparse, whose workers sync with a server at their own times."""
+
+    gaps: Literal["fixed", "random"] = "fixed"
+
+    def build(self, spec: str, exchange: str, worker: WorkerContext) -> LocalMethod:
+        if exchange != "auto":
+            raise ConfigError(
+                f"async_qsparse: sends to a server, so exchange must be auto, got {exchange!r}"
+            )
+        model, optimizer, group, seed = worker
+        return AsyncQsparseLocalSGD(
+            model,
+            optimizer,
+            spec,
+            sync_every=self.sync_every,
+            gaps=self.gaps,
+            process_group=group,
+            seed=seed,
+        )
+
+    def sync_schedule(self) -> SyncSchedule:
+        """Returns the mean interval: random gaps are uniform from 1 to `sync_every`."""
+        return SyncSchedule(self.sync_every if self.gaps == "fixed" else (1 + self.sync_every) // 2)
 
 
 @dataclass(frozen=True)
@@ -171,6 +206,7 @@ class _SparseLoCo(_OuterLoop):
 LOCAL_METHODS: Mapping[str, type[LocalSettings]] = {
     "local_sgd": _LocalSgd,
     "qsparse": _Qsparse,
+    "async_qsparse": _AsyncQsparse,
     "cser": _Cser,
     "block_cser": _BlockCser,
     "diloco": _DiLoCo,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from gradwire.auto.auto import Auto, check_alone, find_auto
 from gradwire.bench.case import Case, Change, Mounted, Traffic
@@ -38,6 +38,8 @@ class MethodCase(Case):
     chunk_bytes: str = "auto"
     side: Literal["gradient", "update"] = "gradient"
     """What workers exchange: gradients, or the updates that their optimiser makes of them."""
+    drop_momentum: bool = False
+    """True if the optimiser loses its momentum, for a memory that has one of its own."""
 
     def __post_init__(self) -> None:
         if self.auto() is not None:
@@ -50,6 +52,8 @@ class MethodCase(Case):
         if (controller := self.make_controller()) is not None:
             controller.create_state(plan.compressor, [], size)
         self._lengths()
+        if self.drop_momentum and self.side == "update":
+            raise ConfigError(f"{self.spec}: side=update sends momentum; omit drop_momentum")
         if self.side == "update":
             if controller is not None:
                 raise ConfigError(f"{self.spec}: a controller measures gradients, not side=update")
@@ -68,6 +72,8 @@ class MethodCase(Case):
             chunk_bytes=chunk_bytes,
             seed=seed,
         )
+        if self.drop_momentum:
+            remove_momentum(optimizer)
         if self.side == "gradient":
             known = None if self.auto() is None else optimizer
             return _MountedMethod(optimizer, attach(ddp, settings, optimizer=known))
@@ -122,6 +128,21 @@ class _MountedMethod(Mounted):
 
     def close(self) -> None:
         self.link.detach()
+
+
+def remove_momentum(optimizer: Optimizer) -> None:
+    """Makes an SGD plain SGD; raises ConfigError for another optimiser."""
+    if not isinstance(optimizer, SGD):
+        name = type(optimizer).__name__
+        raise ConfigError(f"drop_momentum: only SGD has a momentum to drop, got {name}")
+    for group in optimizer.param_groups:
+        group.update(momentum=0.0, nesterov=False)
+
+
+def drops_momentum(text: str) -> bool:
+    """Returns whether a case is trained without the momentum of the workload's optimiser."""
+    case = parse_case(text)
+    return isinstance(case, MethodCase) and case.drop_momentum
 
 
 def is_update_side(text: str) -> bool:

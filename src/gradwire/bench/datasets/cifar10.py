@@ -52,10 +52,11 @@ def read_cifar10(folder: Path | None, device: str, in_a_file: int = _IN_A_FILE) 
 
 
 @cache
-def synthetic_cifar10(device: str) -> ImageSplits:
+def synthetic_images(device: str, class_count: int = CLASSES) -> ImageSplits:
     """Makes images of blurred random patterns, one per class, with added noise."""
-    patterns = interpolate(uniform_noise((CLASSES, 3, 4, 4), device, 1), size=SIDE, mode="bilinear")
-    classes = random_integers(CLASSES, _SYNTHETIC, device, 2)
+    noise = uniform_noise((class_count, 3, 4, 4), device, 1)
+    patterns = interpolate(noise, size=SIDE, mode="bilinear")
+    classes = random_integers(class_count, _SYNTHETIC, device, 2)
     noisy = patterns[classes] + uniform_noise((_SYNTHETIC, 3, SIDE, SIDE), device, 3) / 2
     pixels = (128 + 40 * noisy).clamp(0, 255).to(torch.uint8)
     cut = _SYNTHETIC * 4 // 5

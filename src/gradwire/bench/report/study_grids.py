@@ -83,6 +83,21 @@ def time_grid(records: Sequence[TrainRecord]) -> Grid:
     return Grid(tuple(columns), tuple(found))
 
 
+def study_grid(records: Sequence[TrainRecord]) -> Grid:
+    """Returns the times at one rate, with the metric and the bytes of the same runs."""
+    times, quality = time_grid(records), quality_grid(records)
+    found = {(row.cells[0].text, row.status): row.cells for row in quality.rows}
+    labels: dict[tuple[str, str], str] = {(r.spec, r.status): _label(r) for r in records}
+    none = Cell(human.NO_VALUE, None)
+    rows = []
+    for row in times.rows:
+        own = found.get((labels.get((row.spec, row.status), row.spec), row.status))
+        middle = (own[4], own[5]) if own else (none, none)
+        rows.append(Row(row.spec, row.status, (*row.cells[:3], *middle, *row.cells[3:])))
+    columns = (*times.columns[:3], *quality.columns[4:6], *times.columns[3:])
+    return Grid(columns, tuple(rows))
+
+
 def half_baseline(rows: dict[tuple[str, str], list[TrainRecord]]) -> HalfBaseline:
     """Returns the first 16-bit run, or fp32 with half of the time on the wire.
 

@@ -17,7 +17,12 @@ from torch.optim import Optimizer
 from gradwire.auto.optimizers import is_adaptive
 from gradwire.bench.case import Change
 from gradwire.bench.cases.local import LocalCase, WorkerContext
-from gradwire.bench.cases.parse import is_update_side, timeline_of
+from gradwire.bench.cases.parse import (
+    drops_momentum,
+    is_update_side,
+    remove_momentum,
+    timeline_of,
+)
 from gradwire.bench.cases.update_side import applier_of, rules_of
 from gradwire.bench.predictions.measured_model import auto_of, controller_of, plan_of
 from gradwire.bench.simulated.base import SimulatedTrainer
@@ -105,6 +110,8 @@ def exchange_trainer(workload: Workload, case: str, workers: int, seed: int) -> 
     tensors = {n: p for n, p in model.named_parameters() if p.requires_grad}
     plan = plan_of(case, tensors, workers, controlled=True)
     optimiser, clips = workload.optimiser(model), True
+    if drops_momentum(case):
+        remove_momentum(optimiser)
     if is_update_side(case):
         rules = rules_of(model, optimiser, workload.clip_norm)
         plan, optimiser, clips = replace(plan, rules=rules), applier_of(optimiser), False

@@ -21,10 +21,10 @@ from gradwire.bench.records.files import append, check_writable, read
 from gradwire.bench.records.schema import TrainRecord
 from gradwire.bench.report.tables import study_tables
 from gradwire.bench.runs.cluster_run import Ending
-from gradwire.bench.studies.definitions import Study
 from gradwire.bench.studies.device_lock import DeviceLock
 from gradwire.bench.studies.one_clock import clock_key, compute_times
 from gradwire.bench.studies.run import CommandSettings, Outcome, Run, TimeLimitReached, runs_of
+from gradwire.bench.studies.study import Study
 from gradwire.bench.time_left import TimeLeft
 from gradwire.bench.workloads.base import parse_workload
 from gradwire.errors import ConfigError

@@ -77,6 +77,28 @@ WITH_AND_WITHOUT = (
     "randomk:ratio=0.01 @ memory=none",
 )
 
+FEEDBACK = (
+    *WITH_AND_WITHOUT,
+    *(
+        case
+        for method in (
+            "threshold:value=0.01",
+            "adaq:ratio=0.01",
+            "eightbit",
+            "sketchml",
+            "onebit",
+            "efsign",
+        )
+        for case in (method, f"{method} @ memory=none")
+    ),
+    "qsgd:bits=8",
+    "qsgd:bits=8 @ memory=residual",
+)
+"""Eight biased methods with and without a residual, and QSGD, which needs none.
+
+TernGrad is no contraction, and a residual is refused.
+"""
+
 
 BOTH_SIDES = (
     BASELINE,
@@ -124,3 +146,24 @@ def gravac(method: str) -> tuple[str, ...]:
     """
     ends = f"{method}:ratio=0.1", f"{method}:ratio=0.001"
     return by_gravac(method, 0.25, RAW), *ends
+
+
+def gravac_table(
+    window: int, methods: tuple[str, ...] = ("topk", "dgc", "redsync", "randomk")
+) -> tuple[str, ...]:
+    """Returns each method at 10x and 1000x and under GraVAC, and Accordion against GraVAC."""
+    found = []
+    for method in methods:
+        found += [f"{method}:ratio=0.1", f"{method}:ratio=0.001"]
+        for rule in (
+            f"gravac-paper:window={window}",
+            f"gravac-paper:window={window},epsilon=0.9",
+            f"gravac:window={window}",
+        ):
+            found.append(f"{method}:ratio=0.1 @ controller=({rule})")
+    if "randomk" in methods:
+        wide = "low=1.5,high=1000"
+        geometric = f"gravac-paper:{wide},window={window},policy=geometric"
+        levels = "accordion:low=0.6667,high=0.001,interval=2"
+        found += [f"randomk:ratio=0.5 @ controller=({rule})" for rule in (geometric, levels)]
+    return tuple(found)

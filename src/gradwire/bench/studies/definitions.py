@@ -1,7 +1,6 @@
 """The convergence studies: workload, methods, steps and seeds of each."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 
 from gradwire.bench.studies.cases import (
     BOTH_SIDES,
@@ -12,17 +11,15 @@ from gradwire.bench.studies.cases import (
     RARE,
     RAW,
     SWEEP,
-    WITH_AND_WITHOUT,
     by_gravac,
     cser,
     gravac,
     late,
     qsparse,
 )
-from gradwire.bench.studies.grace import GRACE_METHODS, NEWER, WITHOUT_FEEDBACK
-from gradwire.bench.workloads.base import workload_classes
+from gradwire.bench.studies.paper_tables import PAPER_TABLES
+from gradwire.bench.studies.study import Study
 from gradwire.errors import ConfigError
-from gradwire.spec import read_settings
 
 _RESNET = "resnet9:bf16=true"
 _EPOCH = 97
@@ -40,83 +37,8 @@ _SMALL_GPT = "gpt:layers=4,heads=4,width=128,context=64,dropout=0"
 _LONG_LSTM = 30 * _EPOCHS_OF_FOUR[1]
 
 
-@dataclass(frozen=True)
-class Study:
-    """Trains every case with every seed; cases are written as for `gradwire bench train`."""
-
-    summary: str
-    workload: str
-    steps: int
-    cases: tuple[str, ...]
-    seeds: tuple[int, ...] = (0,)
-    workers: int = 8
-    evaluations: int = 12
-    target: str | None = None
-    rates: tuple[str, ...] = ("10gbit", "1gbit", "100mbit")
-    latency: str = "0.1ms"
-
-    def with_changes(
-        self,
-        workload: str | None,
-        steps: int | None,
-        seeds: tuple[int, ...] | None,
-        cases: Iterable[str] | None,
-        workers: int | None = None,
-    ) -> "Study":
-        """Returns the study with the given fields replaced."""
-        return replace(
-            self,
-            workload=workload or self.workload,
-            steps=self.steps if steps is None else steps,
-            seeds=seeds or self.seeds,
-            cases=tuple(cases or self.cases),
-            workers=self.workers if workers is None else workers,
-        )
-
-    def smoke(self) -> "Study":
-        """Returns a few steps of every case on the tiny form of the workload, with synthetic data.
-
-        Of the workload's settings only `flat` stays, which decides what methods select among.
-        """
-        name, settings = read_settings(self.workload)
-        workload = workload_classes()[name]
-        kept = {"flat": settings["flat"]} if "flat" in settings else {}
-        if workload.source is not None:
-            kept["synthetic"] = "true"
-        text = ",".join(f"{key}={value}" for key, value in kept.items())
-        return replace(
-            self,
-            workload=f"{name}-tiny:{text}" if text else f"{name}-tiny",
-            # Enough for a sync of every local method but one with 256 steps between syncs.
-            steps=33,
-            seeds=(0,),
-            workers=2,
-            evaluations=1,
-            target=None,
-            rates=("1gbit",),
-        )
-
-
-def _grace(task: str, workload: str, steps: int, target: str | None = None) -> Study:
-    """Returns the matrix of GRACE on one of its tasks."""
-    return Study(
-        f"GRACE's sixteen methods by its names, and five newer ones, on {task}",
-        workload,
-        steps,
-        (*DENSE, *dict.fromkeys((*GRACE_METHODS.values(), *NEWER, *WITHOUT_FEEDBACK))),
-        seeds=(0, 1, 2),
-        target=target,
-        rates=("25gbit", "10gbit", "1gbit"),
-    )
-
-
 STUDIES: Mapping[str, Study] = {
-    "grace-resnet20": _grace("ResNet-20", "resnet20:bf16=true", 12 * _EPOCH),
-    "grace-vgg16": _grace("VGG-16", "vgg16:bf16=true", 12 * _EPOCH),
-    "grace-resnet9": _grace("ResNet-9", _RESNET, 12 * _EPOCH, "accuracy=0.9"),
-    "grace-lstm": _grace("the LSTM on Penn Treebank", "lstm_ptb:hidden=650", 5 * 166),
-    "grace-neumf": _grace("NeuMF on MovieLens", "neumf", 1000),
-    "grace-unet": _grace("U-Net on DAGM", "unet", 1000),
+    **PAPER_TABLES,
     "cifar10": Study(
         "time to accuracy of methods that exchange gradients at every step",
         _RESNET,
@@ -139,21 +61,6 @@ STUDIES: Mapping[str, Study] = {
         ),
         seeds=(0, 1),
         target="accuracy=0.9",
-    ),
-    "error-feedback": Study(
-        "effect of error feedback on sparsifiers, compared with GRACE's table",
-        _RESNET,
-        12 * _EPOCH,
-        WITH_AND_WITHOUT,
-        target="accuracy=0.9",
-    ),
-    "error-feedback-long": Study(
-        "error feedback in a run much longer than the delay of an entry in the residual",
-        _NARROW,
-        5200,
-        WITH_AND_WITHOUT,
-        target="accuracy=0.9",
-        rates=("1gbit",),
     ),
     "exchanges": Study(
         "cost of the second selection, shard by shard, for top-k",

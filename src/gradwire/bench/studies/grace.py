@@ -6,6 +6,16 @@ QSGD, rank 1 of PowerSGD, and error feedback as they used it; where they ran bot
 
 from collections.abc import Mapping
 
+_WARM_UP = "controller=(schedule:first=0.25,last=0.01,stages=4,length=200)"
+
+DGC_OF_IMAGES = (
+    f"dgc:ratio=0.01 @ memory=(momentum:momentum=0.9,nesterov=true), drop_momentum=true, {_WARM_UP}"
+)
+"""DGC with momentum correction and masking, in place of the optimiser's own momentum."""
+
+DGC_OF_TEXT = f"dgc:ratio=0.01 @ memory=(momentum:momentum=0,clip=0.0884), {_WARM_UP}"
+"""DGC with clipping on each worker, to 0.25 / √8, since the LSTM has no momentum to correct."""
+
 GRACE_METHODS: Mapping[str, str] = {
     "8-bit": "eightbit",
     "1-bit SGD": "onebit",
@@ -19,15 +29,15 @@ GRACE_METHODS: Mapping[str, str] = {
     "Random-k": "randomk:ratio=0.01",
     "Top-k": "topk:ratio=0.01",
     "Threshold-v": "threshold:value=0.01",
-    "DGC": "dgc:ratio=0.01 @ controller=(schedule:first=0.25,last=0.01,stages=4,length=200)",
+    "DGC": f"dgc:ratio=0.01 @ {_WARM_UP}",
     "Adaptive": "adaq:ratio=0.01",
     "SketchML": "sketchml",
     "PowerSGD": "powersgd:rank=1",
 }
 """GRACE's names, and the case of each.
 
-DGC has its warm-up, but no momentum correction, which needs workloads without momentum of their
-own.
+DGC has its warm-up; momentum correction, masking and clipping are cases of their own, which depend
+on the optimiser of the task: Adam, of NeuMF and U-Net, has no momentum that could be moved.
 """
 
 NEWER = (

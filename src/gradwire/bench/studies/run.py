@@ -19,8 +19,8 @@ from gradwire.bench.simulated.base import SimulatedTrainer, Snapshot, train
 from gradwire.bench.simulated.clock import ByteCountRunClock, PredictedRunClock, RunClock
 from gradwire.bench.simulated.train import SimulatedRun
 from gradwire.bench.simulated.trainer import ExchangeTrainer, exchange_trainer, local_trainer
-from gradwire.bench.studies.definitions import Study
 from gradwire.bench.studies.device_lock import DeviceLock
+from gradwire.bench.studies.study import Study
 from gradwire.bench.worker.protocol import Job
 from gradwire.bench.workloads.base import Workload, parse_workload
 from gradwire.comm.cost_model import parse_latency, parse_rate

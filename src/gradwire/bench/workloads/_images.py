@@ -1,4 +1,4 @@
-"""Shared parts of the CIFAR-10 workloads: data, augmentation, loss, optimiser and accuracy.
+"""Shared parts of the workloads on CIFAR-10 and CIFAR-100: data, loss, optimiser and accuracy.
 
 Images are flipped and shifted anew in every epoch: cropped from a frame of 4 black pixels (He et
 al. 2015), on the device and for a whole batch at once. `Flat` joins the parameters of a model into
@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +17,14 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy, pad
 from torch.optim import SGD, Optimizer
 
+from gradwire.bench.datasets import cifar100
 from gradwire.bench.datasets.cifar10 import (
     CIFAR10,
+    CLASSES,
     SIDE,
     ImageSplits,
     read_cifar10,
-    synthetic_cifar10,
+    synthetic_images,
 )
 from gradwire.bench.datasets.sampling import (
     BatchSlice,
@@ -74,9 +76,14 @@ def _joined(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
     return torch.cat([first.new_empty(0), *(tensors[name].flatten() for name in names)])
 
 
+ImageSet: TypeAlias = Literal["cifar10", "cifar100"]
+
 _PADDING = 4
-_MEAN = (0.4914, 0.4822, 0.4465)
-_DEVIATION = (0.2470, 0.2435, 0.2616)
+_STATS: Mapping[ImageSet, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+}
+"""Mean and deviation of every channel."""
 _EVAL_BATCH = 500
 
 
@@ -91,7 +98,7 @@ class Epoch(NamedTuple):
 
 @dataclass(frozen=True)
 class ImageWorkload(Workload):
-    """A classifier of CIFAR-10; the learning rate is that of 8 workers with 64 images each."""
+    """A classifier of images; the learning rate is that of 8 workers with 64 images each."""
 
     batch_size: int = 64
     learning_rate: float = 0.1
@@ -100,8 +107,17 @@ class ImageWorkload(Workload):
     """True if the net runs under bfloat16 autocast; parameters and gradients stay float32."""
     flat: bool = False
     """True if all weights are one parameter, so that methods select among all layers."""
+    images: ImageSet = "cifar10"
     metric: ClassVar = Metric("accuracy", "higher")
     source: ClassVar = CIFAR10
+
+    @property
+    def classes(self) -> int:
+        return CLASSES if self.images == "cifar10" else cifar100.CLASSES
+
+    @property
+    def images_title(self) -> str:
+        return "CIFAR-10" if self.images == "cifar10" else "CIFAR-100"
 
     @abstractmethod
     def net(self) -> nn.Module:
@@ -139,7 +155,8 @@ class ImageWorkload(Workload):
         images = self._splits().training
         whole = _epoch(len(images.classes), seed, part.epoch, self.device)
         epoch = Epoch(*(item[part.start : part.stop] for item in whole))
-        return Batch(_augmented(images.pixels[epoch.order], epoch), images.classes[epoch.order])
+        pixels = _augmented(images.pixels[epoch.order], epoch, self.images)
+        return Batch(pixels, images.classes[epoch.order])
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(output, targets)
@@ -150,7 +167,7 @@ class ImageWorkload(Workload):
         loss = right = torch.zeros((), dtype=torch.float64, device=self.device)
         with evaluating(model):
             for pixels, classes in zip(*(item.split(_EVAL_BATCH) for item in images), strict=True):
-                output = model(_normalized(pixels))
+                output = model(_normalized(pixels, self.images))
                 loss = loss + self.loss(output, classes) * len(classes)
                 right = right + (output.argmax(1) == classes).sum()
         count = len(images.classes)
@@ -158,7 +175,9 @@ class ImageWorkload(Workload):
 
     def _splits(self) -> ImageSplits:
         if self.synthetic:
-            return synthetic_cifar10(self.device)
+            return synthetic_images(self.device, self.classes)
+        if self.images == "cifar100":
+            return cifar100.read_cifar100(self.data, self.device)
         return read_cifar10(self.data, self.device)
 
 
@@ -174,26 +193,27 @@ def _epoch(count: int, seed: int, epoch: int, device: str) -> Epoch:
     )
 
 
-def _augmented(pixels: Tensor, epoch: Epoch) -> Tensor:
+def _augmented(pixels: Tensor, epoch: Epoch, images: ImageSet = "cifar10") -> Tensor:
     framed = pad(pixels, [_PADDING] * 4)
     place = torch.arange(SIDE, device=pixels.device)
     rows = epoch.top[:, None] + place  # [images, 32]
     columns = epoch.left[:, None] + torch.where(epoch.flip[:, None], place.flip(0), place)
     image = torch.arange(len(pixels), device=pixels.device)[:, None, None, None]
     channel = torch.arange(3, device=pixels.device)[:, None, None]
-    return _normalized(framed[image, channel, rows[:, None, :, None], columns[:, None, None, :]])
+    shifted = framed[image, channel, rows[:, None, :, None], columns[:, None, None, :]]
+    return _normalized(shifted, images)
 
 
-def _normalized(pixels: Tensor) -> Tensor:
+def _normalized(pixels: Tensor, images: ImageSet = "cifar10") -> Tensor:
     """Scales every channel to mean 0 and variance 1 over all images."""
-    mean, deviation = _channel_stats(pixels.device)
+    mean, deviation = _channel_stats(pixels.device, images)
     return (pixels.float() / 255 - mean) / deviation
 
 
 @cache
-def _channel_stats(device: torch.device) -> tuple[Tensor, Tensor]:
+def _channel_stats(device: torch.device, images: ImageSet) -> tuple[Tensor, Tensor]:
     """Returns mean and deviation, cached on the device: the copy takes longer than their use."""
-    mean, deviation = torch.tensor([_MEAN, _DEVIATION], device=device).view(2, 3, 1, 1)
+    mean, deviation = torch.tensor(_STATS[images], device=device).view(2, 3, 1, 1)
     return mean, deviation
 
 

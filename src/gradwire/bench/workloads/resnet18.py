@@ -6,7 +6,6 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from gradwire.bench.datasets.cifar10 import CLASSES
 from gradwire.bench.workloads import _schedules as schedules
 from gradwire.bench.workloads._images import ImageWorkload
 
@@ -21,14 +20,14 @@ class ResNet18(ImageWorkload):
 
     @property
     def title(self) -> str:
-        return "ResNet-18 on CIFAR-10"
+        return f"ResNet-18 on {self.images_title}"
 
     def net(self) -> nn.Module:
         widths = [self.width << stage for stage in range(4)]
-        layers: list[nn.Module] = [*_convolution(3, self.width, 3), nn.ReLU()]
+        layers: list[nn.Module] = [*convolution(3, self.width, 3), nn.ReLU()]
         for before, width in zip([self.width, *widths], widths, strict=False):
             layers += [_Block(before, width), _Block(width, width)]
-        end = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], CLASSES))
+        end = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], self.classes))
         return nn.Sequential(*layers, *end)
 
     def learning_rate_at(self, progress: float) -> float:
@@ -42,17 +41,17 @@ class _Block(nn.Module):
         nn.Module.__init__(self)
         stride = 1 if inputs == outputs else 2
         self.body = nn.Sequential(
-            *_convolution(inputs, outputs, 3, stride), nn.ReLU(), *_convolution(outputs, outputs, 3)
+            *convolution(inputs, outputs, 3, stride), nn.ReLU(), *convolution(outputs, outputs, 3)
         )
         self.shortcut = nn.Sequential(
-            *([] if stride == 1 else _convolution(inputs, outputs, 1, stride))
+            *([] if stride == 1 else convolution(inputs, outputs, 1, stride))
         )
 
     def forward(self, x: Tensor) -> Tensor:
         return relu(self.body(x) + self.shortcut(x))
 
 
-def _convolution(inputs: int, outputs: int, side: int, stride: int = 1) -> list[nn.Module]:
+def convolution(inputs: int, outputs: int, side: int, stride: int = 1) -> list[nn.Module]:
     return [
         nn.Conv2d(inputs, outputs, side, stride=stride, padding=side // 2, bias=False),
         nn.BatchNorm2d(outputs),

@@ -6,7 +6,6 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn.functional import pad, relu
 
-from gradwire.bench.datasets.cifar10 import CLASSES
 from gradwire.bench.workloads import _schedules as schedules
 from gradwire.bench.workloads._images import ImageWorkload
 
@@ -23,7 +22,7 @@ class ResNet20(ImageWorkload):
 
     @property
     def title(self) -> str:
-        return f"ResNet-{6 * self.blocks + 2} on CIFAR-10"
+        return f"ResNet-{6 * self.blocks + 2} on {self.images_title}"
 
     def net(self) -> nn.Module:
         width = self.width
@@ -37,7 +36,7 @@ class ResNet20(ImageWorkload):
                 halves = stage > 0 and block == 0
                 outputs = width << stage
                 layers.append(_Block(outputs // 2 if halves else outputs, outputs))
-        end = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width << 2, CLASSES))
+        end = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width << 2, self.classes))
         return nn.Sequential(*layers, *end)
 
     def learning_rate_at(self, progress: float) -> float:

@@ -5,7 +5,6 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from gradwire.bench.datasets.cifar10 import CLASSES
 from gradwire.bench.workloads import _schedules as schedules
 from gradwire.bench.workloads._images import ImageWorkload
 
@@ -23,7 +22,7 @@ class ResNet9(ImageWorkload):
 
     @property
     def title(self) -> str:
-        return "ResNet-9 on CIFAR-10"
+        return f"ResNet-9 on {self.images_title}"
 
     def net(self) -> nn.Module:
         return nn.Sequential(
@@ -35,7 +34,7 @@ class ResNet9(ImageWorkload):
             _Residual(8 * self.width),
             nn.AdaptiveMaxPool2d(1),
             nn.Flatten(),
-            nn.Linear(8 * self.width, CLASSES, bias=False),
+            nn.Linear(8 * self.width, self.classes, bias=False),
             _Times(_SCALE),
         )
 

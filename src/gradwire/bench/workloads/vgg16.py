@@ -5,7 +5,6 @@ from typing import ClassVar
 
 from torch import nn
 
-from gradwire.bench.datasets.cifar10 import CLASSES
 from gradwire.bench.workloads import _schedules as schedules
 from gradwire.bench.workloads._images import ImageWorkload
 
@@ -23,7 +22,7 @@ class Vgg16(ImageWorkload):
 
     @property
     def title(self) -> str:
-        return "VGG-16 on CIFAR-10"
+        return f"VGG-16 on {self.images_title}"
 
     def net(self) -> nn.Module:
         layers: list[nn.Module] = []
@@ -38,7 +37,7 @@ class Vgg16(ImageWorkload):
                 ]
                 inputs = outputs
             layers.append(nn.MaxPool2d(2))
-        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(inputs, CLASSES))
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(inputs, self.classes))
 
     def learning_rate_at(self, progress: float) -> float:
         return self.learning_rate * schedules.cosine(progress, warm=0.1)

@@ -1,0 +1,75 @@
+"""A convergence study: workload, methods, steps and seeds."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from gradwire.bench.workloads.base import workload_classes
+from gradwire.spec import read_settings
+
+
+@dataclass(frozen=True)
+class Study:
+    """Trains every case with every seed; cases are written as for `gradwire bench train`."""
+
+    summary: str
+    workload: str
+    steps: int
+    cases: tuple[str, ...]
+    seeds: tuple[int, ...] = (0,)
+    workers: int = 8
+    evaluations: int = 12
+    target: str | None = None
+    rates: tuple[str, ...] = ("10gbit", "1gbit", "100mbit")
+    latency: str = "0.1ms"
+    learning_rates: tuple[float, ...] = ()
+    """Every case is trained with each of these, instead of the workload's."""
+
+    def with_changes(
+        self,
+        workload: str | None,
+        steps: int | None,
+        seeds: tuple[int, ...] | None,
+        cases: Iterable[str] | None,
+        workers: int | None = None,
+    ) -> "Study":
+        """Returns the study with the given fields replaced."""
+        return replace(
+            self,
+            workload=workload or self.workload,
+            steps=self.steps if steps is None else steps,
+            seeds=seeds or self.seeds,
+            cases=tuple(cases or self.cases),
+            workers=self.workers if workers is None else workers,
+            learning_rates=() if workload else self.learning_rates,
+        )
+
+    def by_learning_rate(self) -> tuple["Study", ...]:
+        """Returns the study with each of its learning rates, or the study alone."""
+        joint = "," if ":" in self.workload else ":"
+        grid = [f"{self.workload}{joint}learning_rate={rate!r}" for rate in self.learning_rates]
+        return tuple(replace(self, workload=w, learning_rates=()) for w in grid) or (self,)
+
+    def smoke(self) -> "Study":
+        """Returns a few steps of every case on the tiny form of the workload, with synthetic data.
+
+        Of the workload's settings only `flat`, which decides what methods select among, and
+        `images` stay.
+        """
+        name, settings = read_settings(self.workload)
+        workload = workload_classes()[name]
+        kept: dict[str, str] = {key: settings[key] for key in ("flat", "images") if key in settings}
+        if workload.source is not None:
+            kept["synthetic"] = "true"
+        text = ",".join(f"{key}={value}" for key, value in kept.items())
+        return replace(
+            self,
+            workload=f"{name}-tiny:{text}" if text else f"{name}-tiny",
+            # Enough for a sync of every local method but one with 256 steps between syncs.
+            steps=33,
+            seeds=(0,),
+            workers=2,
+            evaluations=1,
+            target=None,
+            rates=("1gbit",),
+            learning_rates=(),
+        )
