@@ -22,7 +22,7 @@ def _adam_kernel(
     mean = tl.load(mean_ptr + index, mask=inside, other=0.0)
     square = tl.load(square_ptr + index, mask=inside, other=0.0)
     # In float64, since a power close to 1 is subtracted from 1.
-    step = tl.load(step_ptr)
+    step = tl.load(step_ptr).to(tl.float64)
     correction1 = (1 - tl.exp2(step * log_beta1)).to(tl.float32)
     correction2 = (1 - tl.exp2(step * log_beta2)).to(tl.float32)
     mean = mean + weight1 * (grad - mean)

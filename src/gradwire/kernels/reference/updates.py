@@ -14,12 +14,14 @@ from gradwire.kernels.specs import AdamSpec, Moments
 def adam_update(grad: Tensor, moments: Moments, spec: AdamSpec, step: Tensor) -> None:
     """Replaces the gradient by mean / (sqrt(square) + eps), both corrected for their start at zero.
 
-    `step` is the number of this step, from 1 on, as one float64.
+    `step` is the number of this step, from 1 on, as a tensor of one entry.
     """
     mean, square, mean_out, square_out = moments
     torch.lerp(mean, grad, 1 - spec.beta1, out=mean_out)
     torch.mul(square, spec.beta2, out=square_out).addcmul_(grad, grad, value=1 - spec.beta2)
-    mean_correction, square_correction = 1 - spec.beta1**step, 1 - spec.beta2**step
+    # In float64, since a power close to 1 is subtracted from 1.
+    count = step.double()
+    mean_correction, square_correction = 1 - spec.beta1**count, 1 - spec.beta2**count
     scale = (square_out / square_correction).sqrt_().add_(spec.eps).mul_(mean_correction)
     torch.div(mean_out, scale, out=grad)
     grad.masked_fill_(~square_out.isfinite(), torch.nan)
