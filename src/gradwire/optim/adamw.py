@@ -50,7 +50,7 @@ class AdamW(CompressedOptimizer):
         CompressedOptimizer.__init__(self, model, params, defaults, exchange)
 
     def rule(self, group: Mapping[str, Any], name: str, parameter: Tensor) -> UpdateRule:
-        return adam_update_of("AdamW", group)
+        return adam_update_of("AdamW", group, self._workers)
 
 
 class Adam(CompressedOptimizer):
@@ -89,4 +89,4 @@ class Adam(CompressedOptimizer):
                 "Adam: weight_decay must be 0, since Adam would add it to local gradients; use "
                 f"gradwire.optim.AdamW, got {group['weight_decay']!r}"
             )
-        return adam_update_of("Adam", group)
+        return adam_update_of("Adam", group, self._workers)

@@ -71,6 +71,8 @@ class CompressedOptimizer(torch.optim.Optimizer, ABC):
         torch.optim.Optimizer.__init__(self, list(names) if groups is None else groups, defaults)
         check_groups(kind, self.param_groups, names)
         self._names = names
+        group = exchange.process_group or model.process_group
+        self._workers = dist.get_world_size(group)
         self._rules = self._current_rules()
         self._fixed = self._fixed_options()
         self._scaler = exchange.scaler

@@ -168,7 +168,7 @@ class Muon(CompressedOptimizer):
 
     def rule(self, group: Mapping[str, Any], name: str, parameter: Tensor) -> UpdateRule:
         if name not in self._by_muon:
-            return adam_update_of("Muon", group)
+            return adam_update_of("Muon", group, self._workers)
         check_at_least_zero("Muon", "clip", group["clip"])
         return MuonUpdate(
             group["momentum"],

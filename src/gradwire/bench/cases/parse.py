@@ -12,7 +12,8 @@ from gradwire.bench.case import Case, Change, Mounted, Traffic
 from gradwire.bench.cases.baselines import BASELINES
 from gradwire.bench.cases.local import LocalCase
 from gradwire.bench.cases.options import read_options, split_commas
-from gradwire.bench.cases.update_side import compressed_optimiser
+from gradwire.bench.cases.update_side import compressed_optimiser, set_beta1
+from gradwire.checks import check_fraction_below_one
 from gradwire.control.accordion import Accordion
 from gradwire.control.base import Controller, find_controller
 from gradwire.engine.engine import NanPolicy
@@ -37,8 +38,12 @@ class MethodCase(Case):
     least_bytes: str = "auto"
     side: Literal["gradient", "update"] = "gradient"
     """What workers exchange: gradients, or the updates that their optimiser makes of them."""
+    beta1: float | None = None
+    """Replaces the decay of the workload's running mean of gradients."""
 
     def __post_init__(self) -> None:
+        if self.beta1 is not None:
+            check_fraction_below_one(self.spec, "beta1", self.beta1)
         if self.auto() is not None:
             check_alone(self._memory(), self.exchange, self.make_controller())
             self._least_bytes()
@@ -65,6 +70,8 @@ class MethodCase(Case):
             least_bytes=self._least_bytes(),
             seed=seed,
         )
+        if self.beta1 is not None:
+            set_beta1(optimizer, self.beta1)
         if self.side == "gradient":
             known = None if self.auto() is None else optimizer
             return _MountedMethod(optimizer, attach(ddp, settings, optimizer=known))
@@ -122,6 +129,12 @@ def is_update_side(text: str) -> bool:
     """Returns whether the workers of a case exchange updates."""
     case = parse_case(text)
     return isinstance(case, MethodCase) and case.side == "update"
+
+
+def beta1_of(text: str) -> float | None:
+    """Returns the decay of the running mean of gradients that a case sets, if it does."""
+    case = parse_case(text)
+    return case.beta1 if isinstance(case, MethodCase) else None
 
 
 def is_baseline(text: str) -> bool:

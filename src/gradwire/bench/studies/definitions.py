@@ -54,6 +54,8 @@ class Study:
     target: str | None = None
     rates: tuple[str, ...] = ("10gbit", "1gbit", "100mbit")
     latency: str = "0.1ms"
+    by_case: bool = False
+    """True if all seeds of a case run before the next case, so that the first rows are complete."""
 
     def with_changes(
         self,
@@ -386,7 +388,7 @@ STUDIES: Mapping[str, Study] = {
         "compressed updates of each worker's own AdamW against compressed gradients",
         _SMALL_GPT,
         240,
-        BOTH_SIDES,
+        LESS_MOMENTUM,
         seeds=(0, 1, 2),
         workers=2,
         evaluations=4,
@@ -394,19 +396,24 @@ STUDIES: Mapping[str, Study] = {
     ),
     "optim-gpt30": Study(
         "compressed updates against compressed gradients under AdamW, on a GPT of 30 million",
-        "gpt:layers=8,heads=8,width=552,dropout=0.1",
-        1500,
-        BOTH_SIDES,
+        "gpt2:size=30,bf16=true",
+        600,
+        LESS_MOMENTUM,
         seeds=(0, 1, 2),
         workers=4,
+        evaluations=4,
+        rates=("1gbit",),
+        by_case=True,
     ),
     "optim-resnet9": Study(
         "compressed momentum of each worker against compressed gradients under SGD",
         _RESNET,
-        12 * _EPOCH,
+        5 * _EPOCH,
         BOTH_SIDES,
         seeds=(0, 1, 2),
-        target="accuracy=0.9",
+        evaluations=5,
+        rates=("1gbit",),
+        by_case=True,
     ),
     "sparseloco": Study(
         "SparseLoCo with 30 steps between syncs against dense steps",
