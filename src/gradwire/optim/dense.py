@@ -45,10 +45,10 @@ def dense_step(
     one limit is bounded, as `clip_grad_norm_` does. The host does not wait for a GPU.
     """
     limits = {group["clip"] for group, some in groups if some}
-    norms = {limit: _norm(groups, limit) for limit in limits if limit or check_finite}
+    norms = {limit: _norm(groups, limit) for limit in limits if limit}
     skip = found_inf
-    if check_finite and skip is None and norms:
-        skip = (~torch.stack([*norms.values()]).isfinite()).any().to(torch.float32)
+    if check_finite and skip is None and limits:
+        skip = _is_nonfinite([one.grad for group, some in groups for one in some])
     if skip is not None and not skip.is_cuda and float(skip):
         return skip
     for group, some in groups:
@@ -59,6 +59,18 @@ def dense_step(
         updates = [_update(one, divisor, skip) for one in rest]
         subtract(group, [one.parameter for one in rest], updates, None, skip)
     return skip
+
+
+def _is_nonfinite(grads: Sequence[Tensor]) -> Tensor:
+    """Returns 1.0 if an entry of a gradient is infinite or NaN, or their sum overflows, else 0.0.
+
+    A sum propagates both, in one pass. On a GPU a norm does so with one kernel for all gradients.
+    """
+    if grads[0].is_cuda:
+        total = get_total_norm(grads)
+    else:
+        total = torch.stack([grad.sum() for grad in grads]).sum()
+    return (~total.isfinite()).to(torch.float32)
 
 
 def _norm(groups: Sequence[Group], limit: float) -> Tensor:

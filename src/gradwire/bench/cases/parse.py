@@ -38,12 +38,11 @@ class MethodCase(Case):
     least_bytes: str = "auto"
     side: Literal["gradient", "update"] = "gradient"
     """What workers exchange: gradients, or the updates that their optimiser makes of them."""
-    beta1: float | None = None
-    """Replaces the decay of the workload's running mean of gradients."""
+    beta1: str = "auto"
+    """Replaces the decay of the optimiser's running mean of gradients, unless it is auto."""
 
     def __post_init__(self) -> None:
-        if self.beta1 is not None:
-            check_fraction_below_one(self.spec, "beta1", self.beta1)
+        self.first_beta()
         if self.auto() is not None:
             check_alone(self._memory(), self.exchange, self.make_controller())
             self._least_bytes()
@@ -70,8 +69,8 @@ class MethodCase(Case):
             least_bytes=self._least_bytes(),
             seed=seed,
         )
-        if self.beta1 is not None:
-            set_beta1(optimizer, self.beta1)
+        if (beta1 := self.first_beta()) is not None:
+            set_beta1(optimizer, beta1)
         if self.side == "gradient":
             known = None if self.auto() is None else optimizer
             return _MountedMethod(optimizer, attach(ddp, settings, optimizer=known))
@@ -81,6 +80,19 @@ class MethodCase(Case):
     def auto(self) -> Auto | None:
         """Returns the configuration of the automatic mode, or None."""
         return find_auto(self.spec)
+
+    def first_beta(self) -> float | None:
+        """Returns the decay that the case sets, or None."""
+        if self.beta1 == "auto":
+            return None
+        try:
+            beta1 = float(self.beta1)
+        except ValueError:
+            raise ConfigError(
+                f"{self.spec}: beta1 must be auto or a number, got {self.beta1!r}"
+            ) from None
+        check_fraction_below_one(self.spec, "beta1", beta1)
+        return beta1
 
     def make_controller(self) -> Controller | None:
         """Builds the controller that changes settings during training, or None."""
@@ -134,7 +146,7 @@ def is_update_side(text: str) -> bool:
 def beta1_of(text: str) -> float | None:
     """Returns the decay of the running mean of gradients that a case sets, if it does."""
     case = parse_case(text)
-    return case.beta1 if isinstance(case, MethodCase) else None
+    return case.first_beta() if isinstance(case, MethodCase) else None
 
 
 def is_baseline(text: str) -> bool:

@@ -9,6 +9,7 @@ from gradwire.bench.studies.cases import (
     EF,
     LATE_LSTM,
     LATE_RESNET,
+    LESS_MOMENTUM,
     RARE,
     RAW,
     SWEEP,
