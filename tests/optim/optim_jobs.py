@@ -69,7 +69,7 @@ def beside_dense(kind: str, clip: float, ddp: dict[str, Any]) -> tuple[Tensor, T
     optimizer = KINDS[kind](model, lr, weight_decay=decay, clip=clip)
     steps(model, optimizer, 0, 5)
     assert optimizer.link.stats()["steps"] == 5
-    rules: dict[str, UpdateRule] = {f"module.{n}": r for n, r in optimizer._rules.items()}
+    rules: dict[str, UpdateRule] = {f"module.{n}": r for n, r in optimizer._dense_rules.items()}
     optimizer.link.detach()
     theirs = None
     if kind in ("Adam", "AdamW"):

@@ -1,7 +1,7 @@
 """The update of Adam and AdamW as a rule."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -67,3 +67,8 @@ def adam_update_of(kind: str, group: Mapping[str, Any], workers: int) -> AdamUpd
     check_at_least_zero(kind, "eps", group["eps"])
     check_at_least_zero(kind, "clip", group["clip"])
     return AdamUpdate(beta1, beta2, float(group["eps"]), float(group["clip"]), workers)
+
+
+def of_one_worker(rule: UpdateRule) -> UpdateRule:
+    """Returns the rule for the mean gradient, of which there is one."""
+    return replace(rule, workers=1) if isinstance(rule, AdamUpdate) else rule

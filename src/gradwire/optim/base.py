@@ -22,6 +22,7 @@ from gradwire.integrations.settings import Settings, settings_of
 from gradwire.memory.lowbit import LowBit
 from gradwire.memory.none import NoMemory
 from gradwire.memory.residual import Residual
+from gradwire.optim.adam_update import of_one_worker
 from gradwire.optim.apply import apply_updates
 from gradwire.optim.dense import MeanGradient, dense_step
 from gradwire.optim.groups import check_groups, check_model
@@ -74,6 +75,7 @@ class CompressedOptimizer(torch.optim.Optimizer, ABC):
         group = exchange.process_group or model.process_group
         self._workers = dist.get_world_size(group)
         self._rules = self._current_rules()
+        self._dense_rules = {name: of_one_worker(rule) for name, rule in self._rules.items()}
         self._fixed = self._fixed_options()
         self._scaler = exchange.scaler
         self._checks_finite = settings.nan_policy != "ignore"
@@ -163,7 +165,8 @@ class CompressedOptimizer(torch.optim.Optimizer, ABC):
 
     def _with_mean(self, parameter: nn.Parameter, lane: Lane) -> MeanGradient:
         assert parameter.grad is not None
-        return MeanGradient(parameter, parameter.grad, self._rules[lane.name], lane.memory_state)
+        rule = self._dense_rules[lane.name]
+        return MeanGradient(parameter, parameter.grad, rule, lane.memory_state)
 
     def _count_skipped(self, skip: Tensor | None) -> None:
         """Counts and logs skipped steps; on a GPU one step later, without a wait of the host."""
