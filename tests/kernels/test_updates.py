@@ -45,6 +45,25 @@ def test_adam_is_its_formula(backend: ModuleType, in_place: bool) -> None:
 
 
 @each_backend
+def test_adam_of_several_workers_has_the_length_of_their_mean(backend: ModuleType) -> None:
+    """Pure noise: the mean of local updates is as long as the update of the mean gradient."""
+    workers, steps = 4, 300
+    gradients = torch.randn(steps, workers, 500, generator=torch.Generator().manual_seed(2))
+
+    def last_updates(rows: torch.Tensor, spec: AdamSpec) -> torch.Tensor:
+        state = moments(rows.shape[1], in_place=True)
+        for number, row in enumerate(rows, 1):
+            grad = row.clone()
+            backend.adam_update(grad, state, spec, step_of(number))
+        return grad
+
+    of_mean = last_updates(gradients.mean(1), SPEC).norm()
+    for spec, low, high in ((SPEC._replace(workers=workers), 0.85, 1.05), (SPEC, 0.4, 0.6)):
+        own = [last_updates(gradients[:, worker], spec) for worker in range(workers)]
+        assert low < float(torch.stack(own).mean(0).norm() / of_mean) < high
+
+
+@each_backend
 def test_lion_is_its_formula(backend: ModuleType) -> None:
     mean, out = torch.tensor([1.0, -1.0, 0.0, 0.0]), torch.full((4,), torch.nan)
     grad = torch.tensor([-1.0, -1.0, 2.0, 0.0])

@@ -59,36 +59,36 @@ def trained(kind: str, spec: str, ddp: dict[str, Any], options: dict[str, Any]) 
     return weights_of(model)
 
 
-def beside_transcription(kind: str) -> tuple[Tensor, Tensor]:
-    """Returns parameters of real ranks without compression, and of a transcription in one process.
+def beside_dense(kind: str, clip: float, ddp: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Returns parameters without compression, and of DDP with a dense optimiser.
 
-    In that, every worker's update comes from its own gradients and moments; one mean is applied.
+    For Adam that is torch's; for the others their rule on DDP's mean gradient.
     """
     lr, decay = 0.01, 0.0 if kind == "Adam" else 0.1
-    model = ddp_model()
-    optimizer = KINDS[kind](model, lr, weight_decay=decay)
-    rules: dict[str, UpdateRule] = dict(optimizer._rules)
+    model, plain = ddp_model(**ddp), ddp_model(**ddp)
+    optimizer = KINDS[kind](model, lr, weight_decay=decay, clip=clip)
     steps(model, optimizer, 0, 5)
+    assert optimizer.link.stats()["steps"] == 5
+    rules: dict[str, UpdateRule] = {f"module.{n}": r for n, r in optimizer._dense_rules.items()}
     optimizer.link.detach()
-
-    plain, ranks = mlp(), dist.get_world_size()
-    own = [
-        {n: rules[n].state(p.numel(), p.device) for n, p in plain.named_parameters()}
-        for _ in range(ranks)
-    ]
+    theirs = None
+    if kind in ("Adam", "AdamW"):
+        build = getattr(torch.optim, kind)
+        theirs = build(plain.parameters(), lr, weight_decay=decay, fused=True)
+    own = {n: rules[n].state(p.numel(), p.device) for n, p in plain.named_parameters()}
     for step in range(5):
-        total = {n: torch.zeros_like(p) for n, p in plain.named_parameters()}
-        for rank in range(ranks):
-            plain.zero_grad()
-            x, y = data(step, rank)
-            nn.functional.cross_entropy(plain(x), y).backward()
-            for name, parameter in plain.named_parameters():
-                assert parameter.grad is not None
-                state = own[rank][name]
-                total[name] += rules[name].update(parameter.grad, state, state).view_as(parameter)
+        plain.zero_grad()
+        loss_of(plain, step).backward()
+        if clip:
+            nn.utils.clip_grad_norm_(plain.parameters(), clip)
+        if theirs is not None:
+            theirs.step()
+            continue
         with torch.no_grad():
             for name, parameter in plain.named_parameters():
-                parameter.sub_(lr * (total[name] / ranks + decay * parameter))
+                assert parameter.grad is not None
+                update = rules[name].update(parameter.grad.clone(), own[name], own[name])
+                parameter.sub_(lr * (update.view_as(parameter) + decay * parameter))
     return weights_of(model), weights_of(plain)
 
 
@@ -181,6 +181,48 @@ def accumulated() -> tuple[Tensor, str]:
     error = _error(optimizer.step)
     optimizer.link.detach()
     return weights, error
+
+
+def switched_to_dense() -> tuple[bool, bool, bool, bool, Tensor]:
+    """Returns whether moments are kept by a switch from dense and averaged by one to dense.
+
+    Then whether a checkpoint after the last switch continues bitwise, also across the switches, and
+    the parameters at the end.
+    """
+    model = ddp_model()
+    optimizer = AdamW(model)
+
+    def moments() -> Tensor:
+        lanes = optimizer.link._engine.lanes.values()
+        states = [lane.memory_state for lane in lanes]
+        return torch.cat([s[key].view(-1) for s in states for key in ("exp_avg", "exp_avg_sq")])
+
+    def mean() -> Tensor:
+        total = moments()
+        dist.all_reduce(total)
+        return total / dist.get_world_size()
+
+    steps(model, optimizer, 0, 2)
+    before = moments()
+    optimizer.link.switch("topk:ratio=0.05")
+    kept = torch.equal(before, moments())
+    steps(model, optimizer, 2, 2)
+    expected, differed = mean(), not torch.equal(mean(), moments())
+    optimizer.link.switch("none")
+    averaged = torch.allclose(expected, moments())
+    steps(model, optimizer, 4, 2)
+    weights = {n: p.clone() for n, p in model.module.state_dict().items()}
+    saved = optimizer.state_dict()
+    steps(model, optimizer, 6, 2)
+    optimizer.link.detach()
+    fresh = ddp_model()
+    optimizer = AdamW(fresh)
+    fresh.module.load_state_dict(weights)
+    optimizer.load_state_dict(saved)
+    steps(fresh, optimizer, 6, 2)
+    optimizer.link.detach()
+    same = torch.equal(weights_of(model), weights_of(fresh))
+    return kept, averaged and differed, same, bool(expected.any()), weights_of(model)
 
 
 def switched() -> tuple[bool, Tensor]:

@@ -243,12 +243,18 @@ def guards(
 def integrations(
     ranks: Annotated[int, typer.Option(help="Processes on this machine.")] = 2,
     steps: Annotated[int, typer.Option(help="Timed steps of each kind.")] = 200,
+    width: Annotated[int | None, typer.Option(help="Width of the two layers.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Integration, instead of all; repeat for more.")
+    ] = None,
+    device: Device = "cpu",
     json: Json = None,
 ) -> None:
-    """Compares `none` through DDP, FSDP2, loop and optimiser with the same steps without it."""
-    from gradwire.bench.microbench.integrations import IntegrationBench, show
+    """Compares `none` through DDP, FSDP2, loop and optimisers with the same steps without it."""
+    from gradwire.bench.microbench.integrations import PAIRS, WIDTH, IntegrationBench, show
 
-    rows = IntegrationBench(ranks, steps).run()
+    names = tuple(only or PAIRS)
+    rows = IntegrationBench(ranks, steps, width or WIDTH, names, device).run()
     if json is not None:
         write_rows(json, (row._asdict() for row in rows))
     else:

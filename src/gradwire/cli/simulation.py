@@ -181,15 +181,19 @@ def study(
 
 
 def _smoke(names: list[str], minutes: float) -> None:
-    """Runs the smoke form of studies with records in a temporary folder."""
+    """Runs the smoke form of studies with records in a temporary folder.
+
+    A case that several of them have is run in the first one only.
+    """
     from pathlib import Path
     from tempfile import TemporaryDirectory
 
     from gradwire.bench.studies.bench import StudyBench
     from gradwire.bench.studies.definitions import find_study
     from gradwire.bench.studies.run import CommandSettings
+    from gradwire.bench.studies.study import distinct_cases
 
-    chosen = tuple(find_study(name).smoke() for name in names)
+    chosen = distinct_cases([find_study(name).smoke() for name in names])
     setting = CommandSettings(None, "cpu", command_line(), None)
     with TemporaryDirectory() as folder:
         bench = StudyBench(chosen, setting, Path(folder) / "smoke.jsonl", minutes)

@@ -84,7 +84,9 @@ class Engine:
             # A memory such as ef21, which keeps the mean itself, needs it on every rank.
             wants_mean = self.wants_mean or not lane.memory.is_debt
             lane.ctx = lane.ctx._replace(wants_mean=wants_mean)
-        self._keeps_state = any(lane.keeps_state for lane in self.lanes.values())
+        # The moments of a dense optimiser change after the exchange, which reads none of them.
+        keeps = any(lane.keeps_state for lane in self.lanes.values())
+        self._keeps_state = keeps and not plan.updates_mean
 
     def _pieces(self, name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
         """Returns the lanes of a parameter with their parts of a tensor that is shaped like it."""
@@ -142,11 +144,11 @@ class Engine:
         """Runs a bucket's exchange, live or from a CUDA graph, and notes its results."""
         if self.observer is not None:
             self.observer.bucket_started(names, grads, self.loss_scale)
-        if self.plan.rules and self.loss_scale != 1:
+        if self.plan.sends_updates and self.loss_scale != 1:
             # Moments and updates do not depend on the loss scale.
             torch._foreach_mul_(list(grads), 1 / self.loss_scale)
         result = yield from start()
-        if (self.plan.counts_votes or self.plan.rules) and self.loss_scale != 1:
+        if (self.plan.counts_votes or self.plan.sends_updates) and self.loss_scale != 1:
             # A majority is +1 or -1 at any loss scale, and will be unscaled with the rest.
             unscaled = [g for n, g in zip(names, grads, strict=True) if self._is_unscaled(n)]
             torch._foreach_mul_(unscaled, self.loss_scale)
@@ -195,7 +197,7 @@ class Engine:
     def _is_capturable(self, names: Sequence[str]) -> bool:
         scaled = self.plan.counts_votes and self.loss_scale != 1
         measuring = self.observer is not None and self.observer.is_measuring
-        if not self.cuda_graphs or scaled or measuring:
+        if not self.cuda_graphs or scaled or measuring or self.plan.updates_mean:
             return False
         return all(is_graph_safe(self.lanes[name]) for name in names)
 
@@ -216,7 +218,7 @@ class Engine:
 
         Then no flag and no statistics travel with them: a sum propagates NaN by itself.
         """
-        dense = self.plan.is_dense and not self.plan.rules
+        dense = self.plan.is_dense and not self.plan.sends_updates
         return dense and not self._is_observed() and not self._is_guarded()
 
     def count_dense_bucket(self, names: Sequence[str], nbytes: int) -> None:
@@ -300,6 +302,11 @@ class Engine:
         if self.observer is not None:
             self.observer.plan_changed(plan, self.lanes, self.steps())
 
+    def moments(self) -> list[Tensor]:
+        """Returns the moments of a dense optimiser, of all parameters in order."""
+        assert self.plan.updates_mean, "moments are those of each worker's own gradients"
+        return [x for lane in self.lanes.values() for x in lane.memory_state.values() if x.dim()]
+
     def drop_cuda_graphs(self) -> None:
         """Frees all captured graphs: after a lane was reconfigured, or when the engine is done.
 
@@ -340,7 +347,7 @@ class Engine:
             raise ConfigError(f"the loss scale must be positive, got {scale}")
         self.commit_step()
         if scale != self.loss_scale:
-            if not self.plan.rules:
+            if not self.plan.sends_updates:
                 for lane in self.lanes.values():
                     lane.scale_loss(scale / self.loss_scale)
             self.loss_scale = scale

@@ -28,7 +28,7 @@ from gradwire.engine.step import Lane
 from gradwire.errors import ConfigError
 from gradwire.exchange.auto import choose
 from gradwire.identity import code_digests, identity_of
-from gradwire.memory._update import LocalUpdate
+from gradwire.memory._update import LocalUpdate, MeanUpdate
 from gradwire.memory.none import NoMemory
 from gradwire.policies import MethodSpec, Policies, Policy, find_policies, policy_error
 from gradwire.spec import (
@@ -147,7 +147,9 @@ class Plan:
     """Bytes that a rank would send for gradients of so many bytes among so many ranks without
     compression; `stats()["ratio"]` is relative to it."""
     rules: tuple[tuple[str, UpdateRule], ...] = ()
-    """The update rule of every parameter by name, if updates are sent instead of gradients."""
+    """The update rule of every parameter by name, if an optimiser of ours trains the model."""
+    updates_mean: bool = False
+    """True if rules take the mean gradient, as a dense optimiser does; else updates are sent."""
     chunk_bytes: int = 0
     """Larger parameters are cut into chunks of at most this size, unless it is 0."""
     policies: tuple[PolicyMethod, ...] = ()
@@ -209,14 +211,17 @@ class Plan:
         ctx = EncodeContext(tuple(tensor.shape), rank, size, seed, crc32(name.encode()))
         method = self.method_of(name)
         compressor, memory = method.choice(tensor, self.min_numel)
-        if self.rules:
+        if self.sends_updates:
             memory = LocalUpdate(self._rule_of(name), memory, ctx.shape)
+        elif self.rules:
+            # The exchange changes no moment, so there is nothing to undo.
+            memory, reversible = MeanUpdate(self._rule_of(name)), False
         aggregator = self.wrap(method.exchange, compressor)
         return Lane(name, compressor, aggregator, memory, ctx, tensor.device, reversible)
 
     def _may_cut(self, name: str, tensor: Tensor) -> bool:
         """Returns whether a parameter is compressed, and its update rule allows chunks."""
-        if self.rules and not self._rule_of(name).may_cut:
+        if self.updates_mean or (self.rules and not self._rule_of(name).may_cut):
             return False
         return self.method_of(name).compresses(tensor, self.min_numel)
 
@@ -243,7 +248,12 @@ class Plan:
     def is_plain_mean(self) -> bool:
         """True if all that happens to gradients is their mean, which any all-reduce computes."""
         means = all(method.exchange.name == "mean" for method in self.methods)
-        return self.is_dense and means and not self.rules
+        return self.is_dense and means and not self.sends_updates
+
+    @cached_property
+    def sends_updates(self) -> bool:
+        """True if every worker sends the update that it computes from its own gradient."""
+        return bool(self.rules) and not self.updates_mean
 
     @cached_property
     def propagates_nonfinite(self) -> bool:
@@ -282,7 +292,7 @@ class Plan:
             "spec": self.spec(),
             "memory": " and ".join(memories),
             "exchange": " and ".join(exchanges),
-            **({"update": " and ".join(names)} if names else {}),
+            **({"update": " and ".join(names)} if self.sends_updates else {}),
         }
 
     def spec(self) -> str:
@@ -309,7 +319,8 @@ class Plan:
         rules = list(dict.fromkeys(rule for _, rule in self.rules))
         places = [f"{name} {rules.index(rule)}" for name, rule in self.rules]
         found: dict[str, object] = {str(i): identity_of(rule) for i, rule in enumerate(rules)}
-        return {**found, "parameters": crc32(" ".join(places).encode())}
+        parameters = crc32(" ".join(places).encode())
+        return {**found, "parameters": parameters, "of mean": self.updates_mean}
 
     def code_digests(self) -> dict[str, str]:
         """Returns digests of the code of classes outside the package, which ranks compare."""

@@ -266,7 +266,16 @@ class Handle(ABC):
         self._check_on_all_ranks(settings, refused)
         self._comm.prepare(plan.node)
         begin_exchange()
+        has_own_moments = self._engine.plan.sends_updates
         self._engine.switch(plan)
+        if plan.updates_mean and has_own_moments:
+            self._average_moments()
+
+    def _average_moments(self) -> None:
+        """Replaces the moments of an optimiser by their mean over ranks, equal on all of them."""
+        for moment in self._engine.moments():
+            [mean] = self._check_comm.run(Collective("mean", [moment.clone()]))
+            moment.copy_(mean)
 
     @between_steps
     def learning_rate_changed(self, before: float, after: float) -> None:

@@ -100,3 +100,5 @@ class AdamSpec(NamedTuple):
     beta1: float
     beta2: float
     eps: float
+    workers: int = 1
+    """The square of the update's divisor is (square + (workers - 1) mean^2) / workers."""

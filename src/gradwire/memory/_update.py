@@ -1,4 +1,4 @@
-"""A worker's own update in place of its gradient, with error feedback around it."""
+"""The moments of an optimiser: of every worker's own gradients, or of their mean."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,12 +47,7 @@ class LocalUpdate(Memory):
 
     def combined(self, states: Sequence[State], weights: Sequence[float]) -> State:
         """Takes the mean of the moments over ranks, and combines what was not sent by weights."""
-        equal = [1 / len(states)] * len(states)
-        moments = {
-            key: weighted_sum([s[key] for s in states], equal)
-            for key in self.rule.state(0, torch.device("cpu"))
-        }
-        return {**moments, **self.inner.combined(states, weights)}
+        return {**_mean_moments(self.rule, states), **self.inner.combined(states, weights)}
 
     def unsent(self, state: State) -> Tensor | None:
         return self.inner.unsent(state)
@@ -61,10 +56,60 @@ class LocalUpdate(Memory):
         self.inner.rescale(state, factor)
 
 
+@dataclass(frozen=True)
+class MeanUpdate(Memory):
+    """Sends gradients as they are, and keeps the moments of an optimiser that takes their mean.
+
+    The optimiser changes them after the exchange, equally on all ranks.
+    """
+
+    rule: UpdateRule
+
+    examples: ClassVar = ()
+    needs_contraction: ClassVar = False
+    loss_scaled_keys: ClassVar = ()
+    separates_residual: ClassVar = False
+    is_debt: ClassVar = True
+
+    def state(self, numel: int, device: torch.device) -> State:
+        return self.rule.state(numel, device)
+
+    def before(self, grad: Tensor, state: State, pending: State) -> EFInput:
+        return EFInput(grad)
+
+    def after(self, ef: EFInput, mean: Tensor, state: State, pending: State) -> Tensor:
+        return mean
+
+    def combined(self, states: Sequence[State], weights: Sequence[float]) -> State:
+        return _mean_moments(self.rule, states)
+
+    def unsent(self, state: State) -> Tensor | None:
+        return None
+
+    def rescale(self, state: State, factor: float) -> None:
+        """Does nothing: nothing waits to be sent."""
+
+
+def moment_keys(rule: UpdateRule) -> list[str]:
+    """Returns the keys of a rule's moments in the state of a lane."""
+    return list(rule.state(0, torch.device("cpu")))
+
+
+def _mean_moments(rule: UpdateRule, states: Sequence[State]) -> State:
+    """Returns the mean over ranks of the moments; all ranks have made as many steps."""
+    equal = [1 / len(states)] * len(states)
+    found = {key: [state[key] for state in states] for key in moment_keys(rule)}
+    return {
+        key: weighted_sum(some, equal) if some[0].dim() else some[0].clone()
+        for key, some in found.items()
+    }
+
+
 def kept_moments(memory: Memory, before: Memory, state: State) -> State:
     """Returns the moments in a state that another memory of the same rule continues with."""
-    if not isinstance(memory, LocalUpdate) or not isinstance(before, LocalUpdate):
+    kinds = LocalUpdate | MeanUpdate
+    if not isinstance(memory, kinds) or not isinstance(before, kinds):
         return {}
     if memory.rule != before.rule:
         return {}
-    return {key: state[key] for key in memory.rule.state(0, torch.device("cpu"))}
+    return {key: state[key] for key in moment_keys(memory.rule)}

@@ -4,7 +4,8 @@ The moments stay on their worker. As soon as the gradients of a DDP bucket are t
 computed, compressed with error feedback and exchanged, during the backward pass.
 """
 
-from gradwire.optim.adamw import Adam, AdamUpdate, AdamW
+from gradwire.optim.adam_update import AdamUpdate
+from gradwire.optim.adamw import Adam, AdamW
 from gradwire.optim.lion import Lion, LionUpdate
 from gradwire.optim.muon import Muon, MuonUpdate
 from gradwire.optim.sgd import SGDUpdate

@@ -26,35 +26,53 @@ def apply_updates(
     if found_inf is not None:
         skip = found_inf if skip is None else torch.maximum(skip, found_inf.to(skip.device))
     for group, (parameters, updates) in zip(groups, pairs, strict=True):
-        for dtype in dict.fromkeys(p.dtype for p in parameters):
-            alike = [p for p in parameters if p.dtype == dtype]
-            their = [u for p, u in zip(parameters, updates, strict=True) if p.dtype == dtype]
-            # Plain SGD in one pass: here its weight decay is decoupled, as moments come before it.
-            torch._fused_sgd_(
-                alike,
-                their,
-                [],
-                weight_decay=float(group["weight_decay"]),
-                momentum=0.0,
-                lr=group["lr"],
-                dampening=0.0,
-                nesterov=False,
-                maximize=False,
-                is_first_step=False,
-                grad_scale=scale,
-                found_inf=skip,
-            )
+        subtract(group, parameters, updates, scale, skip)
+
+
+def subtract(
+    group: Mapping[str, Any],
+    parameters: Sequence[Tensor],
+    updates: Sequence[Tensor],
+    scale: Tensor | None,
+    skip: Tensor | None,
+) -> None:
+    """Subtracts updates with the rate and the weight decay of a group, unless `skip` is 1."""
+    for dtype in dict.fromkeys(p.dtype for p in parameters):
+        alike = [p for p in parameters if p.dtype == dtype]
+        their = [_laid_out_as(p, u) for p, u in _of_dtype(parameters, updates, dtype)]
+        # Plain SGD in one pass: here its weight decay is decoupled, as moments come before it.
+        torch._fused_sgd_(
+            alike,
+            their,
+            [],
+            weight_decay=float(group["weight_decay"]),
+            momentum=0.0,
+            lr=group["lr"],
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+            grad_scale=scale,
+            found_inf=skip,
+        )
+
+
+def _of_dtype(
+    parameters: Sequence[Tensor], updates: Sequence[Tensor], dtype: torch.dtype
+) -> list[tuple[Tensor, Tensor]]:
+    pairs = zip(parameters, updates, strict=True)
+    return [(p, u) for p, u in pairs if p.dtype == dtype]
 
 
 def _pairs(group: Mapping[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
     """Returns the parameters of a group that have an update, and these."""
     parameters = [p for p in group["params"] if p.grad is not None]
-    return parameters, [_laid_out_as(p, p.grad) for p in parameters]
+    return parameters, [p.grad for p in parameters]
 
 
 def _laid_out_as(parameter: Tensor, update: Tensor) -> Tensor:
-    """Returns the update with the strides of its parameter, which the fused kernel assumes."""
-    if update.stride() == parameter.stride():
+    """Returns the update with the type and the strides of its parameter, for the fused kernel."""
+    if update.stride() == parameter.stride() and update.dtype == parameter.dtype:
         return update
     return torch.empty_like(parameter).copy_(update)
 

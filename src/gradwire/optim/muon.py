@@ -16,7 +16,7 @@ from gradwire.checks import check_flag, check_fraction_below_one, check_whole
 from gradwire.errors import ConfigError
 from gradwire.integrations.ddp import trained_parameters
 from gradwire.integrations.settings import Options, Settings
-from gradwire.optim.adamw import adam_update_of
+from gradwire.optim.adam_update import adam_update_of
 from gradwire.optim.base import CompressedOptimizer, Exchange, Groups
 from gradwire.optim.groups import check_at_least_zero, check_model
 from gradwire.types import State
@@ -168,7 +168,7 @@ class Muon(CompressedOptimizer):
 
     def rule(self, group: Mapping[str, Any], name: str, parameter: Tensor) -> UpdateRule:
         if name not in self._by_muon:
-            return adam_update_of("Muon", group)
+            return adam_update_of("Muon", group, self._workers)
         check_at_least_zero("Muon", "clip", group["clip"])
         return MuonUpdate(
             group["momentum"],

@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from gradwire.bench.microbench.integrations import IntegrationBench, compare
+from gradwire.bench.microbench.integrations import PAIRS, IntegrationBench, compare
 from gradwire.cli import app
 from processes import Ranks
 
 
 def test_every_integration_has_a_row(four_ranks: Ranks) -> None:
     rows = four_ranks.run(compare, 32, 3)[0]
-    assert [row.integration for row in rows] == ["ddp", "loop", "optimizer", "fsdp"]
+    assert [row.integration for row in rows] == [*PAIRS]
     for row in rows:
         assert row.plain_ms > 0
         assert 0 < row.low <= row.ratio <= row.high
@@ -25,4 +25,4 @@ def test_the_command_prints_the_rows(
     monkeypatch.setattr(IntegrationBench, "run", lambda _: run(narrow))
     app(["bench", "integrations", "--json", "-"], standalone_mode=False)
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row["integration"] for row in rows] == ["ddp", "loop", "optimizer", "fsdp"]
+    assert [row["integration"] for row in rows] == [*PAIRS]

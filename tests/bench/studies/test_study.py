@@ -1,6 +1,7 @@
 """Studies: every one is well formed, resumes, and stops at its time limit."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from gradwire.bench.predictions import measured_model
 from gradwire.bench.records.files import read
 from gradwire.bench.records.schema import TrainRecord
 from gradwire.bench.studies.definitions import STUDIES
+from gradwire.bench.studies.study import distinct_cases
 from gradwire.bench.workloads.base import parse_workload
 from gradwire.engine.plan import Plan
 from gradwire.perfmodel.compute import Bucket
@@ -206,6 +208,15 @@ def test_the_smoke_form_of_every_study_is_well_formed(name: str) -> None:
     study = STUDIES[name].smoke()
     assert parse_workload(study.workload).synthetic
     assert study.cases == STUDIES[name].cases
+
+
+def test_a_smoke_run_of_several_studies_takes_every_case_once() -> None:
+    first, second, third = (
+        replace(STUDIES["qsparse"].smoke(), cases=cases)
+        for cases in (("a", "b"), ("b", "c"), ("a",))
+    )
+    left = [study.cases for study in distinct_cases([first, second, third])]
+    assert left == [("a", "b"), ("c",), ("a",)]
 
 
 def test_a_study_takes_every_learning_rate_of_its_grid() -> None:

@@ -11,7 +11,8 @@ from gradwire.auto.auto import Auto, check_alone, find_auto
 from gradwire.bench.case import Case, Change, Mounted, Traffic
 from gradwire.bench.cases.baselines import BASELINES
 from gradwire.bench.cases.local import LocalCase
-from gradwire.bench.cases.update_side import compressed_optimiser
+from gradwire.bench.cases.update_side import compressed_optimiser, set_beta1
+from gradwire.checks import check_fraction_below_one
 from gradwire.control.accordion import Accordion
 from gradwire.control.base import Controller, find_controller
 from gradwire.engine.engine import NanPolicy
@@ -40,8 +41,11 @@ class MethodCase(Case):
     """What workers exchange: gradients, or the updates that their optimiser makes of them."""
     drop_momentum: bool = False
     """True if the optimiser loses its momentum, for a memory that has one of its own."""
+    beta1: str = "auto"
+    """Replaces the decay of the optimiser's running mean of gradients, unless it is auto."""
 
     def __post_init__(self) -> None:
+        self.first_beta()
         if self.auto() is not None:
             check_alone(self._memory(), self.exchange, self.make_controller())
             self._lengths()
@@ -74,6 +78,8 @@ class MethodCase(Case):
         )
         if self.drop_momentum:
             remove_momentum(optimizer)
+        if (beta1 := self.first_beta()) is not None:
+            set_beta1(optimizer, beta1)
         if self.side == "gradient":
             known = None if self.auto() is None else optimizer
             return _MountedMethod(optimizer, attach(ddp, settings, optimizer=known))
@@ -83,6 +89,19 @@ class MethodCase(Case):
     def auto(self) -> Auto | None:
         """Returns the configuration of the automatic mode, or None."""
         return find_auto(self.spec)
+
+    def first_beta(self) -> float | None:
+        """Returns the decay that the case sets, or None."""
+        if self.beta1 == "auto":
+            return None
+        try:
+            beta1 = float(self.beta1)
+        except ValueError:
+            raise ConfigError(
+                f"{self.spec}: beta1 must be auto or a number, got {self.beta1!r}"
+            ) from None
+        check_fraction_below_one(self.spec, "beta1", beta1)
+        return beta1
 
     def make_controller(self) -> Controller | None:
         """Builds the controller that changes settings during training, or None."""
@@ -149,6 +168,12 @@ def is_update_side(text: str) -> bool:
     """Returns whether the workers of a case exchange updates."""
     case = parse_case(text)
     return isinstance(case, MethodCase) and case.side == "update"
+
+
+def beta1_of(text: str) -> float | None:
+    """Returns the decay of the running mean of gradients that a case sets, if it does."""
+    case = parse_case(text)
+    return case.first_beta() if isinstance(case, MethodCase) else None
 
 
 def is_baseline(text: str) -> bool:

@@ -21,12 +21,12 @@ from gradwire.optim.sgd import SGDUpdate
 
 
 def rules_of(
-    model: nn.Module, optimiser: Optimizer, clip_norm: float | None
+    model: nn.Module, optimiser: Optimizer, clip_norm: float | None, workers: int
 ) -> tuple[tuple[str, UpdateRule], ...]:
     """Returns the update rule of every trained parameter, as the optimiser's groups say."""
     names = {p: n for n, p in model.named_parameters() if p.requires_grad}
     found = {
-        names[parameter]: _rule(optimiser, group, clip_norm or 0.0)
+        names[parameter]: _rule(optimiser, group, clip_norm or 0.0, workers)
         for group in optimiser.param_groups
         for parameter in group["params"]
         if parameter in names
@@ -34,15 +34,23 @@ def rules_of(
     return tuple((name, found[name]) for name in names.values())
 
 
-def _rule(optimiser: Optimizer, group: Mapping[str, Any], clip: float) -> UpdateRule:
+def _rule(optimiser: Optimizer, group: Mapping[str, Any], clip: float, workers: int) -> UpdateRule:
     if isinstance(optimiser, torch.optim.AdamW):
         beta1, beta2 = group["betas"]
-        return AdamUpdate(beta1, beta2, group["eps"], clip)
+        return AdamUpdate(beta1, beta2, group["eps"], clip, workers)
     if isinstance(optimiser, SGD) and not group["dampening"]:
         return SGDUpdate(group["momentum"], group["nesterov"], clip)
     raise ConfigError(
         f"side=update: there is an update of AdamW and of SGD, got {type(optimiser).__name__}"
     )
+
+
+def set_beta1(optimiser: Optimizer, beta1: float) -> None:
+    """Sets the decay of the running mean of gradients; raises ConfigError if there is none."""
+    for group in optimiser.param_groups:
+        if "betas" not in group:
+            raise ConfigError(f"beta1: {type(optimiser).__name__} has no betas, leave beta1 out")
+        group["betas"] = (beta1, group["betas"][1])
 
 
 def applier_of(optimiser: Optimizer) -> SGD:

@@ -5,7 +5,7 @@ with its neighbour. Each is first equally often, since the second finds warm cac
 """
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from json import dumps, loads
 from operator import truediv
@@ -22,13 +22,17 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from gradwire.bench.machine import check_device
 from gradwire.errors import ConfigError
 from gradwire.integrations.ddp import attach
 from gradwire.integrations.fsdp import attach_fsdp
 from gradwire.integrations.optimizer import handle_of, wrap_optimizer
 from gradwire.integrations.reducer import Reducer
+from gradwire.optim import AdamW
 
 Step: TypeAlias = Callable[[], None]
+
+Build: TypeAlias = Callable[[], nn.Module]
 
 WIDTH = 1024
 LIMIT = 1.03
@@ -91,57 +95,99 @@ def _flat_mean(model: nn.Module) -> Step:
     return mean
 
 
-def pairs(width: int) -> Iterator[tuple[str, Pair]]:
-    """Yields the steps to compare, by integration."""
+def _ddp_pair(model: Build, x: Tensor) -> Iterator[Pair]:
+    plain, attached = DDP(model()), DDP(model())
+    link = attach(attached, "none")
+    yield Pair(_step(plain, x), _step(attached, x))
+    link.detach()
+
+
+def _loop_pair(model: Build, x: Tensor) -> Iterator[Pair]:
+    by_hand, ours = model(), model()
+    reducer = Reducer(ours, "none")
+    yield Pair(_step(by_hand, x, _flat_mean(by_hand)), _step(ours, x, reducer.reduce))
+    reducer.detach()
+
+
+def _optimizer_pair(model: Build, x: Tensor) -> Iterator[Pair]:
+    by_hand, ours = model(), model()
+    optimizer = wrap_optimizer(torch.optim.SGD(ours.parameters(), lr=1e-3), "none", model=ours)
+    yield Pair(_step(by_hand, x, _flat_mean(by_hand)), _step(ours, x, optimizer=optimizer))
+    handle_of(optimizer).detach()
+
+
+def _adamw_pair(model: Build, x: Tensor) -> Iterator[Pair]:
+    """Yields torch's fused AdamW under DDP, and `gradwire.optim.AdamW` without compression."""
+    plain, ours = DDP(model()), DDP(model())
+    fused = torch.optim.AdamW(plain.parameters(), lr=1e-3, fused=True)
+    optimizer = AdamW(ours, lr=1e-3)
+    yield Pair(_step(plain, x, optimizer=fused), _step(ours, x, optimizer=optimizer))
+    optimizer.link.detach()
+
+
+def _fsdp_pair(model: Build, x: Tensor) -> Iterator[Pair]:
     from torch.distributed.fsdp import fully_shard
 
-    x = torch.randn(32, width)
-    plain, attached = DDP(_model(width)), DDP(_model(width))
-    link = attach(attached, "none")
-    yield "ddp", Pair(_step(plain, x), _step(attached, x))
-    link.detach()
-    by_hand, ours = _model(width), _model(width)
-    reducer = Reducer(ours, "none")
-    yield "loop", Pair(_step(by_hand, x, _flat_mean(by_hand)), _step(ours, x, reducer.reduce))
-    reducer.detach()
-    by_hand, ours = _model(width), _model(width)
-    optimizer = wrap_optimizer(torch.optim.SGD(ours.parameters(), lr=1e-3), "none", model=ours)
-    yield (
-        "optimizer",
-        Pair(_step(by_hand, x, _flat_mean(by_hand)), _step(ours, x, optimizer=optimizer)),
-    )
-    handle_of(optimizer).detach()
-    dense, sharded = _model(width), _model(width)
+    dense, sharded = model(), model()
     fully_shard(dense)
     fully_shard(sharded)
     shards = attach_fsdp(sharded, "none")
-    yield "fsdp", Pair(_step(dense, x), _step(sharded, x))
+    yield Pair(_step(dense, x), _step(sharded, x))
     shards.detach()
 
 
-def compare(width: int, steps: int) -> list[Overhead]:
+PAIRS: Mapping[str, Callable[[Build, Tensor], Iterator[Pair]]] = {
+    "ddp": _ddp_pair,
+    "loop": _loop_pair,
+    "optimizer": _optimizer_pair,
+    "adamw": _adamw_pair,
+    "fsdp": _fsdp_pair,
+}
+"""The steps to compare, by integration."""
+
+
+def compare(
+    width: int, steps: int, only: Sequence[str] = (*PAIRS,), device: str = "cpu"
+) -> list[Overhead]:
     """Returns the overhead of each integration; call it on all ranks."""
+    x = torch.randn(32, width, device=device)
     rows: list[Overhead] = []
-    for name, pair in pairs(width):
-        seconds: list[list[float]] = [[], []]
-        for number in range(steps + 2):
-            for attached in (0, 1) if number % 2 else (1, 0):
-                dist.barrier()
-                start = perf_counter()
-                pair[attached]()
-                seconds[attached].append(perf_counter() - start)
-        # The first two steps create buckets and lanes.
-        plain_s, none_s = (times[2:] for times in seconds)
-        low, ratio, high = quantiles(map(truediv, none_s, plain_s), n=4)
-        rows.append(Overhead(name, 1e3 * median(plain_s), 1e3 * median(none_s), ratio, low, high))
+    for name in only:
+        for pair in PAIRS[name](lambda: _model(width).to(device), x):
+            rows.append(_overhead(name, pair, steps))
     return rows
 
 
-def _rank(rank: int, ranks: int, width: int, steps: int, folder: str) -> None:
+def _overhead(name: str, pair: Pair, steps: int) -> Overhead:
+    seconds: list[list[float]] = [[], []]
+    for number in range(steps + 2):
+        for attached in (0, 1) if number % 2 else (1, 0):
+            dist.barrier()
+            _wait_for_device()
+            start = perf_counter()
+            pair[attached]()
+            _wait_for_device()
+            seconds[attached].append(perf_counter() - start)
+    # The first two steps create buckets and lanes.
+    plain_s, none_s = (times[2:] for times in seconds)
+    low, ratio, high = quantiles(map(truediv, none_s, plain_s), n=4)
+    return Overhead(name, 1e3 * median(plain_s), 1e3 * median(none_s), ratio, low, high)
+
+
+def _wait_for_device() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _rank(rank: int, bench: "IntegrationBench", folder: str) -> None:
     torch.set_num_threads(1)
+    backend = "gloo"
+    if bench.device == "cuda":
+        backend = "nccl"
+        torch.cuda.set_device(rank)
     store = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks)
-    rows = compare(width, steps)
+    dist.init_process_group(backend, init_method=store, rank=rank, world_size=bench.ranks)
+    rows = compare(bench.width, bench.steps, bench.only, bench.device)
     if rank == 0:
         Path(folder, "rows").write_text(dumps(rows))
     dist.destroy_process_group()
@@ -149,11 +195,13 @@ def _rank(rank: int, ranks: int, width: int, steps: int, folder: str) -> None:
 
 @dataclass(frozen=True)
 class IntegrationBench:
-    """Compares steps on processes of this machine, one thread each."""
+    """Compares steps on processes of this machine, one thread each, or with a GPU each."""
 
     ranks: int
     steps: int
     width: int = WIDTH
+    only: tuple[str, ...] = (*PAIRS,)
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         for name, value, least in (
@@ -163,10 +211,14 @@ class IntegrationBench:
         ):
             if value < least:
                 raise ConfigError(f"integrations: {name} must be at least {least}, got {value}")
+        check_device(self.device)
+        for name in self.only:
+            if name not in PAIRS:
+                raise ConfigError(f"integrations: only must be some of {[*PAIRS]}, got {name!r}")
 
     def run(self) -> list[Overhead]:
         with tempfile.TemporaryDirectory() as folder:
-            spawn(_rank, (self.ranks, self.width, self.steps, folder), self.ranks)
+            spawn(_rank, (self, folder), self.ranks)
             return [Overhead(*row) for row in loads(Path(folder, "rows").read_text())]
 
 

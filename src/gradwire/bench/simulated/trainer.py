@@ -18,12 +18,13 @@ from gradwire.auto.optimizers import is_adaptive
 from gradwire.bench.case import Change
 from gradwire.bench.cases.local import LocalCase, WorkerContext
 from gradwire.bench.cases.parse import (
+    beta1_of,
     drops_momentum,
     is_update_side,
     remove_momentum,
     timeline_of,
 )
-from gradwire.bench.cases.update_side import applier_of, rules_of
+from gradwire.bench.cases.update_side import applier_of, rules_of, set_beta1
 from gradwire.bench.predictions.measured_model import auto_of, controller_of, plan_of
 from gradwire.bench.simulated.base import SimulatedTrainer
 from gradwire.bench.simulated.clock import RunTimes, track_automatic, track_times
@@ -112,8 +113,10 @@ def exchange_trainer(workload: Workload, case: str, workers: int, seed: int) -> 
     optimiser, clips = workload.optimiser(model), True
     if drops_momentum(case):
         remove_momentum(optimiser)
+    if (beta1 := beta1_of(case)) is not None:
+        set_beta1(optimiser, beta1)
     if is_update_side(case):
-        rules = rules_of(model, optimiser, workload.clip_norm)
+        rules = rules_of(model, optimiser, workload.clip_norm, workers)
         plan, optimiser, clips = replace(plan, rules=rules), applier_of(optimiser), False
     engines = [Engine(plan, tensors, r, workers, seed, wants_mean=r == 0) for r in range(workers)]
     return ExchangeTrainer(workload, model, optimiser, Simulation(engines), seed, clips)

@@ -100,23 +100,41 @@ TernGrad is no contraction, and a residual is refused.
 """
 
 
+_METHODS = (
+    "topk:ratio=0.01",
+    "chunktopk:k=41,chunk=4096",
+    "efsign",
+    "int4",
+    "powersgd:rank=4",
+    "dct:k=1,chunk=64",
+)
+
 BOTH_SIDES = (
     BASELINE,
+    "topk:ratio=0.01 @ side=update",
+    "topk:ratio=0.01",
     "none @ side=update",
+    "torch-bf16",
+    *(case for method in _METHODS[1:] for case in (f"{method} @ side=update", method)),
+)
+"""Methods on gradients, and on the updates of each worker's own optimiser; the first three tell
+most."""
+
+LESS_MOMENTUM = (
+    BASELINE,
+    "topk:ratio=0.01 @ side=update,beta1=0.5",
+    "topk:ratio=0.01",
+    "topk:ratio=0.01 @ beta1=0.5",
+    "none @ beta1=0.5",
+    *BOTH_SIDES[1:2],
+    *BOTH_SIDES[3:5],
     *(
         case
-        for method in (
-            "topk:ratio=0.01",
-            "chunktopk:k=41,chunk=4096",
-            "efsign",
-            "int4",
-            "powersgd:rank=4",
-            "dct:k=1,chunk=64",
-        )
-        for case in (method, f"{method} @ side=update")
+        for method in _METHODS[1:]
+        for case in (f"{method} @ side=update,beta1=0.5", f"{method} @ side=update", method)
     ),
 )
-"""Methods on gradients, and on the updates of each worker's own optimiser."""
+"""The same under Adam, whose momentum adds to the delay of error feedback: also with less of it."""
 
 
 def cser(updates: int, errors: int, sync_every: int, qsparse: int) -> tuple[str, ...]:

@@ -179,12 +179,14 @@ class Run:
 
 def runs_of(study: Study) -> Iterator[Run]:
     """Yields every case with every seed; cases with a controller once per rate."""
-    for seed in study.seeds:
-        for case in study.cases:
-            local = isinstance(parse_case(case), LocalCase)
-            same_at_all_rates = local or controller_of(case) is None
-            for rates in [study.rates] if same_at_all_rates else [(rate,) for rate in study.rates]:
-                yield Run(study, case, seed, rates)
+    pairs = [(case, seed) for seed in study.seeds for case in study.cases]
+    if study.by_case:
+        pairs = [(case, seed) for case in study.cases for seed in study.seeds]
+    for case, seed in pairs:
+        local = isinstance(parse_case(case), LocalCase)
+        same_at_all_rates = local or controller_of(case) is None
+        for rates in [study.rates] if same_at_all_rates else [(rate,) for rate in study.rates]:
+            yield Run(study, case, seed, rates)
 
 
 def _predicted(

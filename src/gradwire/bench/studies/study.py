@@ -21,6 +21,8 @@ class Study:
     target: str | None = None
     rates: tuple[str, ...] = ("10gbit", "1gbit", "100mbit")
     latency: str = "0.1ms"
+    by_case: bool = False
+    """True if all seeds of a case run before the next case, so that the first rows are complete."""
     learning_rates: tuple[float, ...] = ()
     """Every case is trained with each of these, instead of the workload's."""
 
@@ -73,3 +75,14 @@ class Study:
             rates=("1gbit",),
             learning_rates=(),
         )
+
+
+def distinct_cases(studies: Iterable[Study]) -> tuple[Study, ...]:
+    """Returns studies without the cases that one before them has; each keeps one at least."""
+    found: list[Study] = []
+    seen: set[str] = set()
+    for study in studies:
+        new = tuple(case for case in study.cases if case not in seen)
+        found.append(replace(study, cases=new or study.cases[:1]))
+        seen.update(study.cases)
+    return tuple(found)
