@@ -69,8 +69,8 @@ audit-online: $(READY)  ## asks the network which pinned versions have known vul
 	.venv/audit/bin/pip install --quiet pip-audit
 	.venv/audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
 
-table: $(READY)  ## regenerates the tables of the README and docs/wire.md, and the pages of docs/results
-	$(BIN)/gradwire methods --markdown README.md
+table: $(READY)  ## regenerates docs/methods/table.md, the table of docs/wire.md, and the pages of docs/results
+	$(BIN)/gradwire methods --markdown docs/methods/table.md
 	$(BIN)/python docs/_site/write_tables.py
 
 clean:

@@ -10,15 +10,17 @@ from gradwire.catalogue import BEGIN, END, markdown, rows
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+USAGE = (ROOT / "docs" / "usage.md").read_text()
+TABLE = (ROOT / "docs" / "methods" / "table.md").read_text()
 
 
 def test_the_table_of_methods_is_generated() -> None:
-    table = README.split(BEGIN)[1].split(END)[0].strip()
+    table = TABLE.split(BEGIN)[1].split(END)[0].strip()
     assert table == markdown(rows()), "run: make table"
 
 
 def test_the_snippet_runs() -> None:
-    """Runs the part of the README's example that needs no process group."""
+    """Runs the part of the example in docs/usage.md that needs no process group."""
     x = torch.randn(64, 32)
     codec = gradwire.parse("topk:ratio=0.01 | qsgd:bits=4")
     payload = codec.encode(x)
@@ -30,8 +32,8 @@ def test_the_snippet_runs() -> None:
     assert sim.step(gradients).keys() == {"weight", "bias"}
 
 
-def test_every_name_of_the_package_in_the_readme_exists() -> None:
-    for name in re.findall(r"gradwire\.([A-Za-z_]+)\(", README):
+def test_every_name_of_the_package_in_the_documents_exists() -> None:
+    for name in re.findall(r"gradwire\.([A-Za-z_]+)\(", README + USAGE):
         assert getattr(gradwire, name) is not None
 
 
