@@ -244,12 +244,12 @@ def test_the_command_line_lists_them_and_survives_broken_ones(
 ) -> None:
     assert "broken" in gradwire.methods()
     assert "acme_broken" not in sys.modules, "a name is listed without an import"
-    methods(json=True, markdown=None)
+    methods(json=Path("-"), markdown=None)
     printed = capsys.readouterr()
     rows = {row["name"]: row for row in map(json.loads, printed.out.splitlines())}
     assert rows["acme"]["distribution"] == "acme"
     assert rows["topk"]["distribution"] == "gradwire"
     assert "broken" not in rows
     assert "gradwire: broken of acme cannot be used: ConfigError: compressor 'brok" in printed.err
-    methods(json=False, markdown=None)
+    methods(json=None, markdown=None)
     assert "[acme] Aji & Heafield" in capsys.readouterr().out

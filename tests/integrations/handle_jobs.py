@@ -34,6 +34,7 @@ def calls(handle: Any, state: Any) -> dict[str, Callable[[], object]]:
         "epoch_ended": lambda: handle.epoch_ended(0.1),
         "switch": lambda: handle.switch("efsign"),
         "stats": handle.stats,
+        "metrics": handle.metrics,
         "passes": handle.passes,
         "detach": handle.detach,
     }

@@ -8,7 +8,7 @@ import gradwire
 from gradwire.integrations.fsdp import Shards
 from processes import Ranks
 
-ANY_TIME = {"passes", "stats"}
+ANY_TIME = {"metrics", "passes", "stats"}
 
 
 def public_methods(cls: type) -> set[str]:
