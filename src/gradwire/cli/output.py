@@ -1,4 +1,4 @@
-"""Where commands print: tables and progress, the text of results, and records as JSON lines.
+"""Output of commands: tables and progress, the text of results, and records as JSON lines.
 
 With `--quiet` only errors and records are printed. If records go to standard output, all other text
 goes to standard error, so that `--json -` can be piped.

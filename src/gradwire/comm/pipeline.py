@@ -4,7 +4,7 @@ All ranks must start collectives in the same order, whichever of them is faster.
 function of the programs' numbers and rounds alone, never of time: after the first round of program
 b come the second of b - 1, the third of b - 2 and so on (what HiPress calls CaSync).
 
-A program tells only by its next request whether it has another round, so the next program would
+Whether a program has another round shows only in its next request, so the next program would
 have to wait for its last message. The number of rounds of the program at the same place in the
 last step is taken instead; it is the same on all ranks. A round that it does not have is started
 when all programs are run to their ends.

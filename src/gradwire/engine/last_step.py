@@ -14,7 +14,7 @@ from gradwire.errors import ConfigError
 class LastStep:
     """Keeps what a meter has counted between the ends of the last two steps.
 
-    `exposes` says how the exchange delays training: "waits" are what the meter's `waited_s` counts,
+    `exposes` is how the exchange delays training: "waits" are what the meter's `waited_s` counts,
     "all" of its time, or "unknown", as it is on NCCL, where the host enqueues and does not wait.
     """
 

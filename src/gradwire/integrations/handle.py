@@ -98,7 +98,7 @@ class Handle(ABC):
         discards_lanes: bool = False,
         adaptive: bool | None = None,
     ) -> None:
-        """`adaptive` says of the optimiser, if it is known, whether it rescales every entry."""
+        """`adaptive` is whether the optimiser rescales every entry, None if it is not known."""
         # Held by whoever uses the engine: a step that begins, or a method called in any thread.
         self._lock = RLock()
         check_free(parameters.items(), type(self) if self.has_slot else None)

@@ -33,7 +33,7 @@ Groups: TypeAlias = Iterable[nn.Parameter] | Iterable[dict[str, Any]] | None
 
 
 class Exchange(NamedTuple):
-    """The arguments of an optimiser that say how its updates are exchanged."""
+    """The arguments of an optimiser that define how its updates are exchanged."""
 
     compress: Compressor | str | Auto | Settings
     process_group: dist.ProcessGroup | None

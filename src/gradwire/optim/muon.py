@@ -116,7 +116,7 @@ def hidden_matrices(model: nn.Module) -> set[str]:
 class Muon(CompressedOptimizer):
     """Muon for hidden matrices and AdamW for other parameters, with compressed updates.
 
-    `matrices(name, parameter)` says which parameters Muon takes; by default those of
+    `matrices(name, parameter)` returns whether Muon takes a parameter; by default those of
     `hidden_matrices`. The others take AdamW with `adamw_lr`, `betas` and `eps`. `adamw_lr` None
     means `lr`, which suits `adjust="match_rms_adamw"`; it is needed with "original". Given `params`
     have the rates of their groups. The other arguments are those of `AdamW`.

@@ -79,7 +79,7 @@ class Option:
         return Interval(value, min(value, ratios[cut]), max(value, ratios[-1 - cut]))
 
     def ties(self, other: "Option") -> bool:
-        """Returns whether the measurements do not tell which of two options is faster."""
+        """Returns whether two options are too close for the measurements to order them."""
         value, low, high = self.speedup(other)
         return low <= 1 <= high or max(value, 1 / value) <= _EQUAL_WITHIN
 

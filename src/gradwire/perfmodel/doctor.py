@@ -129,7 +129,7 @@ class Diagnosis:
 
 
 _EXPLAINED = {
-    "compute": "compute, data loading or the optimiser (not told apart): the exchange is hidden",
+    "compute": "compute, data loading or the optimiser (measured as one): the exchange is hidden",
     "both": "both: computing, and the links for the part of the exchange that is exposed",
     "link": "the links: most of a step waits for the exchange",
     "unknown": "unknown: times vary more than the exchange takes; repeat on a quiet machine",
@@ -166,7 +166,7 @@ def doctor(
     *,
     seconds: float = 120.0,
 ) -> Diagnosis:
-    """Measures a running job, and says whether it should compress; `print` the result.
+    """Measures a running job, and decides whether it should compress; `print` the result.
 
     Call it on all ranks between two steps. It times steps of a copy of the model, `loss(copy)` and
     the copied optimiser, with the exchange and without it, then with some methods, for about so

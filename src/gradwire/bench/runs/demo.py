@@ -68,7 +68,7 @@ class Demo:
 
 
 def verdict(records: Sequence[TrainRecord]) -> list[str]:
-    """Returns lines that compare at equal loss and at equal quality, and say what failed."""
+    """Returns lines that compare at equal loss and at equal quality, and name what failed."""
     lines = [f"At equal loss: {train_summary(records)}"]
     if (quality := quality_summary(records)) is not None:
         lines.append(quality)

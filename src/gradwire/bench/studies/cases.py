@@ -117,7 +117,7 @@ BOTH_SIDES = (
     "torch-bf16",
     *(case for method in _METHODS[1:] for case in (f"{method} @ side=update", method)),
 )
-"""Methods on gradients, and on the updates of each worker's own optimiser; the first three tell
+"""Methods on gradients, and on the updates of each worker's own optimiser; the first three show
 most."""
 
 LESS_MOMENTUM = (

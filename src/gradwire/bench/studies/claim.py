@@ -14,7 +14,7 @@ from gradwire.errors import ConfigError
 
 @dataclass(frozen=True)
 class Claim:
-    """What is claimed, and what the records say: the verdict's figures are computed from them.
+    """A claim and its verdict, whose figures are computed from the records.
 
     `holds` is the comparison that the verdict states. If new records contradict it, making the page
     fails, so that the text has to be changed.
