@@ -23,7 +23,7 @@ from gradwire.optim.sgd import SGDUpdate
 def rules_of(
     model: nn.Module, optimiser: Optimizer, clip_norm: float | None, workers: int
 ) -> tuple[tuple[str, UpdateRule], ...]:
-    """Returns the update rule of every trained parameter, from the options of its optimiser group."""
+    """Returns the update rule of every trained parameter, made of its optimiser group's options."""
     names = {p: n for n, p in model.named_parameters() if p.requires_grad}
     found = {
         names[parameter]: _rule(optimiser, group, clip_norm or 0.0, workers)
