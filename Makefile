@@ -56,7 +56,7 @@ wheel: $(READY)  ## wheel and sdist in dist/, checked as an index of packages wo
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/check-wheel-contents dist/*.whl
 
-test-logging: $(READY)  ## the code of docs/logging.md, for which W&B, MLflow and TensorBoard are installed
+test-logging: $(READY)  ## the code of docs/how-to/logging.md, for which W&B, MLflow and TensorBoard are installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --constraint constraints-logging.txt --editable '.[logging]'
 	$(BIN)/python -m pytest -n 2 tests/docs/test_logging.py
 
@@ -69,8 +69,8 @@ audit-online: $(READY)  ## asks the network which pinned versions have known vul
 	.venv/audit/bin/pip install --quiet pip-audit
 	.venv/audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
 
-table: $(READY)  ## regenerates docs/methods/table.md, the table of docs/wire.md, and the pages of docs/results
-	$(BIN)/gradwire methods --markdown docs/methods/table.md
+table: $(READY)  ## regenerates docs/reference/methods/table.md, the table of docs/reference/wire.md, and the pages of docs/results
+	$(BIN)/gradwire methods --markdown docs/reference/methods/table.md
 	$(BIN)/python docs/_site/write_tables.py
 
 clean:

@@ -10,8 +10,8 @@ from gradwire.catalogue import BEGIN, END, markdown, rows
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-USAGE = (ROOT / "docs" / "usage.md").read_text()
-TABLE = (ROOT / "docs" / "methods" / "table.md").read_text()
+USAGE = (ROOT / "docs" / "reference" / "usage.md").read_text()
+TABLE = (ROOT / "docs" / "reference" / "methods" / "table.md").read_text()
 
 
 def test_the_table_of_methods_is_generated() -> None:
@@ -20,7 +20,7 @@ def test_the_table_of_methods_is_generated() -> None:
 
 
 def test_the_snippet_runs() -> None:
-    """Runs the part of the example in docs/usage.md that needs no process group."""
+    """Runs the part of the example in docs/reference/usage.md that needs no process group."""
     x = torch.randn(64, 32)
     codec = gradwire.parse("topk:ratio=0.01 | qsgd:bits=4")
     payload = codec.encode(x)
@@ -38,7 +38,7 @@ def test_every_name_of_the_package_in_the_documents_exists() -> None:
 
 
 def test_every_file_named_in_the_documents_exists() -> None:
-    for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+    for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
         text = document.read_text()
         for target in re.findall(r"\]\(([^)#]+)\)", text):
             assert (document.parent / target).exists(), f"{document.name}: {target}"

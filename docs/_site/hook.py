@@ -40,7 +40,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    texts = {f"methods/{m.name}.md": methods.page(m) for m in methods.methods()}
+    texts = {f"reference/methods/{m.name}.md": methods.page(m) for m in methods.methods()}
     for name, text in (texts | copied.pages(Path(config.docs_dir).parent)).items():
         files.append(File.generated(config, name, content=text))
     return files
@@ -64,5 +64,5 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
 def _by_family() -> list[Any]:
     found: dict[str, list[Any]] = {}
     for m in methods.methods():
-        found.setdefault(m.row.family.capitalize(), []).append(f"methods/{m.name}.md")
+        found.setdefault(m.row.family.capitalize(), []).append(f"reference/methods/{m.name}.md")
     return [{family: pages} for family, pages in found.items()]

@@ -1,4 +1,4 @@
-"""Regenerates the tables of docs/wire.md, from the classes, and docs/results/, from records."""
+"""Regenerates the tables of the wire format, from the classes, and of results, from records."""
 
 from pathlib import Path
 
@@ -9,5 +9,5 @@ if __name__ == "__main__":
     # Reference kernels need no compiler: quick to start, and the same everywhere.
     kernels.use("reference")
     root = Path(__file__).parents[2]
-    wire.write_into(root / "docs" / "wire.md")
+    wire.write_into(root / "docs" / "reference" / "wire.md")
     study_pages.write(root / "docs" / "results", root / "results")

@@ -98,7 +98,7 @@ def as_dict(row: Row) -> dict[str, object]:
 
 
 def markdown(table: Iterable[Row]) -> str:
-    """Returns the table as Markdown, for docs/methods/table.md."""
+    """Returns the table as Markdown, for docs/reference/methods/table.md."""
     lines = [
         "| method | family | bits an element | memory | exchange | what it sends | source |",
         "| --- | --- | --- | --- | --- | --- | --- |",

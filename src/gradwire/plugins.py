@@ -1,7 +1,7 @@
 """The names that a method outside this package is made of: `register`, base classes, types, checks.
 
 These names are stable; those of other modules may change. A method is registered by `register`, or
-offered to every program by an entry point of its distribution (docs/plugins.md).
+offered to every program by an entry point of its distribution (docs/how-to/plugins.md).
 """
 
 from collections.abc import Callable

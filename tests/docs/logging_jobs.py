@@ -1,4 +1,4 @@
-"""Runs the code of docs/logging.md with the real loggers, offline, in one process."""
+"""Runs the code of docs/how-to/logging.md with the real loggers, offline, in one process."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import gradwire
 
-PAGE = Path(__file__).parents[2] / "docs" / "logging.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "logging.md"
 STEPS = 3
 
 

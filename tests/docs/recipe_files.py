@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-RECIPES = Path(__file__).parents[2] / "docs" / "recipes"
+RECIPES = Path(__file__).parents[2] / "docs" / "how-to" / "launchers"
 
 
 def files_of(page: str) -> dict[str, str]:

@@ -26,7 +26,7 @@ def blocks(page: str, language: str) -> dict[str, str]:
 @pytest.fixture
 def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Puts the example where it can be imported, and forgets it afterwards."""
-    for title, code in blocks("plugins.md", "python").items():
+    for title, code in blocks("how-to/plugins.md", "python").items():
         if title.endswith(".py"):
             (tmp_path / title).write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
@@ -42,7 +42,8 @@ def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 @pytest.mark.usefixtures("_clean")
 def test_the_example_of_a_method_runs_and_conforms() -> None:
     names: dict[str, object] = {}
-    programs = [c for t, c in blocks("plugins.md", "python").items() if not t.endswith(".py")]
+    found = blocks("how-to/plugins.md", "python")
+    programs = [code for title, code in found.items() if not title.endswith(".py")]
     assert len(programs) == 2
     for code in programs:
         exec(code, names)
@@ -51,7 +52,7 @@ def test_the_example_of_a_method_runs_and_conforms() -> None:
 
 @pytest.mark.usefixtures("_clean")
 def test_the_example_of_a_distribution_is_found(tmp_path: Path) -> None:
-    text = blocks("plugins.md", "toml")["pyproject.toml"]
+    text = blocks("how-to/plugins.md", "toml")["pyproject.toml"]
     [name] = re.findall(r'^name = "(.*)"$', text, flags=re.MULTILINE)
     [(group, point, value)] = re.findall(
         r'^\[project\.entry-points\."(.*)"\]\n(\w+) = "(.*)"$', text, flags=re.MULTILINE
@@ -92,7 +93,7 @@ def test_the_example_of_policies_runs(capsys: pytest.CaptureFixture[str]) -> Non
 
     model = Net()
     names: dict[str, object] = {"model": model}
-    [code] = blocks("policies.md", "python").values()
+    [code] = blocks("how-to/policies.md", "python").values()
     exec(code, names)
     assert capsys.readouterr().out.splitlines() == [
         "*embed* int4 1 2176",

@@ -1,4 +1,4 @@
-"""The code of docs/logging.md runs, with the real loggers, and they have the numbers afterwards."""
+"""The code of docs/how-to/logging.md runs, and the real loggers have the numbers afterwards."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ LOGGERS = {
 
 
 def run_example(title: str, folder: Path) -> str:
-    command = [sys.executable, str(PAGE.parents[1] / "tests/docs/logging_jobs.py")]
+    command = [sys.executable, str(PAGE.parents[2] / "tests/docs/logging_jobs.py")]
     # MLflow's plain files need no database.
     environment = {**os.environ, "WANDB_SILENT": "true", "MLFLOW_ALLOW_FILE_STORE": "true"}
     done = subprocess.run(

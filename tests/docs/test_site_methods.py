@@ -16,7 +16,8 @@ FOUND = {m.name: m for m in methods.methods()}
 
 def test_the_wire_format_names_the_parts_of_every_method() -> None:
     assert set(FOUND) == set(gradwire.methods())
-    table = (DOCS / "wire.md").read_text().split(wire.BEGIN)[1].split(wire.END)[0].strip()
+    page = (DOCS / "reference" / "wire.md").read_text()
+    table = page.split(wire.BEGIN)[1].split(wire.END)[0].strip()
     assert table == wire.messages(), "run: make table"
     assert all(f"`{name}`" in table for name in FOUND)
 

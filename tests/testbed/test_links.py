@@ -49,7 +49,7 @@ def test_a_file_describes_unlike_links_islands_and_changes(tmp_path: Path) -> No
 
 
 def test_the_file_of_the_documentation_is_valid(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "testbed.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "how-to" / "testbed.md").read_text()
     content = json.loads(text.split('```json title="sites.json"')[1].split("```")[0])
     plan = described(content, tmp_path)
     assert plan.islands == ((0, 1), (2, 3))

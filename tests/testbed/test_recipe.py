@@ -16,7 +16,7 @@ TIME_LIMIT_S = 150
 
 @pytest.mark.timeout(TIME_LIMIT_S)
 def test_torchrun_with_four_nodes(emulated: None, tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "recipes" / "torchrun.md").read_text("utf-8")
+    text = (ROOT / "docs" / "how-to" / "launchers" / "torchrun.md").read_text("utf-8")
     files = dict(re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```', text, re.M | re.S))
     for name, content in files.items():
         (tmp_path / name).write_text(content)

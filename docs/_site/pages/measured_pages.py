@@ -58,7 +58,7 @@ def texts(results: Path) -> dict[str, str]:
 
 def _page(topic: Topic, results: Path) -> str:
     note = "<!-- Written by `make table` from results/; do not edit. -->"
-    columns = "[What the columns mean](../benchmarks.md)."
+    columns = "[What the columns mean](benchmarks.md)."
     parts = [note, f"# {topic.title}", f"{topic.summary} {columns}"]
     for path in files(topic, results):
         heading = title(path.relative_to(results))

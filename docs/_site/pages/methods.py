@@ -15,8 +15,9 @@ from pages.markdown import code, fence, listed, table
 
 ADAM = (
     "entries that arrive late and at once are divided by their magnitude, and training stalls "
-    "([study](../studies.md#gradients-under-adamw)). Use `int4` or `powersgd:rank=4` there, or a "
-    "[local method](../local-sgd.md), which compresses the optimiser's updates instead."
+    "([study](../../results/studies.md#gradients-under-adamw)). Use `int4` or `powersgd:rank=4` "
+    "there, or a [local method](../../explanation/local-sgd.md), which compresses the optimiser's "
+    "updates instead."
 )
 WHEN = {
     "dense": "As a baseline, and where training does not wait for the network.",

@@ -27,7 +27,7 @@ from pages.study_plot import Curve, Method, MethodsPlot, draw_factors, draw_meth
 SIMULATED = (
     "Workers are simulated in lock step: losses and bytes are those of a cluster, times are "
     "computed from one measured compute time per workload and device, the bytes, and the links "
-    "([what is simulated](../studies.md#what-is-simulated-and-what-is-not))."
+    "([what is simulated](studies.md#what-is-simulated-and-what-is-not))."
 )
 DENSE = "dense"
 CLAIMS: Mapping[str, Claim] = {**FIXED_CLAIMS, **TABLE_CLAIMS}
@@ -326,7 +326,7 @@ def _index(results: Path) -> str:
         "# Results",
         "One line a study: what is claimed, and what the records in `results/` say. Figures are "
         "computed from the records; a test compares every page with them. "
-        "[How studies are run](../studies.md).",
+        "[How studies are run](studies.md).",
         table(("study", "claim", "verdict"), rows, words=3),
         "## Measurements",
         "\n".join(others),

@@ -1,4 +1,4 @@
-"""The table of message parts in docs/wire.md, made from the classes."""
+"""The table of message parts in docs/reference/wire.md, made from the classes."""
 
 from pathlib import Path
 

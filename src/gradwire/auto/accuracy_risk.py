@@ -69,8 +69,8 @@ def _adaptive_level(plan: Plan, error: float) -> Level:
     """Rates a method with a residual under an optimiser that divides by running magnitudes.
 
     What arrives late arrives at once, in the magnitude too, so that the steps of such entries are
-    too short (docs/studies.md, the study gpt-adamw): nearly all must be sent at once. A low-rank
-    method sends a part of every entry at every step, and loses less.
+    too short (docs/results/gpt-adamw.md): nearly all must be sent at once. A low-rank method sends
+    a part of every entry at every step, and loses less.
     """
     sent = 1 - error**2
     if sent >= _SENT_AT_ONCE:

@@ -73,7 +73,7 @@ class Compressor(ABC):
     family: ClassVar[Family]
     paper: ClassVar[str]
     message: ClassVar[str]
-    """The parts of a message in words, for docs/wire.md and the page of the method."""
+    """The parts of a message in words, for docs/reference/wire.md and the page of the method."""
 
     @abstractmethod
     def traits(self) -> Traits: ...

@@ -38,7 +38,7 @@ def net(
     """Runs a command on emulated hosts with links of a given rate (Linux, root).
 
     Delay, jitter and loss need a kernel with netem. A file of --links has unlike links by worker,
-    islands, and links that change (docs/testbed.md); options replace its common settings.
+    islands, and links that change (docs/how-to/testbed.md); options replace its common settings.
 
     Every worker has torchrun's environment (RANK, WORLD_SIZE, MASTER_ADDR ...) and a host of its
     own. The first exit code other than 0 ends the other workers and is returned.

@@ -318,7 +318,8 @@ def attach(
     fields of `Settings`: memory, exchange, seed, nan_policy, check_every, checksum, controller,
     cuda_graphs, least_bytes, chunk_bytes. Before every forward pass the loss scale is read from
     `scaler`, and residuals follow it. With "auto" the method is chosen from measurements
-    (docs/auto.md); the `optimizer` that trains the model decides which methods are admitted.
+    (docs/explanation/auto.md); the `optimizer` that trains the model decides which methods are
+    admitted.
     """
     settings = settings_of(compressor, options)
     adaptive = find_adaptive(settings.auto(), optimizer)

@@ -39,7 +39,8 @@ class Reducer(Handle):
     their parameters are equal: nothing broadcasts them. With `find_unused_parameters` ranks
     exchange which gradients they have, a byte per parameter: one that is missing on all ranks stays
     None, one that is missing on some counts as zero there. Without it a missing gradient is an
-    error. The options are the fields of `Settings`; `optimizer` is for "auto" (docs/auto.md).
+    error. The options are the fields of `Settings`; `optimizer` is for "auto"
+    (docs/explanation/auto.md).
     """
 
     def __init__(

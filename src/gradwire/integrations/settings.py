@@ -37,7 +37,7 @@ class Settings:
     `attach(model, "topk:ratio=0.01", checksum=True)`.
 
     `compressor` is a spec string or an instance, or gives parameters methods by patterns of their
-    names (docs/policies.md). `memory` None means the residual if the method
+    names (docs/how-to/policies.md). `memory` None means the residual if the method
     needs error feedback, else none. `exchange` "auto" means the mean if messages can be summed,
     else gather, unless sharded is predicted to be much faster (`exchange/auto.py`). `seed` decides
     all random numbers. `nan_policy` is "propagate", "raise" or "ignore". Ranks compare their

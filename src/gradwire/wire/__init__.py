@@ -1,1 +1,1 @@
-"""Wire formats: conversion of message parts to bytes and back (described in docs/wire.md)."""
+"""Wire formats: conversion of message parts to bytes and back (docs/reference/wire.md)."""

@@ -61,7 +61,7 @@ CLAIMS: Mapping[str, Claim] = {
         ),
         (
             "The learning rate explains it "
-            "([the derivation](../studies.md#random-k-and-error-feedback)): without a residual, "
+            "([the derivation](studies.md#random-k-and-error-feedback)): without a residual, "
             "random-k at 1 % is SGD at a hundredth of the learning rate; with one, the full rate "
             "acts on gradients that are a hundred steps old. `error-feedback-rates` trains both "
             "over learning rates.",

@@ -3,7 +3,7 @@
 There are as many threads as torch has: one where `torchrun` starts several ranks on a host, or
 where `torch.set_num_threads(1)` or `OMP_NUM_THREADS=1` is set. After an operation torch's threads
 spin on their cores for some milliseconds. Other threads would compete with them for the cores, but
-torch's own start on a loop at once (docs/log.md).
+torch's own start on a loop at once (docs/results/log.md).
 """
 
 import ctypes
