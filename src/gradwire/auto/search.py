@@ -1,9 +1,10 @@
-"""The search of the automatic mode: calibrate, time, explore, compare, settle, follow the link.
+"""The search of the automatic mode: calibrate, time, explore, compare, settle, review, follow.
 
 It sees only numbers that all ranks agree on, so all ranks decide the same. Candidates are
 calibrated on samples of the gradients while training is uncompressed. Those that the risk budget
 admits and that are predicted to be fast then take a few real steps each; the fastest of them stays,
-until the link changes or its risk does.
+until the link changes or its risk does, or until another one turns out to be faster: a few steps
+may mislead, and are repeated later, at growing intervals.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from gradwire.auto.table import WORTH, Table
 from gradwire.control.base import DecisionLog
 from gradwire.control.timing import StepTiming
 
-Phase: TypeAlias = Literal["calibrate", "time", "explore", "compare", "settled"]
+Phase: TypeAlias = Literal["calibrate", "time", "explore", "compare", "settled", "review"]
 
 CALIBRATED_PER_STEP = 4
 TIMED_STEPS = 4
@@ -30,6 +31,12 @@ CLEARLY = 1.15
 """A candidate that is faster than the next by this factor needs no second comparison."""
 FOLLOW = 1.1
 """After a change of the link another method replaces the current one from this speedup on."""
+REVIEW_AFTER = 12
+"""Timings of the settled candidate before the first review; the interval doubles with each."""
+KEPT_TIMINGS = 48
+"""The newest timings of the settled candidate, whose median is its step time in a review."""
+REVIEW_STEPS, WARM_UP_STEPS = 10, 3
+"""Steps that a candidate is timed again for, and those at their start that do not count."""
 ADAPTIVE_ADVICE = (
     "; sparse gradients stall adaptive optimisers such as Adam: gradwire.optim compresses their "
     "updates instead"
@@ -68,6 +75,12 @@ class Search:
         """Steps that the current candidate has taken."""
         self._queue: list[int] = []
         self._watch = self._new_watch()
+        self._settled_s: list[float] = []
+        """The newest step times of the current candidate since the search settled on it."""
+        self._unreviewed, self._review_after = 0, REVIEW_AFTER
+        """Timings since the last review, and those until the next."""
+        self._reviewed: int | None = None
+        """The candidate that another one is compared with."""
         self.log.add(0, self.spec, f"to measure; the link: {table.link.describe()}")
 
     @property
@@ -118,10 +131,13 @@ class Search:
     def _add_timing(self, index: int, timing: StepTiming) -> None:
         if self.phase == "time":
             self._computed_s.append(self.table.computation_s(index, timing))
-        if self.phase != "settled":
+        if self.phase == "settled":
+            if index == self.current:
+                self._watch.add(timing)
+                self._settled_s = [*self._settled_s, timing.step_s][-KEPT_TIMINGS:]
+                self._unreviewed += 1
+        elif self.phase != "review" or (index == self.current and self._age > WARM_UP_STEPS):
             self.table.add_timing(index, timing)
-        elif index == self.current:
-            self._watch.add(timing)
 
     def _rate_again(self, step: int, sampled: tuple[float, float]) -> None:
         """Rates the current candidate by the error of a real step."""
@@ -145,6 +161,11 @@ class Search:
                 self._next_candidate(step)
         elif self.phase == "settled":
             self._follow(step)
+            if self.phase == "settled" and self._unreviewed >= self._review_after:
+                self._review(step)
+        elif self.phase == "review":
+            if self._age > REVIEW_STEPS:
+                self._end_review(step)
         # The timing of the last candidate's last step arrives one step later.
         elif self._age >= EXPLORE_STEPS + (not self._queue):
             self._next_candidate(step)
@@ -179,10 +200,42 @@ class Search:
         reason = f"{table.expected_s(best) * 1e3:.3g} ms a step, {gain:.2f} times as fast as {name}"
         self._settle(step, best, reason)
 
+    def _review(self, step: int) -> None:
+        """Times another candidate again if it may be faster than the current one is by now."""
+        table, current = self.table, self.current
+        table.rows[current].times_s = list(self._settled_s)
+        self._unreviewed, self._review_after = 0, 2 * self._review_after
+        challenger = table.challenger(current)
+        if challenger is None:
+            return
+        row = table.rows[challenger]
+        row.retries, row.times_s = row.retries + 1, []
+        self.phase, self._reviewed = "review", current
+        self.current, self._age = challenger, 0
+        now_ms = table.expected_s(current) * 1e3
+        self.log.add(step, self.spec, f"to time it again: {now_ms:.3g} ms with the current method")
+
+    def _end_review(self, step: int) -> None:
+        """Settles on the faster of two; a difference within the noise changes nothing."""
+        table, challenger, before = self.table, self.current, self._reviewed
+        assert before is not None
+        new_s, old_s = table.expected_s(challenger), table.expected_s(before)
+        if table.is_admitted(challenger) and old_s >= WORTH * new_s:
+            name = table.options[before].spec
+            reason = f"{new_s * 1e3:.3g} ms a step, {old_s / new_s:.2f} times as fast as {name}"
+            self._settle(step, challenger, reason)
+            return
+        self._stay_with(before)
+        self.log.add(step, self.spec, f"stays: {new_s * 1e3:.3g} instead of {old_s * 1e3:.3g} ms")
+
+    def _stay_with(self, index: int) -> None:
+        self.current, self.phase, self._age, self._queue = index, "settled", 0, []
+        self._watch, self._reviewed = self._new_watch(), None
+        self._settled_s, self._unreviewed = [], 0
+
     def _settle(self, step: int, index: int, reason: str) -> None:
         row = self.table.rows[index]
-        self.current, self.phase, self._age, self._queue = index, "settled", 0, []
-        self._watch = self._new_watch()
+        self._stay_with(index)
         self.settled_at = step if self.settled_at is None else self.settled_at
         link = self.table.link.describe()
         risk = f"risk {row.level} ({row.why})"
@@ -196,7 +249,8 @@ class Search:
         if wire_s is None or load is None:
             return
         old = table.link
-        table.link = link_at(wire_s, load, old, table.buckets)
+        table.move_to(link_at(wire_s, load, old, table.buckets))
+        self._review_after = REVIEW_AFTER
         best = table.best_predicted()
         now_s, best_s = table.predicted_s(self.current), table.predicted_s(best)
         if now_s < FOLLOW * best_s:
@@ -211,6 +265,8 @@ class Search:
         self.phase, self.settled_at, self._calibrated = "calibrate", None, 0
         self._computed_s, self._queue = [], []
         self._age, self._watch = 0, self._new_watch()
+        self._settled_s, self._reviewed = [], None
+        self._unreviewed, self._review_after = 0, REVIEW_AFTER
         self.log.add(step, self.spec, "to measure again")
 
     def describe(self) -> dict[str, object]:
@@ -238,6 +294,10 @@ class Search:
             "queue": list(self._queue),
             "reference_s": None if watch.reference_s is None else list(watch.reference_s),
             "recent": [list(timing) for timing in watch.recent],
+            "settled_s": list(self._settled_s),
+            "unreviewed": self._unreviewed,
+            "review_after": self._review_after,
+            "reviewed": self._reviewed,
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -252,6 +312,8 @@ class Search:
         if (reference_s := saved["reference_s"]) is not None:
             self._watch.reference_s = (reference_s[0], reference_s[1])
         self._watch.recent = [StepTiming(*numbers) for numbers in saved["recent"]]
+        self._settled_s, self._reviewed = list(saved["settled_s"]), saved["reviewed"]
+        self._unreviewed, self._review_after = saved["unreviewed"], saved["review_after"]
 
     def index_of(self, spec: str) -> int:
         """Returns the candidate of a saved state; raises ValueError if there is none."""

@@ -23,6 +23,8 @@ WORTH = 1.05
 """The smallest speedup that is worth compression."""
 PROMISING = 1.5
 """Candidates predicted to take longer than this multiple of the fastest are not explored."""
+RETRIES = 2
+"""Times that a candidate is timed again, at most."""
 EQUAL_WITHIN = 1.03
 """Within this factor of the fastest the lower risk decides: timings are no more accurate."""
 
@@ -36,6 +38,8 @@ class Row:
     level: Level = "high"
     why: str = "not measured"
     times_s: list[float] = field(default_factory=list)
+    retries: int = 0
+    """The number of times that it was timed again after the search had settled on another."""
 
     def measured_s(self) -> float | None:
         """Returns the median of the measured steps."""
@@ -115,6 +119,39 @@ class Table:
     def expected_s(self, index: int) -> float:
         """Returns the measured step time, or the predicted one where none was measured."""
         return self.rows[index].measured_s() or self.predicted_s(index)
+
+    def challenger(self, current: int) -> int | None:
+        """Returns the candidate to time again: one that may be faster than the current one.
+
+        The first steps after a change are slow, and a few steps of a busy machine are no sample: so
+        the lower of prediction and measurement counts.
+        """
+        bound_s = self.expected_s(current) / WORTH
+        others = [
+            index
+            for index in self.admitted()
+            if index != current
+            and self.rows[index].retries < RETRIES
+            and self._hoped_s(index) < bound_s
+        ]
+        return min(others, key=self._hoped_s, default=None)
+
+    def _hoped_s(self, index: int) -> float:
+        return min(self.expected_s(index), self.modelled_s(index))
+
+    def modelled_s(self, index: int) -> float:
+        """Returns the step time of the model, whatever was measured."""
+        load = self.rows[index].load
+        return math.inf if load is None else self._model().step_s(load, self.link)
+
+    def move_to(self, link: LinkModel) -> None:
+        """Takes another link: measured times are corrected by the model, and may be tried again."""
+        self.link = link
+        for index, row in enumerate(self.rows):
+            if row.times_s:
+                row.times_s = [self.predicted_s(index)]
+            row.retries = 0
+        self.timed_link = link
 
     def is_admitted(self, index: int) -> bool:
         """Returns whether the risk budget admits a candidate."""
@@ -205,4 +242,5 @@ def _row_of(saved: Mapping[str, Any]) -> Row:
     if saved["level"] not in LEVELS:
         raise ValueError(f"no level {saved['level']!r}")
     level = cast(Level, saved["level"])
-    return Row(load, saved["error"], level, saved["why"], list(saved["times_s"]))
+    times_s, retries = list(saved["times_s"]), saved["retries"]
+    return Row(load, saved["error"], level, saved["why"], times_s, retries)

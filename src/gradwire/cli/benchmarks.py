@@ -257,8 +257,7 @@ def integrations(
     rows = IntegrationBench(ranks, steps, width or WIDTH, names, device).run()
     if json is not None:
         write_rows(json, (row._asdict() for row in rows))
-    else:
-        show(rows, open_console(json))
+    show(rows, open_console(json))
 
 
 def validate(
