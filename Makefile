@@ -46,9 +46,9 @@ check: $(READY)  ## format, lint, types, and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_arrows.py
 
-# Not with --quiet: warnings that nobody sees are not counted as errors either.
 docs: $(READY)  ## the documentation site in build/site; a broken link is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python docs/_site/assemble.py build/docs
+	$(BIN)/python -m sphinx -q -W --keep-going -j 2 -c docs/_site build/docs build/site
 
 wheel: $(READY)  ## wheel and sdist in dist/, checked as an index of packages would
 	rm -rf dist

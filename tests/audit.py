@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 GPU_LIBRARIES = ("nvidia-", "cuda-")
 """Prefixes of packages that torch's GPU builds pin themselves; the pins here are for CPUs."""
 
-PERMISSIVE = re.compile(r"apache|\bbsd|\bmit\b|psf|python software|\bisc\b|mpl|mozilla", re.I)
+PERMISSIVE = re.compile(r"apache|\b0?bsd|\bmit\b|psf|python software|\bisc\b|mpl|mozilla", re.I)
 """Licences that allow any use; MPL only covers changes to its own files."""
 
 

@@ -1,4 +1,7 @@
-"""Generates the page of public names from their signatures and docstrings."""
+"""Generates the page of public names from their signatures and docstrings.
+
+Every name is an object of Sphinx's Python domain, so that other projects can link to it.
+"""
 
 import inspect
 import re
@@ -7,9 +10,6 @@ from types import ModuleType
 from typing import Any
 
 import gradwire
-from pages.markdown import code, fence
-
-COLUMNS = 88
 
 
 def page() -> str:
@@ -29,18 +29,19 @@ def _names(module: ModuleType) -> Iterator[str]:
 
 
 def _class(full: str, cls: type) -> Iterator[str]:
-    if not issubclass(cls, Exception):
-        yield from _signature(full, cls)
-    yield inspect.getdoc(cls) or ""
+    if issubclass(cls, Exception):
+        yield _object("py:exception", full, inspect.getdoc(cls) or "")
+        return
+    parts = [inspect.getdoc(cls) or ""]
     for name, member in sorted(inspect.getmembers(cls)):
         if name.startswith("_") or not _documented(cls, name):
             continue
+        text = inspect.getdoc(member) or ""
         if inspect.isfunction(member) or inspect.ismethod(member):
-            yield f"**{code(f'{name}{_arguments(member)}')}**"
-            yield inspect.getdoc(member) or ""
+            parts.append(_object("py:method", f"{name}{_arguments(member)}", text))
         elif isinstance(member, property):
-            yield f"**{code(name)}**"
-            yield inspect.getdoc(member) or ""
+            parts.append(_object("py:property", name, text))
+    yield _object("py:class", _signature(full, cls), "\n\n".join(parts), fence="::::")
 
 
 def _documented(cls: type, name: str) -> bool:
@@ -54,40 +55,27 @@ def _documented(cls: type, name: str) -> bool:
 
 
 def _function(full: str, item: Any) -> Iterator[str]:
-    yield from _signature(full, item)
-    yield inspect.getdoc(item) or ""
+    yield _object("py:function", _signature(full, item), inspect.getdoc(item) or "")
 
 
-def _signature(full: str, item: Any) -> Iterator[str]:
+def _object(directive: str, signature: str, text: str, fence: str = ":::") -> str:
+    return f"{fence}{{{directive}}} {signature}\n\n{text}\n{fence}"
+
+
+def _signature(full: str, item: Any) -> str:
     try:
         signature = inspect.signature(item)
     except (TypeError, ValueError):
-        return
+        return full
     if isinstance(item, type):
         signature = signature.replace(return_annotation=inspect.Signature.empty)
-    line = full + _short(str(signature))
-    if len(line) > COLUMNS:
-        inside = "".join(f"    {_short(p)},\n" for p in _spread(signature))
-        ends = _short(str(signature)).rpartition(")")[2]
-        line = f"{full}(\n{inside}){ends}"
-    yield fence(line)
+    return full + _short(str(signature))
 
 
 def _short(annotated: str) -> str:
     """Removes module names from types, and the markers of type variables and of typed options."""
     annotated = annotated.replace("'Unpack[Options]'", "Options").replace("~", "")
     return re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Z])", "", annotated)
-
-
-def _spread(signature: inspect.Signature) -> Iterator[str]:
-    """Yields the parameters, with a star before keyword-only ones."""
-    starred = False
-    for parameter in signature.parameters.values():
-        starred = starred or parameter.kind is parameter.VAR_POSITIONAL
-        if parameter.kind is parameter.KEYWORD_ONLY and not starred:
-            starred = True
-            yield "*"
-        yield str(parameter)
 
 
 def _arguments(member: Any) -> str:

@@ -19,7 +19,7 @@ from gradwire.spec import parse, read_settings
 from gradwire.types import EncodeContext
 from pages import measure
 from pages.grace_headlines import HEADLINES, Headline
-from pages.markdown import code, fence, fold, table
+from pages.markdown import GENERATED, code, fence, fold, table
 from pages.results import grid_table
 from pages.study_plot import MethodsPlot
 
@@ -56,7 +56,7 @@ CAVEATS = (
 
 def page(results: Path, runs: Sequence[TrainRecord]) -> str:
     parts = [
-        "<!-- Written by `make table` from results/; do not edit. -->",
+        GENERATED,
         f"# {TITLE}",
         f"**Claim.** {CLAIM}",
         _verdict(runs),

@@ -5,6 +5,9 @@ from pathlib import Path
 
 from gradwire.errors import ConfigError
 
+GENERATED = "<!-- Written by `make table` from results/; do not edit. -->"
+"""The first line of a page that is made from records."""
+
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
     """Returns a table; its first `words` columns are aligned as text, the others as numbers."""
@@ -27,7 +30,7 @@ def fence(text: str, language: str = "python") -> str:
 
 def fold(summary: str, text: str) -> str:
     """Returns markdown that is hidden until the reader opens it."""
-    return f'<details markdown="1">\n<summary>{summary}</summary>\n\n{text}\n\n</details>'
+    return f"<details>\n<summary>{summary}</summary>\n\n{text}\n\n</details>"
 
 
 def listed(items: Iterable[str]) -> str:

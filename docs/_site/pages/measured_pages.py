@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from pages.markdown import fold
+from pages.markdown import GENERATED, fold
 from pages.results import raw_tables, title
 
 
@@ -57,9 +57,8 @@ def texts(results: Path) -> dict[str, str]:
 
 
 def _page(topic: Topic, results: Path) -> str:
-    note = "<!-- Written by `make table` from results/; do not edit. -->"
     columns = "[What the columns mean](benchmarks.md)."
-    parts = [note, f"# {topic.title}", f"{topic.summary} {columns}"]
+    parts = [GENERATED, f"# {topic.title}", f"{topic.summary} {columns}"]
     for path in files(topic, results):
         heading = title(path.relative_to(results))
         parts += [f"## {heading}", fold("Tables of all runs", raw_tables(path, results))]

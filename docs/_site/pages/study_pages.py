@@ -20,7 +20,7 @@ from gradwire.bench.studies.study import Study
 from gradwire.bench.studies.table_claims import TABLE_CLAIMS
 from gradwire.spec import read_settings
 from pages import grace_page, measured_pages
-from pages.markdown import code, fence, fold, listed, table
+from pages.markdown import GENERATED, code, fence, fold, listed, table
 from pages.results import FACTS, grid_table, raw_tables
 from pages.study_plot import Curve, Method, MethodsPlot, draw_factors, draw_methods
 
@@ -31,7 +31,6 @@ SIMULATED = (
 )
 DENSE = "dense"
 CLAIMS: Mapping[str, Claim] = {**FIXED_CLAIMS, **TABLE_CLAIMS}
-NOTE = "<!-- Written by `make table` from results/; do not edit. -->"
 
 
 @cache
@@ -67,7 +66,7 @@ def plots(results: Path) -> dict[str, MethodsPlot | tuple[Curve, ...]]:
 
 
 def write(folder: Path, results: Path) -> None:
-    """Writes all pages and plots; removes files that are no longer made."""
+    """Writes all pages and plots; removes those of earlier runs that are no longer made."""
     folder.mkdir(exist_ok=True)
     written = texts(results)
     for name, drawn in plots(results).items():
@@ -76,9 +75,15 @@ def write(folder: Path, results: Path) -> None:
         written[name] = draw_methods(drawn, title) if draws else draw_factors(drawn, title)  # type: ignore[arg-type]
     for name, text in written.items():
         (folder / name).write_text(text, encoding="utf-8")
-    for path in folder.iterdir():
+    for path in made(folder):
         if path.name not in written:
             path.unlink()
+
+
+def made(folder: Path) -> list[Path]:
+    """Returns the pages and plots of a folder that are made from records; others are by hand."""
+    pages = [p for p in folder.glob("*.md") if p.read_text("utf-8").startswith(GENERATED)]
+    return pages + list(folder.glob("*.svg"))
 
 
 def _runs(name: str, claim: Claim, results: Path) -> list[TrainRecord]:
@@ -97,7 +102,7 @@ def _page(name: str, results: Path) -> str:
     factors = f"![Compression factor over steps]({name}-factors.svg)"
     grid = study_grid(timed)
     parts = [
-        NOTE,
+        GENERATED,
         f"# {claim.title}",
         f"**Claim.** {claim.claim}",
         verdict(name, results),
@@ -322,7 +327,7 @@ def _index(results: Path) -> str:
     others = [f"- [{title}]({name})" for name, title in measured_pages.titles().items()]
     waiting = sorted(set(STUDIES) - set(decided(results)) - set(GRACE_TASKS))
     parts = [
-        NOTE,
+        GENERATED,
         "# Results",
         "One line a study: what is claimed, and what the records in `results/` say. Figures are "
         "computed from the records; a test compares every page with them. "

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable
 
 NO_VALUE = "–"  # noqa: RUF001  an en dash is what tables use for an empty cell
 
@@ -54,6 +55,17 @@ def duration_ms(value: float | None) -> str:
 def times(value: float | None) -> str:
     """Formats a factor: 2.9×."""
     return NO_VALUE if value is None or not math.isfinite(value) else f"{digits(value)}×"  # noqa: RUF001
+
+
+def spread(mean: float, deviation: float, form: Callable[[float], str]) -> str:
+    """Formats a mean and its standard deviation, which gets the mean's unit and decimals."""
+    text = form(mean)
+    found = re.fullmatch(r"(?P<number>-?[\d,]+(\.(?P<decimals>\d+))?)(?P<unit>\D*)", text)
+    if found is None or mean == 0:
+        return f"{text} ± {form(deviation)}"
+    scale = abs(float(found["number"].replace(",", "")) / mean)
+    decimals = len(found["decimals"] or "")
+    return f"{found['number']} ± {deviation * scale:.{decimals}f}{found['unit']}"
 
 
 def rate(value: str) -> str:

@@ -81,5 +81,5 @@ def test_a_target_that_one_seed_missed_has_no_time() -> None:
     assert cells(time_grid([dense, *runs]), 1)[name] == "reached by 1 of 2"
     runs[1] = replace(runs[1], time_to_target_s=3.0)
     row = cells(time_grid([dense, *runs]), 1)
-    assert row[name] == "2.00 s ± 1.41 s"
+    assert row[name] == "2.00 ± 1.41 s"
     assert row["speed-up on fp32"] == "2.00×"  # noqa: RUF001

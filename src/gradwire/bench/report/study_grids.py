@@ -156,8 +156,8 @@ def _mean(values: Iterable[float | None], form: Callable[[float | None], str]) -
     if not known:
         return Cell(human.NO_VALUE, None)
     mean = fmean(known)
-    spread = f" ± {form(stdev(known))}" if len(known) > 1 else ""
-    return Cell(f"{form(mean)}{spread}", mean)
+    text = human.spread(mean, stdev(known), form) if len(known) > 1 else form(mean)
+    return Cell(text, mean)
 
 
 def _ms(value: float | None) -> str:
