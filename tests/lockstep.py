@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gradwire.base import Compressor
 from gradwire.comm.simulated import Simulated
-from gradwire.engine.plan import open_lane
+from gradwire.engine.make_plan import open_lane
 from gradwire.engine.step import Lane, lane_rounds, run_rounds
 from gradwire.spec import ExchangeConfig, parse, parse_memory
 from gradwire.types import EncodeContext

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 import gradwire
 from gradwire.base import Compressor, Memory
 from gradwire.compressors._sparsifier import Sparsifier
-from gradwire.engine.plan import wants_residual
+from gradwire.engine.legality import wants_residual
 from gradwire.spec import compressor_classes, format_spec, memory_classes, parse
 
 WORKERS, EXAMPLES, INPUTS, HIDDEN, CLASSES = 4, 128, 64, 32, 32

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import gradwire
-from gradwire.engine.plan import Plan, make_plan
+from gradwire.engine.make_plan import make_plan
+from gradwire.engine.plan import Plan
 from gradwire.integrations.reduce_scatter import reduce_scatter_plan
 from gradwire.policies import Policies, find_policies
 from gradwire.simulation import Simulation

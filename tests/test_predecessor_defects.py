@@ -31,7 +31,8 @@ from gradwire.compressors.inceptionn import Inceptionn
 from gradwire.compressors.onebit import OneBit
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.threshold import Threshold
-from gradwire.engine.plan import check_exchange, make_plan
+from gradwire.engine.legality import check_exchange
+from gradwire.engine.make_plan import make_plan
 from gradwire.errors import ConfigError, MissingExtra
 from gradwire.kernels.reference.thresholds import LOWERINGS
 from gradwire.memory.momentum import MomentumCorrection

@@ -9,7 +9,7 @@ from typing import NamedTuple, get_args
 import torch
 
 from gradwire.base import Compressor, Family
-from gradwire.engine.plan import make_plan
+from gradwire.engine.make_plan import make_plan
 from gradwire.errors import ConfigError
 from gradwire.identity import PACKAGE
 from gradwire.registry import COMPRESSORS

@@ -19,7 +19,7 @@ from gradwire.control.base import Controller, find_controller
 from gradwire.control.runtime import ControllerRuntime
 from gradwire.control.timing import ModelClock
 from gradwire.engine.engine import Engine, NanPolicy
-from gradwire.engine.plan import make_plan
+from gradwire.engine.make_plan import make_plan
 from gradwire.errors import ConfigError
 from gradwire.policies import MethodSpec
 

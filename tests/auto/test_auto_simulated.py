@@ -14,7 +14,7 @@ from gradwire.auto.auto import Auto
 from gradwire.comm.cost_model import LinkModel
 from gradwire.control.timing import ModelClock
 from gradwire.engine.engine import Engine
-from gradwire.engine.plan import make_plan
+from gradwire.engine.make_plan import make_plan
 from gradwire.simulation import Simulation
 
 WORKERS = 4

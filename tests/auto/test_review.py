@@ -13,7 +13,7 @@ from gradwire.auto.search import Search, StepFacts
 from gradwire.auto.table import RETRIES, Table
 from gradwire.comm.cost_model import LinkModel
 from gradwire.control.timing import StepTiming
-from gradwire.engine.plan import make_plan
+from gradwire.engine.make_plan import make_plan
 
 WORKERS = 4
 LINK = LinkModel(8e-4, 5e9)

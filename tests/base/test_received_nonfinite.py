@@ -15,7 +15,7 @@ from gradwire.comm.simulated import Simulated
 from gradwire.engine import step as engine_step
 from gradwire.engine.batching import Answers, Batch, batches
 from gradwire.engine.engine import Engine
-from gradwire.engine.plan import make_plan
+from gradwire.engine.make_plan import make_plan
 from gradwire.errors import PeerError, WireError
 from gradwire.memory.residual import Residual
 from gradwire.spec import format_spec, memory_classes, parse, parse_exchange

@@ -8,7 +8,7 @@ from few_ranks import Ranks, normal, roundtrip, squared_error, with_entry
 from torch import Tensor
 
 from gradwire.compressors.atomo import Atomo, chances
-from gradwire.engine.plan import check_memory
+from gradwire.engine.legality import check_memory
 from gradwire.errors import ConfigError
 from gradwire.spec import parse_memory
 from gradwire.types import EncodeContext

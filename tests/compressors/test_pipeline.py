@@ -12,7 +12,8 @@ from gradwire.compressors._sparsifier import Pipeline, Sparsifier
 from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.sign import Sign
 from gradwire.compressors.topk import TopK
-from gradwire.engine.plan import make_plan, wants_residual
+from gradwire.engine.legality import wants_residual
+from gradwire.engine.make_plan import make_plan
 from gradwire.errors import ConfigError
 from gradwire.spec import compressor_classes, format_spec, parse
 from gradwire.types import EFInput, EncodeContext

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire.comm.simulated import Simulated
 from gradwire.compressors._low_rank import matrix_shape
 from gradwire.compressors.powersgd import PowerSGD
-from gradwire.engine.plan import open_lane
+from gradwire.engine.make_plan import open_lane
 from gradwire.engine.step import lane_rounds, run_rounds
 from gradwire.errors import ConfigError
 from gradwire.kernels.reference import orthonormal

@@ -8,7 +8,7 @@ from few_ranks import Ranks, eighths, normal, roundtrip, squared_error, wire_has
 from torch import Tensor
 
 from gradwire.compressors.randomk import RandomK
-from gradwire.engine.plan import make_plan
+from gradwire.engine.make_plan import make_plan
 from gradwire.errors import ConfigError
 from gradwire.types import EFInput, EncodeContext
 

@@ -6,7 +6,8 @@ from few_ranks import Ranks, bits_per_entry, eighths, normal, roundtrip, wire_ha
 from torch import Tensor
 
 from gradwire.compressors.signsgd import SignSGD
-from gradwire.engine.plan import check_memory, make_plan
+from gradwire.engine.legality import check_memory
+from gradwire.engine.make_plan import make_plan
 from gradwire.errors import ConfigError
 from gradwire.memory.residual import Residual
 from gradwire.spec import parse

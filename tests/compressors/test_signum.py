@@ -8,7 +8,8 @@ from few_ranks import CPU, Ranks, bits_per_entry, eighths, normal, roundtrip, wi
 from torch import Tensor
 
 from gradwire.compressors.signum import Signum
-from gradwire.engine.plan import check_memory, make_plan
+from gradwire.engine.legality import check_memory
+from gradwire.engine.make_plan import make_plan
 from gradwire.errors import ConfigError
 from gradwire.memory.residual import Residual
 from gradwire.types import AllGather, EFInput, EncodeContext

@@ -16,7 +16,7 @@ from few_ranks import (
 from torch import Tensor
 
 from gradwire.compressors.variance import TYPICAL_RATIO, Variance
-from gradwire.engine.plan import check_memory, wants_residual
+from gradwire.engine.legality import check_memory, wants_residual
 from gradwire.errors import ConfigError, WireError
 from gradwire.spec import parse_memory
 from gradwire.types import EncodeContext

@@ -9,7 +9,7 @@ from few_ranks import Ranks, bits_per_entry, eighths, normal, roundtrip, selecti
 from torch import Tensor
 
 from gradwire.compressors.wangni import Wangni, scale_for
-from gradwire.engine.plan import make_plan
+from gradwire.engine.make_plan import make_plan
 from gradwire.errors import ConfigError, WireError
 from gradwire.types import EncodeContext
 from gradwire.wire.layout import pack, unpack

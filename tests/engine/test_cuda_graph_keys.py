@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from gradwire.engine.cuda_graphs import INITIAL_KEYS, KeyBuffer, LaneKeys
-from gradwire.engine.plan import make_plan
+from gradwire.engine.make_plan import make_plan
 from gradwire.engine.step import Lane
 from gradwire.kernels.reference.random import random_bits
 from gradwire.types import EncodeContext, Key

@@ -10,9 +10,10 @@ from torch import Tensor
 import gradwire.engine
 from gradwire.comm.simulated import Simulated
 from gradwire.engine.engine import Engine
+from gradwire.engine.make_plan import make_plan
 from gradwire.engine.observer import StepObserver
 from gradwire.engine.piggyback import Piggyback
-from gradwire.engine.plan import Plan, make_plan
+from gradwire.engine.plan import Plan
 from gradwire.engine.step import Lane
 from gradwire.errors import ConfigError
 from lockstep import noise

@@ -15,7 +15,9 @@ from gradwire.compressors.none import NoCompression
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.topk import TopK
-from gradwire.engine.plan import Plan, check_exchange, check_memory, make_plan
+from gradwire.engine.legality import check_exchange, check_memory
+from gradwire.engine.make_plan import make_plan
+from gradwire.engine.plan import Plan
 from gradwire.engine.step import Lane
 from gradwire.errors import ConfigError
 from gradwire.exchange.auto import choose, gather_s, sharded_s

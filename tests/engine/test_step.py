@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire.base import OneRound, Traits
 from gradwire.comm.base import Collective, CollectiveProgram
 from gradwire.comm.simulated import Simulated
-from gradwire.engine.plan import open_lane
+from gradwire.engine.make_plan import open_lane
 from gradwire.engine.step import BucketResult, Lane, lane_rounds, run_rounds
 from gradwire.errors import WireError
 from gradwire.exchange.sharded import bounds

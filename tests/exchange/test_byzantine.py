@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import gradwire
 from gradwire.base.aggregation import tolerated
+from gradwire.engine.make_plan import make_plan
 from gradwire.engine.nonfinite import NonFiniteGuard
-from gradwire.engine.plan import make_plan
 from lockstep import noise
 
 WORKERS, FAULTY, STEPS, RATE = 5, 3, 30, 0.5

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import gradwire
 from gradwire.checkpoint.state import load_resized, save
-from gradwire.engine.plan import make_plan
+from gradwire.engine.make_plan import make_plan
 from gradwire.errors import ConfigError
 from gradwire.spec import compressor_classes, format_spec, parse
 from lockstep import Lockstep, distance_after, noise

@@ -7,7 +7,7 @@ import torch
 
 import gradwire
 from gradwire.comm.simulated import Simulated
-from gradwire.engine.plan import open_lane
+from gradwire.engine.make_plan import open_lane
 from gradwire.engine.step import lane_rounds, run_rounds
 from gradwire.errors import ConfigError, WireError
 from gradwire.exchange.leader import LeaderExchange

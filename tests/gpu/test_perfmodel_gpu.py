@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire.engine.cuda_graphs import STEPS_BEFORE_REPLAY
 from gradwire.engine.engine import Engine
-from gradwire.engine.plan import make_plan
+from gradwire.engine.make_plan import make_plan
 from gradwire.perfmodel.compute import Bucket
 from gradwire.perfmodel.exchange_cost import MEDIUM_NODES, ExchangeCost, measure_exchange
 from gradwire.perfmodel.mirrored_cluster import MirroredCluster

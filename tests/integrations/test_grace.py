@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gradwire
-from gradwire.engine.plan import make_plan
+from gradwire.engine.make_plan import make_plan
 from gradwire.errors import ConfigError
 from gradwire.integrations.grace import COMMUNICATORS, COMPRESSORS, MEMORIES, translate
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.base import OneRound, encode_with_feedback
 from gradwire.comm.simulated import Simulated
-from gradwire.engine.plan import open_lane
+from gradwire.engine.make_plan import open_lane
 from gradwire.engine.step import lane_rounds, run_rounds
 from gradwire.errors import ConfigError
 from gradwire.kernels import validation

@@ -22,7 +22,7 @@ from local_workers import (
 from torch import Tensor, nn
 
 from gradwire.compressors.none import NoCompression
-from gradwire.engine.plan import open_lane
+from gradwire.engine.make_plan import open_lane
 from gradwire.errors import ConfigError, NonFiniteError, WireError
 from gradwire.local import AsyncQsparseLocalSGD, QsparseLocalSGD
 from gradwire.local.server import MessageFormat, Server

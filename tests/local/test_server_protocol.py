@@ -21,7 +21,7 @@ from torch.distributed import HashStore
 from deadlines import scaled
 from gradwire.comm.tcp import Connection, Listener, connect, encode_address
 from gradwire.compressors.none import NoCompression
-from gradwire.engine.plan import open_lane
+from gradwire.engine.make_plan import open_lane
 from gradwire.errors import ConfigError, NonFiniteError, PeerError, WireError
 from gradwire.local import AsyncQsparseLocalSGD, RejoinedWorker
 from gradwire.local.rejoin import SERVER_KEY

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from gradwire.comm.simulated import Simulated
-from gradwire.engine.plan import make_plan, open_lane
+from gradwire.engine.make_plan import make_plan, open_lane
 from gradwire.engine.step import Lane, lane_rounds, run_rounds
 from gradwire.errors import ConfigError
 from gradwire.memory.momentum import MomentumCorrection

@@ -14,7 +14,7 @@ import gradwire
 from gradwire.auto.accuracy_risk import Level, Risk, assess_risk
 from gradwire.auto.optimizers import find_optimizer, is_adaptive
 from gradwire.comm.cost_model import LinkModel, Network
-from gradwire.engine.plan import make_plan
+from gradwire.engine.make_plan import make_plan
 from gradwire.errors import ConfigError
 from gradwire.perfmodel.advise import Advice, Option, predict_options, rank_options
 from gradwire.perfmodel.compression_error import measure_error

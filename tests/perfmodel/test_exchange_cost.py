@@ -14,7 +14,8 @@ from gradwire.base import MultiRound
 from gradwire.comm.mirror import CollectiveRecord
 from gradwire.comm.simulated import Simulated
 from gradwire.engine.engine import Engine
-from gradwire.engine.plan import Plan, make_plan
+from gradwire.engine.make_plan import make_plan
+from gradwire.engine.plan import Plan
 from gradwire.errors import ConfigError
 from gradwire.perfmodel.compute import Bucket, Compute, measure
 from gradwire.perfmodel.exchange_cost import (

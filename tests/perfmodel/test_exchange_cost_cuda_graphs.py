@@ -15,7 +15,7 @@ from gradwire.comm.base import CollectiveProgram
 from gradwire.engine import cuda_graphs
 from gradwire.engine.cuda_graphs import STEPS_BEFORE_REPLAY, is_graph_safe
 from gradwire.engine.engine import Engine
-from gradwire.engine.plan import make_plan
+from gradwire.engine.make_plan import make_plan
 from gradwire.engine.step import BucketResult
 from gradwire.perfmodel import exchange_cost
 from gradwire.perfmodel.compute import Bucket

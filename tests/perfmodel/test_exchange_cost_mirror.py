@@ -8,7 +8,8 @@ import torch
 from gradwire.comm.meter import Meter
 from gradwire.comm.simulated import Simulated
 from gradwire.engine.engine import Engine
-from gradwire.engine.plan import Plan, make_plan
+from gradwire.engine.make_plan import make_plan
+from gradwire.engine.plan import Plan
 from gradwire.errors import ConfigError
 from gradwire.perfmodel.compute import Bucket
 from gradwire.perfmodel.mirrored_cluster import MirroredCluster

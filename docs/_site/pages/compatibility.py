@@ -2,7 +2,8 @@
 
 from gradwire.base import Compressor, TwoLevelExchange
 from gradwire.catalogue import Row
-from gradwire.engine.plan import check_exchange, check_memory, make_plan
+from gradwire.engine.legality import check_exchange, check_memory
+from gradwire.engine.make_plan import make_plan
 from gradwire.errors import ConfigError
 from gradwire.spec import exchange_classes, memory_classes, parse_exchange, parse_memory
 from pages.markdown import code, listed, table

@@ -8,7 +8,9 @@ from torch import Tensor
 from gradwire.auto.accuracy_risk import LEVELS, Level
 from gradwire.auto.auto import Auto
 from gradwire.comm.cost_model import LinkModel
-from gradwire.engine.plan import Plan, choose_exchange, make_plan, wants_residual
+from gradwire.engine.legality import wants_residual
+from gradwire.engine.make_plan import choose_exchange, make_plan
+from gradwire.engine.plan import Plan
 from gradwire.spec import format_spec, memory_of, parse
 
 FP32, BITS16 = "none", "bf16"

@@ -1,4 +1,4 @@
-"""The plan: the compressor, memory and exchange of each parameter, and what combines legally."""
+"""The plan: the compressor, memory and exchange of each parameter of a model."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,40 +9,20 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from gradwire.base import (
-    Aggregator,
-    Compressor,
-    Memory,
-    MultiRound,
-    OneRound,
-    TwoLevelExchange,
-    UpdateRule,
-)
-from gradwire.comm.cost_model import LinkModel
+from gradwire.base import Aggregator, Compressor, Memory, MultiRound, OneRound, UpdateRule
 from gradwire.comm.meter import ring_bytes
 from gradwire.compressors.bf16 import Bf16
 from gradwire.compressors.fp16 import Fp16
 from gradwire.compressors.none import NoCompression
 from gradwire.engine.chunks import Chunk, check_chunk_bytes, cut
+from gradwire.engine.legality import check_exchange, check_memory
 from gradwire.engine.step import Lane
 from gradwire.errors import ConfigError
-from gradwire.exchange.auto import choose
 from gradwire.identity import code_digests, identity_of
 from gradwire.memory._update import LocalUpdate, MeanUpdate
 from gradwire.memory.none import NoMemory
-from gradwire.policies import MethodSpec, Policies, Policy, find_policies, policy_error
-from gradwire.spec import (
-    POLICY_DEFAULT,
-    ExchangeConfig,
-    compressor_of,
-    exchange_classes,
-    exchange_of,
-    find_exchange,
-    format_spec,
-    memory_classes,
-    memory_of,
-    name_of,
-)
+from gradwire.policies import Policies, Policy
+from gradwire.spec import POLICY_DEFAULT, ExchangeConfig, find_exchange, format_spec
 from gradwire.types import EncodeContext
 
 DENSE: dict[torch.dtype, OneRound] = {
@@ -52,18 +32,8 @@ DENSE: dict[torch.dtype, OneRound] = {
 }
 """Compressors that send a tensor as it is, in its own dtype."""
 
-BUCKET_BYTES = 25 << 20
-"""DDP's default bucket size, which is the size of one message before compression."""
-
-DEFAULT_LINK = LinkModel()
-"""The link for which an exchange is chosen if none was measured."""
-
 Wrap: TypeAlias = Callable[[ExchangeConfig, Compressor], Aggregator]
 """Builds the aggregator of a lane from an exchange and a compressor."""
-
-
-Tensors: TypeAlias = Mapping[str, Tensor] | Iterable[Tensor]
-"""The tensors of a plan; policies need their names."""
 
 
 @dataclass(frozen=True)
@@ -333,261 +303,8 @@ class Plan:
         return found
 
 
-def make_plan(
-    compressor: MethodSpec,
-    memory: Memory | str | None,
-    exchange: ExchangeConfig | str,
-    tensors: Tensors,
-    size: int,
-) -> Plan:
-    """Chooses what was left open, and refuses what cannot work.
-
-    Memory and exchange are those of every policy that does not set its own.
-    """
-    return plan_for(compressor, memory, lambda _: exchange, tensors, size)
-
-
-def plan_for(
-    compressor: MethodSpec,
-    memory: Memory | str | None,
-    exchange: Callable[[Compressor], ExchangeConfig | str],
-    tensors: Tensors,
-    size: int,
-) -> Plan:
-    """Makes a plan, as `make_plan` does, with an exchange that depends on the compressor."""
-    policies = find_policies(compressor)
-    if policies is not None:
-        return _plan_of_policies(policies, memory, exchange, tensors, size)
-    some = list(tensors.values() if isinstance(tensors, Mapping) else tensors)
-    assert not isinstance(compressor, Policies | Mapping)
-    chosen = compressor_of(compressor)
-    method = _method(chosen, memory, exchange(chosen), some, size)
-    return Plan(method.compressor, method.memory, method.exchange)
-
-
-def _method(
-    compressor: Compressor,
-    memory: Memory | str | None,
-    exchange: ExchangeConfig | str,
-    tensors: Sequence[Tensor],
-    size: int,
-) -> Method:
-    """Chooses what was left open of one method, and refuses what cannot work."""
-    if memory is None:
-        memory = "residual" if wants_residual(compressor) else "none"
-    memory = memory_of(memory)
-    check_memory(compressor, memory)
-    config = _resolved(compressor, memory, exchange, tensors, size)
-    check_exchange(compressor, memory, config)
-    return Method(compressor, memory, config)
-
-
-def _plan_of_policies(
-    policies: Policies,
-    memory: Memory | str | None,
-    exchange: Callable[[Compressor], ExchangeConfig | str],
-    tensors: Tensors,
-    size: int,
-) -> Plan:
-    """Makes the plan of some policies; the default's method comes first in the plan's fields."""
-    if not isinstance(tensors, Mapping):
-        raise ConfigError(
-            f"policies need the names of parameters, which are not known here, got {policies}"
-        )
-    entries: list[PolicyMethod] = []
-    # From the last, which may be the default, so that others can share its exchange.
-    for policy, names in reversed(policies.assign(tensors)):
-        own = [tensors[name] for name in names]
-        asked = policy.exchange or exchange(policy.compressor)
-        try:
-            kept = policy.memory
-            if kept is None and not isinstance(policy.compressor, NoCompression):
-                kept = None if memory is None else memory_of(memory)
-            if asked == "auto" and entries and _are_sent_dense(policy, own, entries[0].method):
-                asked = entries[0].method.exchange
-            method = _method(policy.compressor, kept, asked, own, size)
-            if policy.pattern != POLICY_DEFAULT:
-                _check_compresses(method, own)
-        except ConfigError as error:
-            raise policy_error(policy.pattern, error) from None
-        entries.append(PolicyMethod(policy, method, names))
-    _check_nodes(entries)
-    used = tuple(entry for entry in reversed(entries) if entry.names)
-    default = entries[0].method
-    return Plan(default.compressor, default.memory, default.exchange, policies=used)
-
-
-def _are_sent_dense(policy: Policy, tensors: Sequence[Tensor], default: Method) -> bool:
-    """Returns whether the default would send these tensors uncompressed, as the policy does.
-
-    Then they share its exchange, and so its messages, in place of collectives of their own.
-    """
-    if not isinstance(policy.compressor, NoCompression):
-        return False
-    return not any(default.compresses(tensor, Plan.min_numel) for tensor in tensors)
-
-
-def _check_compresses(method: Method, tensors: Sequence[Tensor]) -> None:
-    """Raises ConfigError if a method is set for tensors all of which would be sent as they are."""
-    if method.is_dense or not tensors:
-        return
-    if not any(method.compresses(tensor, Plan.min_numel) for tensor in tensors):
-        raise ConfigError(
-            f"{format_spec(method.compressor)} would compress none of its {len(tensors)} "
-            "parameters, which are small, one-dimensional or would not become shorter, and so are "
-            "sent as they are; use 'none', or leave them to the default"
-        )
-
-
-def _check_nodes(entries: Sequence[PolicyMethod]) -> None:
-    """Raises ConfigError if exchanges have nodes of different sizes, or only some have nodes."""
-    nodes = {entry.policy.pattern: entry.method.exchange.node for entry in entries if entry.names}
-    if len(set(nodes.values())) > 1:
-        shown = ", ".join(f"{pattern!r}: {node or 'none'}" for pattern, node in nodes.items())
-        raise ConfigError(
-            "policies: all exchanges must be hierarchical with the same node, or none of them, got "
-            f"{shown}; set exchange= for all of them"
-        )
-
-
-def _resolved(
-    compressor: Compressor,
-    memory: Memory,
-    exchange: ExchangeConfig | str,
-    tensors: Iterable[Tensor],
-    size: int,
-) -> ExchangeConfig:
-    """Returns the exchange with nothing left open, for this number of ranks."""
-    if exchange == "auto":
-        return choose_exchange(compressor, memory, tensors, size)
-    config = exchange_of(exchange)
-    if config.node is None:
-        return config
-    if size % config.node:
-        raise ConfigError(
-            f"{config.name}: {size} ranks do not make nodes of {config.node}; "
-            "node must divide the number of ranks"
-        )
-    between = config.between or choose_exchange(compressor, memory, tensors, size // config.node)
-    return replace(config, between=between)
-
-
 def _parameter_of(lane: str, known: Mapping[str, object]) -> str:
     """Returns the name of a lane's parameter: the lane may be one of its chunks, "name[0:5]"."""
     while lane not in known:
         lane = lane[: lane.rindex("[")]
     return lane
-
-
-def wants_residual(compressor: Compressor) -> bool:
-    """Returns whether a method needs error feedback to converge: biased, and far from the input."""
-    traits = compressor.traits()
-    if traits.accumulates:
-        return True
-    return traits.contraction and not traits.unbiased and not traits.suits_small_tensors
-
-
-def check_memory(compressor: Compressor, memory: Memory) -> None:
-    """Raises ConfigError, with what would be legal, if the compressor does not suit the memory."""
-    reason = _memory_refusal(compressor, memory)
-    if reason is not None:
-        others = [
-            name
-            for name, cls in memory_classes().items()
-            if _memory_refusal(compressor, cls(**cls.examples[0])) is None
-        ]
-        raise ConfigError(
-            f"{format_spec(compressor)} does not go with memory {name_of(memory)!r}{reason}"
-            f"{_advice('memory', others)}"
-        )
-
-
-def _memory_refusal(compressor: Compressor, memory: Memory) -> str | None:
-    traits = compressor.traits()
-    if traits.accumulates:
-        if memory.separates_residual:
-            return None
-        return (
-            ": it compares a gradient with the residual, which that memory does not keep separate "
-            "from it"
-        )
-    if memory.needs_contraction and not traits.contraction:
-        return f", which needs a contraction: {traits.why_not or 'it is none'}"
-    return None
-
-
-def check_exchange(compressor: Compressor, memory: Memory, exchange: ExchangeConfig | str) -> None:
-    """Raises ConfigError, with what would be legal, if messages cannot go through the exchange."""
-    whole = exchange_of(exchange)
-    config = whole.across_nodes
-    reason = _exchange_refusal(compressor, memory, config)
-    if reason is not None:
-        one_level = [
-            n for n, c in exchange_classes().items() if not issubclass(c, TwoLevelExchange)
-        ]
-        others = [
-            name
-            for name in one_level
-            if _exchange_refusal(compressor, memory, ExchangeConfig(name)) is None
-        ]
-        raise ConfigError(
-            f"{format_spec(compressor)} does not go with exchange '{config}': {reason}"
-            f"{_advice('exchange' if whole.node is None else 'between', others)}"
-        )
-
-
-def _exchange_refusal(compressor: Compressor, memory: Memory, config: ExchangeConfig) -> str | None:
-    reason = find_exchange(config.name).refuses(compressor)
-    if reason is None and isinstance(compressor, MultiRound) and config.settings:
-        reason = "it defines its own rounds, which do not have this setting"
-    if reason is None and config.name == "mean" and _loses_sums(compressor, memory):
-        reason = f"sums in 16 bits lose what memory {name_of(memory)!r} cannot see"
-    return reason
-
-
-def _advice(noun: str, names: Sequence[str]) -> str:
-    """Returns the end of an error text that lists what would be legal."""
-    *others, last = [repr(name) for name in names] or [""]
-    return f"; use {noun} {', '.join(others)}{' or ' if others else ''}{last}" if last else ""
-
-
-def _loses_sums(compressor: Compressor, memory: Memory) -> bool:
-    return memory.needs_contraction and compressor.traits().rounds_sums
-
-
-def choose_exchange(
-    compressor: Compressor,
-    memory: Memory,
-    tensors: Iterable[Tensor],
-    size: int,
-    link: LinkModel = DEFAULT_LINK,
-) -> ExchangeConfig:
-    """Chooses the mean if messages can be summed, else gather or sharded by a bucket's message.
-
-    One exchange for all lanes, so that the lanes of a bucket share their rounds.
-    """
-    if isinstance(compressor, MultiRound):
-        return ExchangeConfig(compressor.rounds_like)
-    if compressor.traits().is_vote:
-        return ExchangeConfig("gather", (("aggregate", "majority"),))
-    if compressor.traits().summable and not _loses_sums(compressor, memory):
-        return ExchangeConfig("mean")
-    tensors = list(tensors)
-    dense_bytes = sum(t.nbytes for t in tensors)
-    nbytes = sum(compressor.nbytes(t.shape) if t.dim() > 1 else t.nbytes for t in tensors)
-    buckets = max(1, round(dense_bytes / BUCKET_BYTES))
-    sparse = compressor.family in ("sparsification", "hybrid")
-    return ExchangeConfig(choose(nbytes // buckets, size, link, sparse=sparse))
-
-
-def open_lane(
-    name: str,
-    compressor: Compressor,
-    memory: Memory,
-    exchange: ExchangeConfig | str,
-    ctx: EncodeContext,
-    device: torch.device,
-) -> Lane:
-    """Returns a lane without a plan's choices; `check_memory` and `check_exchange` have passed."""
-    aggregator = exchange_of(exchange).wrap(compressor)
-    return Lane(name, compressor, aggregator, memory, ctx, device)

@@ -22,8 +22,9 @@ from gradwire.comm.consistency import check_equal_tensors
 from gradwire.comm.groups import check_member, lease_group
 from gradwire.comm.meter import Meter
 from gradwire.engine.chunks import CHUNK_BYTES
+from gradwire.engine.make_plan import Tensors, make_plan
 from gradwire.engine.ownership import release
-from gradwire.engine.plan import Plan, Tensors, make_plan
+from gradwire.engine.plan import Plan
 from gradwire.errors import ConfigError, NonFiniteError, PeerError
 from gradwire.integrations.backward_pass import BackwardPass, at_end_of_backward, graph_task
 from gradwire.integrations.bucketing import PendingBucket, Ready

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire.comm.base import run_program
-from gradwire.engine.plan import make_plan
+from gradwire.engine.make_plan import make_plan
 from gradwire.errors import ConfigError
 from gradwire.integrations.backward_pass import BackwardPass, at_end_of_backward
 from gradwire.integrations.dense_allreduce import reduce_scatter_mean, start_mean

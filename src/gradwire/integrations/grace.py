@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import NamedTuple, TypedDict
 
 from gradwire.base import Compressor
-from gradwire.engine.plan import check_exchange, check_memory
+from gradwire.engine.legality import check_exchange, check_memory
 from gradwire.errors import ConfigError
 from gradwire.spec import parse, parse_memory
 

@@ -35,8 +35,9 @@ from gradwire.control.runtime import ControllerRuntime
 from gradwire.control.timing import WallClock
 from gradwire.engine.engine import Engine
 from gradwire.engine.last_step import LastStep
+from gradwire.engine.make_plan import Tensors
 from gradwire.engine.ownership import check_free, claim, release
-from gradwire.engine.plan import Plan, Tensors
+from gradwire.engine.plan import Plan
 from gradwire.errors import ConfigError
 from gradwire.identity import code_digests, identity_of
 from gradwire.integrations.bucketing import Buckets, default_least_bytes, read_groups

@@ -7,7 +7,8 @@ import torch
 
 from gradwire.base import Aggregator, Compressor, Memory, MultiRound, OneRound
 from gradwire.comm.meter import reduce_scatter_bytes
-from gradwire.engine.plan import Plan, Tensors, plan_for
+from gradwire.engine.make_plan import Tensors, plan_for
+from gradwire.engine.plan import Plan
 from gradwire.errors import ConfigError
 from gradwire.exchange.sharded import bounds, own_shard
 from gradwire.memory.none import NoMemory

@@ -15,7 +15,7 @@ from gradwire.auto.auto import Auto
 from gradwire.auto.optimizers import find_adaptive
 from gradwire.comm.base import Collective, run_program
 from gradwire.comm.consistency import check_equal_tensors
-from gradwire.engine.plan import BUCKET_BYTES, make_plan
+from gradwire.engine.make_plan import BUCKET_BYTES, make_plan
 from gradwire.errors import ConfigError
 from gradwire.integrations.comm_runner import Task
 from gradwire.integrations.dense_allreduce import run_one_ahead, start_mean

@@ -20,8 +20,9 @@ from gradwire.comm.base import CollectiveProgram
 from gradwire.comm.meter import ring_bytes
 from gradwire.engine.engine import Engine
 from gradwire.engine.last_step import LastStep
+from gradwire.engine.make_plan import Tensors, make_plan
 from gradwire.engine.ownership import check_free, claim, release
-from gradwire.engine.plan import Plan, Tensors, make_plan
+from gradwire.engine.plan import Plan
 from gradwire.errors import ConfigError
 from gradwire.identity import class_name, code_digests
 from gradwire.local.ddp_guard import check_no_ddp, guard_forward

@@ -16,7 +16,8 @@ from gradwire.comm.base import Comm
 from gradwire.comm.cost_model import Network
 from gradwire.comm.groups import check_member
 from gradwire.comm.process_group import ProcessGroupComm
-from gradwire.engine.plan import Plan, make_plan
+from gradwire.engine.make_plan import make_plan
+from gradwire.engine.plan import Plan
 from gradwire.errors import ConfigError
 from gradwire.perfmodel.compression_error import measure_error
 from gradwire.perfmodel.compute import Compute, measure

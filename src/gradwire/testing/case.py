@@ -9,7 +9,8 @@ from torch import Tensor
 
 from gradwire.base import Compressor, Exchange, Memory
 from gradwire.comm.simulated import Simulated
-from gradwire.engine.plan import check_exchange, check_memory, make_plan, open_lane
+from gradwire.engine.legality import check_exchange, check_memory
+from gradwire.engine.make_plan import make_plan, open_lane
 from gradwire.engine.step import Lane, lane_rounds, run_rounds
 from gradwire.errors import ConfigError
 from gradwire.exchange.sharded import bounds

@@ -16,7 +16,7 @@ from gradwire.checks import check_fraction_below_one
 from gradwire.control.accordion import Accordion
 from gradwire.control.base import Controller, find_controller
 from gradwire.engine.engine import NanPolicy
-from gradwire.engine.plan import make_plan
+from gradwire.engine.make_plan import make_plan
 from gradwire.errors import ConfigError
 from gradwire.integrations.ddp import Link, attach
 from gradwire.integrations.settings import Settings

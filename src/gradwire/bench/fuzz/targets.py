@@ -17,7 +17,7 @@ from gradwire.base.aggregation import Aggregation
 from gradwire.bench.fuzz.guard_pages import GuardedMemory
 from gradwire.comm.base import CollectiveProgram
 from gradwire.comm.simulated import Simulated
-from gradwire.engine.plan import make_plan, open_lane
+from gradwire.engine.make_plan import make_plan, open_lane
 from gradwire.engine.step import BucketResult, lane_rounds, run_rounds
 from gradwire.errors import ConfigError
 from gradwire.spec import compressor_classes, exchange_classes, format_spec, parse, parse_exchange

@@ -13,7 +13,8 @@ from gradwire.bench.cases.local import LocalCase
 from gradwire.bench.cases.parse import MethodCase, parse_case
 from gradwire.bench.workloads.base import Workload, update
 from gradwire.control.base import Controller
-from gradwire.engine.plan import Plan, make_plan
+from gradwire.engine.make_plan import make_plan
+from gradwire.engine.plan import Plan
 from gradwire.errors import ConfigError
 from gradwire.perfmodel.compute import Compute, Loss, Update, measure
 from gradwire.perfmodel.exchange_cost import ExchangeCost, measure_exchange

@@ -10,8 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire.comm.base import Collective, run_program
 from gradwire.comm.consistency import check_equal_tensors
+from gradwire.engine.make_plan import make_plan
 from gradwire.engine.ownership import check_free, claim, release
-from gradwire.engine.plan import make_plan
 from gradwire.errors import ConfigError
 from gradwire.integrations.handle import Handle
 from gradwire.integrations.keras.variables import framework_of, name_of, names_of, placeholder
