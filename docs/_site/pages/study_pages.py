@@ -10,6 +10,7 @@ from gradwire.bench import human
 from gradwire.bench.records.compare import group
 from gradwire.bench.records.files import read
 from gradwire.bench.records.schema import BASELINE, TrainRecord
+from gradwire.bench.report.run_lengths import best_length_grid
 from gradwire.bench.report.study_facts import PERCENT, metric_text
 from gradwire.bench.report.study_grids import study_grid
 from gradwire.bench.studies.claim import Claim
@@ -113,6 +114,7 @@ def _page(name: str, results: Path) -> str:
         grid_table(grid),
         *_gravac_table(claim, runs),
         *_by_learning_rate(name, claim, results),
+        *_by_length(name, claim, results),
         *_times_to_quality(claim, runs),
         "## Repeat it",
         _repeat(name, study, claim, runs),
@@ -196,6 +198,22 @@ def _by_learning_rate(name: str, claim: Claim, results: Path) -> list[str]:
         "The table above has each method at its best learning rate. At all of them:",
         table(columns, lines),
     ]
+
+
+def _by_length(name: str, claim: Claim, results: Path) -> list[str]:
+    """Returns the times to the target at each method's best length of run, if there are several."""
+    study = STUDIES[name]
+    steps = {form.steps for form in study.by_length()}
+    grid = best_length_grid(
+        [
+            r
+            for r in all_runs(results)
+            if (r.workload_spec, r.workers, r.rate) == (study.workload, study.workers, claim.rate)
+            and r.steps in steps
+            and r.spec in study.cases
+        ]
+    )
+    return [] if grid is None else ["At the best length of run of each method:", grid_table(grid)]
 
 
 def _end_of(runs: Sequence[TrainRecord]) -> str:
