@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from gradwire.bench.records.files import append, read
+from gradwire.bench.records.files import append, read_every
 from gradwire.bench.records.schema import (
     ForecastRecord,
     GuardRecord,
@@ -183,7 +183,7 @@ def test_rows_of_an_unknown_form_are_shown() -> None:
 def test_the_cost_of_guards_is_that_of_the_records() -> None:
     root = Path(__file__).parents[2]
     page = (root / "docs" / "explanation" / "reliability.md").read_text("utf-8")
-    found = [r for r in read([root / "results/reliability/guards.jsonl"]) if r.kind == "guard"]
+    found = read_every([root / "results" / "reliability" / "guards.jsonl"])
     assert len(found) == 4
     for record in found:
         assert isinstance(record, GuardRecord)
