@@ -20,10 +20,10 @@ from gradwire.bench.studies.paper_tables import GRACE_TASKS
 from gradwire.bench.studies.study import Study
 from gradwire.bench.studies.table_claims import TABLE_CLAIMS
 from gradwire.spec import read_settings
-from pages import grace_page, measured_pages
+from pages import demo_page, grace_page, measured_pages
 from pages.markdown import GENERATED, code, fence, fold, listed, table
 from pages.results import FACTS, grid_table, raw_tables
-from pages.study_plot import Curve, Method, MethodsPlot, draw_factors, draw_methods
+from pages.study_plot import Curve, Drawn, Method, MethodsPlot, draw
 
 SIMULATED = (
     "Workers are simulated in lock step: losses and bytes are those of a cluster, times are "
@@ -52,18 +52,19 @@ def texts(results: Path) -> dict[str, str]:
     pages = {f"{name}.md": _page(name, results) for name in decided(results)}
     pages["grace.md"] = grace_page.page(results, all_runs(results))
     pages |= measured_pages.texts(results)
+    pages |= demo_page.texts(results)
     return pages | {"index.md": _index(results)}
 
 
-def plots(results: Path) -> dict[str, MethodsPlot | tuple[Curve, ...]]:
+def plots(results: Path) -> dict[str, Drawn]:
     """Returns what each plot shows, by its file name in docs/results/."""
-    found: dict[str, MethodsPlot | tuple[Curve, ...]] = {}
+    found: dict[str, Drawn] = {}
     for name, claim in decided(results).items():
         runs = _runs(name, claim, results)
         found[f"{name}.svg"] = methods_plot(runs)
         if curves := factor_curves(runs, claim.rate):
             found[f"{name}-factors.svg"] = curves
-    return found | grace_page.plots(all_runs(results))
+    return found | grace_page.plots(all_runs(results)) | demo_page.plots(results)
 
 
 def write(folder: Path, results: Path) -> None:
@@ -71,9 +72,7 @@ def write(folder: Path, results: Path) -> None:
     folder.mkdir(exist_ok=True)
     written = texts(results)
     for name, drawn in plots(results).items():
-        title = f"{Path(name).stem}: results"
-        draws = isinstance(drawn, MethodsPlot)
-        written[name] = draw_methods(drawn, title) if draws else draw_factors(drawn, title)  # type: ignore[arg-type]
+        written[name] = draw(drawn, f"{Path(name).stem}: results")
     for name, text in written.items():
         (folder / name).write_text(text, encoding="utf-8")
     for path in made(folder):
@@ -343,6 +342,8 @@ def _index(results: Path) -> str:
     ]
     rows.append(grace_page.index_row(all_runs(results)))
     others = [f"- [{title}]({name})" for name, title in measured_pages.titles().items()]
+    if demo_page.records_of(results):
+        others.insert(0, f"- [{demo_page.TITLE}]({demo_page.PAGE})")
     waiting = sorted(set(STUDIES) - set(decided(results)) - set(GRACE_TASKS))
     parts = [
         GENERATED,
