@@ -80,13 +80,19 @@ def data(step: int, island: int) -> tuple[Tensor, Tensor]:
     return inputs, inputs @ target
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, island: int, steps: range) -> None:
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, island: int, steps: range
+) -> list[float]:
     """Trains with the same data on all ranks of an island, so that it is one worker."""
+    losses = []
     for step in steps:
         inputs, targets = data(step, island)
         optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
         optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
 
 
 def build(
