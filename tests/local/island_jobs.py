@@ -8,6 +8,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from local_jobs import METHODS as ALL_SYNCHRONOUS
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -93,7 +94,8 @@ def build(
     name: str, model: nn.Module, group: dist.ProcessGroup | DeviceMesh, **others: Any
 ) -> tuple[torch.optim.Optimizer, LocalMethod]:
     method, args, settings = METHODS[name]
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=LR)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=LR, momentum=0.5)
     return optimizer, method(model, optimizer, *args, process_group=group, **settings, **others)
 
 
@@ -140,6 +142,11 @@ def common_parts(name: str, steps: int) -> list[dict[str, Tensor]]:
     return found
 
 
+def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    return {"model": model_state, "optimizer": optimizer_state}
+
+
 def cut_short(folder: str, name: str, kinds: tuple[str, str], steps: int) -> tuple[bool, ...]:
     """Returns whether a run that is saved and resumed by DCP ends bitwise as one without a break.
 
@@ -152,7 +159,7 @@ def cut_short(folder: str, name: str, kinds: tuple[str, str], steps: int) -> tup
     with worker:
         train(model, optimizer, island, range(steps))
         dcp.save(
-            {"model": {f"island{island}": model.state_dict()}, "worker": worker.state_dict()},
+            {f"island{island}": _state(model, optimizer), "worker": worker.state_dict()},
             checkpoint_id=folder,
         )
         train(model, optimizer, island, range(steps, 2 * steps))
@@ -160,12 +167,12 @@ def cut_short(folder: str, name: str, kinds: tuple[str, str], steps: int) -> tup
 
     model = MODELS[kinds[1]](mesh)
     optimizer, worker = build(name, model, mesh["islands"])
-    state: Any = {
-        "model": {f"island{island}": model.state_dict()},
-        "worker": worker.state_dict(),
-    }
+    state: Any = {f"island{island}": _state(model, optimizer), "worker": worker.state_dict()}
     dcp.load(state, checkpoint_id=folder)
-    model.load_state_dict(state["model"][f"island{island}"])
+    own = state[f"island{island}"]
+    set_state_dict(
+        model, optimizer, model_state_dict=own["model"], optim_state_dict=own["optimizer"]
+    )
     worker.load_state_dict(state["worker"])
     with worker:
         train(model, optimizer, island, range(steps, 2 * steps))
