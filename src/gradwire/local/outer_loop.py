@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from gradwire.base import Memory
 from gradwire.checks import check_fraction_below_one, check_positive_fraction, check_whole
@@ -33,6 +32,8 @@ from gradwire.local.fragment import (
     Partition,
     partition_parameters,
 )
+from gradwire.local.island import forms_of
+from gradwire.local.optimizers import Optimizers, learning_rate
 from gradwire.local.workers import Group, Wait
 from gradwire.policies import MethodSpec, find_policies
 from gradwire.types import State
@@ -101,7 +102,7 @@ class OuterLoopMethod(LocalMethod):
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizers,
         compression: DriftCompression,
         outer: OuterSGD,
         streaming: Streaming,
@@ -117,10 +118,12 @@ class OuterLoopMethod(LocalMethod):
         parts = partition_parameters(method, self.parameters, streaming.fragments)
         streaming.check(method, sync_every, len(parts))
         self.outer, self.streaming, self._compression = outer, streaming, compression
-        self._fragments = [self._fragment(part) for part in parts]
+        # A shard may be too small for a method that another rank's is large enough for.
+        with self._island.same_errors():
+            self._fragments = [self._fragment(part) for part in parts]
         self._waits: dict[int, Wait] = {}
         self._failed: dict[int, NonFiniteError] = {}
-        self._rate = torch.tensor(self._learning_rate(), dtype=torch.float64)
+        self._rate = torch.tensor(learning_rate(self.optimizers), dtype=torch.float64)
 
     def settings(self) -> dict[str, object]:
         outer = {"forget_below": self._compression.forget_below, "outer": identity_of(self.outer)}
@@ -206,16 +209,13 @@ class OuterLoopMethod(LocalMethod):
 
     def _drop_residuals_after_decay(self, fragment: Fragment) -> None:
         fraction = self._compression.forget_below
-        before, now = float(self._rate), self._learning_rate()
+        before, now = float(self._rate), learning_rate(self.optimizers)
         if fraction is not None and now < fraction * before:
             log.info(
                 "the learning rate has fallen from %g to %g; residuals are dropped", before, now
             )
             fragment.engine.rescale(0.0)
         self._rate.fill_(now)
-
-    def _learning_rate(self) -> float:
-        return max(float(group["lr"]) for group in self.optimizer.param_groups)
 
     def _engines(self) -> Sequence[Engine]:
         for number in range(len(self._fragments)):
@@ -239,15 +239,15 @@ class OuterLoopMethod(LocalMethod):
 
     def _fragment(self, parameters: Mapping[str, nn.Parameter]) -> Fragment:
         compression, rank, size = self._compression, self._workers.rank, self._workers.size
-        policies = find_policies(compression.compressor)
+        policies, forms = find_policies(compression.compressor), forms_of(parameters)
         plan = drift_plan(
             type(self).__name__,
             compression.compressor if policies is None else policies.restricted(parameters),
             compression.memory,
             compression.exchange,
-            parameters,
+            forms,
             size,
         )
-        engine = Engine(plan, parameters, rank, size, self.seed, compression.nan_policy)
+        engine = Engine(plan, forms, rank, size, self.seed, compression.nan_policy)
         streaming = self.streaming
         return Fragment(parameters, engine, self.outer, streaming.alpha, streaming.ahead)
