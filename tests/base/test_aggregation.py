@@ -140,9 +140,7 @@ def test_the_order_of_ranks_does_not_matter(name: Aggregation) -> None:
 
 
 def test_an_unknown_name_is_refused() -> None:
-    known = (
-        r"\['mean', 'majority', 'median', 'trimmed', 'diameter', 'median_norm', 'coincident'\]"
-    )
+    known = r"\['mean', 'majority', 'median', 'trimmed', 'diameter', 'median_norm', 'coincident'\]"
     with pytest.raises(ConfigError, match=f"gather: aggregate must be one of {known}, got 'mode'"):
         check_aggregation("mode")
     with pytest.raises(ConfigError, match=f"gather: aggregate must be one of {known}, got 'mode'"):

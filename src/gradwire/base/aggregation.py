@@ -35,20 +35,18 @@ def tolerated(name: str, ranks: int) -> int:
 def aggregate(gradients: Tensor, name: Aggregation) -> Tensor:
     """Combines the rows of `gradients`, one per rank; bitwise the same on every rank."""
     ranks = gradients.shape[0]
-    if name == "mean":
-        return gradients.mean(dim=0)
+    if name in ("mean", "median_norm"):
+        rows = gradients if name == "mean" else _within_median_norm(gradients)
+        return rows.mean(dim=0)
     if name == "majority":
         # A tie is zero, so an entry that no majority wants to move stays.
         return gradients.sign().sum(dim=0).sign()
-    if name == "median_norm":
-        return _within_median_norm(gradients).mean(dim=0)
     if name == "coincident":
         # Sparse messages hold few entries in common, and zeros stand for what was not sent.
         return gradients.sum(dim=0) / (gradients != 0).sum(dim=0).clamp(min=1)
-    if name == "median":
-        return _trimmed_mean(gradients, (ranks - 1) // 2)
-    if name == "trimmed":
-        return _trimmed_mean(gradients, trimmed_ranks(ranks))
+    if name in ("median", "trimmed"):
+        trim = (ranks - 1) // 2 if name == "median" else trimmed_ranks(ranks)
+        return _trimmed_mean(gradients, trim)
     return _closest(gradients, trimmed_ranks(ranks)).mean(dim=0)
 
 

@@ -13,7 +13,6 @@ from gradwire.local.workers import Group
 from gradwire.memory.residual import Residual
 from gradwire.policies import MethodSpec
 
-
 SPARSE_2_BITS = "chunktopk:k=64,chunk=4096,square=true | codebook:bits=2"
 """Sends 64 entries of every square of 64 by 64, in 2 bits each."""
 

@@ -1,7 +1,7 @@
 """The base class of optimisers that exchange updates instead of gradients."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeAlias, overload
@@ -22,7 +22,6 @@ from gradwire.integrations.settings import Settings, settings_of
 from gradwire.memory.lowbit import LowBit
 from gradwire.memory.none import NoMemory
 from gradwire.memory.residual import Residual
-from gradwire.optim.adam_update import of_one_worker
 from gradwire.optim.apply import apply_updates
 from gradwire.optim.dense import MeanGradient, dense_step
 from gradwire.optim.groups import check_groups, check_model
@@ -76,7 +75,7 @@ class CompressedOptimizer(torch.optim.Optimizer, ABC):
         group = exchange.process_group or model.process_group
         self._workers = dist.get_world_size(group)
         self._rules = self._current_rules()
-        self._dense_rules = {name: of_one_worker(rule) for name, rule in self._rules.items()}
+        self._dense_rules = {name: rule.dense() for name, rule in self._rules.items()}
         self._fixed = self._fixed_options()
         self._scaler = exchange.scaler
         self._checks_finite = settings.nan_policy != "ignore"
@@ -226,9 +225,13 @@ class CompressedOptimizer(torch.optim.Optimizer, ABC):
                 "another optimiser"
             )
         groups = {key: value for key, value in state_dict.items() if key != "gradwire"}
+        self._prepare_load(groups["param_groups"])
         self.link.load_state_dict(state_dict["gradwire"])
         # An empty state is left out of distributed checkpoints.
         torch.optim.Optimizer.load_state_dict(self, {"state": {}, **groups})
+
+    def _prepare_load(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Prepares for the state of a run with these groups; by default there is nothing to do."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group of the constructor; later it raises, since DDP's parameters are fixed."""
