@@ -15,6 +15,7 @@ from local_workers import (
     momentum_sgd,
     plain_sgd,
     small_model,
+    take_step,
     weights,
 )
 from torch import nn
@@ -269,14 +270,15 @@ def test_parameters_owned_by_an_integration(four_ranks: Ranks) -> None:
 def test_parameters_belong_to_one_method_at_a_time(name: str) -> None:
     method, args, settings = ALL_METHODS[name]
     with SimulatedRun(method, *args, **settings, size=1) as run:
-        own = run.models[0], run.optimizers[0]
-        second = method(*own, *args, **settings, process_group=simulated(1)[0])
+        model, group = run.models[0], simulated(1)[0]
+        second = method(model, plain_sgd(model), *args, **settings, process_group=group)
         message = rf"0\.weight: its gradient goes through a {method.__name__} already; end its"
         with pytest.raises(ConfigError, match=message), second:
             pass
         run.train(4)
     with second:
-        run.train(4)
+        for step in range(4):
+            take_step(model, second.optimizers[0], step, 0)
     assert second.stats()["steps"] == 4
 
 

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Literal, TypeAlias, TypeVar, get_args
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gradwire.base import Memory
@@ -26,15 +25,22 @@ from gradwire.engine.plan import Plan
 from gradwire.errors import ConfigError
 from gradwire.identity import class_name, code_digests
 from gradwire.local.ddp_guard import check_no_ddp, guard_forward
+from gradwire.local.optimizers import (
+    Optimizers,
+    StepFollower,
+    check_covered,
+    check_not_shared,
+    check_unchanged,
+    optimizer_list,
+    trained_parameters,
+)
 from gradwire.local.startup import (
     average_tensors,
     broadcast_tensors,
-    check_covered,
+    check_not_sharded,
     check_settings,
     check_tensors,
-    check_unchanged,
     state_tensors,
-    trained_parameters,
 )
 from gradwire.local.state import read_state, summary, write_state
 from gradwire.local.workers import Group, ranks_of, workers_of
@@ -98,15 +104,16 @@ class LocalMethod(ABC):
     """A context in which a torch optimiser's steps are local, and some are followed by a sync.
 
     It is entered on all workers alike. Their models must be equal then, or `broadcast` makes them
-    equal to worker 0's. The optimiser has all trainable parameters of the model. Until the context
-    ends no integration and no other local method may own the same parameters, and no
+    equal to worker 0's. The optimiser has all trainable parameters of the model, or several have
+    one part each, and a step of the method is one step of each of them. Until the context ends no
+    integration and no other local method may own the same parameters, and no
     DistributedDataParallel over all workers may average their gradients.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizers,
         sync_every: int,
         group: Group,
         seed: int,
@@ -115,8 +122,10 @@ class LocalMethod(ABC):
         method = type(self).__name__
         check_whole(method, "sync_every", sync_every, 1)
         check_whole(method, "seed", seed, 0)
-        self.model, self.optimizer, self.sync_every = model, optimizer, sync_every
-        self.parameters = trained_parameters(method, model, optimizer)
+        self.model, self.optimizers = model, optimizer_list(model, optimizer)
+        self.sync_every = sync_every
+        check_not_sharded(method, model)
+        self.parameters = trained_parameters(method, model, self.optimizers)
         self.device = next(iter(self.parameters.values())).device
         self.seed, self.steps, self.syncs = seed, 0, 0
         self._broadcast = broadcast
@@ -124,7 +133,7 @@ class LocalMethod(ABC):
         check_no_ddp(method, model, self._ranks)
         # Last, since creating a group is a collective call.
         self._workers = workers_of(group, self.device)
-        self._hook: RemovableHandle | None = None
+        self._follower: StepFollower | None = None
         self._guard: RemovableHandle | None = None
         self._connect: Callable[[], CollectiveProgram[None]] | None = None
         self._disconnect: Callable[[bool], None] | None = None
@@ -146,7 +155,7 @@ class LocalMethod(ABC):
 
     @abstractmethod
     def _step(self) -> None:
-        """Does this worker's part after the optimiser's step `self.steps`, counted from 1."""
+        """Does this worker's part after step `self.steps` of all optimisers, counted from 1."""
 
     @abstractmethod
     def _engines(self) -> Sequence[Engine]:
@@ -161,14 +170,15 @@ class LocalMethod(ABC):
         """Returns the tensors that are bitwise equal on all workers."""
 
     def __enter__(self: S) -> S:
-        if self._hook is not None:
+        if self._follower is not None:
             raise ConfigError(f"{type(self).__name__} is entered already")
         self._check_parameters(with_model=True)
+        check_not_shared(type(self).__name__, self.optimizers)
         check_free((parameter, name) for name, parameter in self.parameters.items())
         for engine in self._engines():
             self._workers.prepare(engine.plan.node)
         self._workers.run(self._startup(), auxiliary=True)
-        self._hook = self.optimizer.register_step_post_hook(self._after_step)
+        self._follower = StepFollower(self, self.optimizers, self._after_step)
         parameters = self.parameters.values()
         self._guard = guard_forward(type(self).__name__, self.model, parameters, self._ranks)
         claim(self.parameters.values(), self, how_to_release="end its context")
@@ -176,9 +186,9 @@ class LocalMethod(ABC):
 
     def __exit__(self, error: object, *_: object) -> None:
         """Stops following the optimiser's steps; drifts that were not synchronised stay local."""
-        assert self._hook is not None
-        self._hook.remove()
-        self._hook = None
+        assert self._follower is not None
+        self._follower.end()
+        self._follower = None
         self._remove_guard()
         release(self.parameters.values(), self)
         if self._disconnect is not None:
@@ -230,6 +240,8 @@ class LocalMethod(ABC):
 
         Models differ between workers too: each saves its model, its optimiser and this.
         """
+        if self._follower is not None:
+            self._follower.check_complete("state_dict() is called")
         identity = json.dumps(self._identity())
         header = {"identity": identity, "steps": self.steps, "syncs": self.syncs}
         own = write_state(header, self._engines(), self._tensors())
@@ -237,12 +249,12 @@ class LocalMethod(ABC):
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Restores this worker's state bitwise; the model and optimiser are loaded separately."""
-        if self._hook is not None:
+        if self._follower is not None:
             raise ConfigError("load the state before the context is entered")
         key, engines = f"rank{self._workers.rank}", self._engines()
         self.steps, self.syncs = read_state(state, key, self._identity(), engines, self._tensors())
 
-    def _after_step(self, *_: object) -> None:
+    def _after_step(self) -> None:
         # The model has to be traversed for it, which is not for every step.
         self._check_parameters(with_model=(self.steps + 1) % self.sync_every == 0)
         # Gradients of the first step have shown whether a DDP exchanges them.
@@ -254,7 +266,7 @@ class LocalMethod(ABC):
 
     def _check_parameters(self, *, with_model: bool) -> None:
         method = type(self).__name__
-        check_unchanged(method, self.model, self.optimizer, self.parameters)
+        check_unchanged(method, self.model, self.optimizers, self.parameters)
         if with_model:
             check_covered(method, self.model, self.parameters)
 

@@ -6,7 +6,6 @@ The second implementation of Xie et al. 2020, arXiv:2007.13221.
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from gradwire.base import Compressor
 from gradwire.comm.base import CollectiveProgram
@@ -15,6 +14,7 @@ from gradwire.engine.engine import Engine
 from gradwire.engine.step import run_rounds
 from gradwire.errors import ConfigError
 from gradwire.local.base import LocalMethod, drift_plan
+from gradwire.local.optimizers import Optimizers
 from gradwire.local.workers import Group
 from gradwire.spec import compressor_of, format_spec
 from gradwire.types import EFInput, EncodeContext, Mean, Rounds, State, mix
@@ -33,7 +33,7 @@ class BlockCSER(LocalMethod):
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizers,
         updates: Compressor | str | None,
         errors: Compressor | str,
         *,

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from gradwire.comm.base import CollectiveProgram
 from gradwire.engine.engine import Engine
@@ -20,6 +19,7 @@ from gradwire.local.base import (
     message_ratio,
     overall_ratio,
 )
+from gradwire.local.optimizers import Optimizers
 from gradwire.local.psync import ReturnedResidual, psync
 from gradwire.local.state import buffer_for, float_copies
 from gradwire.local.workers import Group
@@ -47,7 +47,7 @@ class CSER(LocalMethod):
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizers,
         updates: MethodSpec | None,
         errors: MethodSpec,
         *,

@@ -5,11 +5,11 @@ arXiv:2501.18512.
 """
 
 from torch import nn
-from torch.optim import Optimizer
 
 from gradwire.base import Memory
 from gradwire.local.base import LocalNanPolicy
 from gradwire.local.fragment import OuterSGD, Partition
+from gradwire.local.optimizers import Optimizers
 from gradwire.local.outer_loop import DriftCompression, OuterLoopMethod, Streaming
 from gradwire.local.workers import Group
 from gradwire.policies import MethodSpec
@@ -29,7 +29,7 @@ class DiLoCo(OuterLoopMethod):
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizers,
         compressor: MethodSpec = "none",
         *,
         sync_every: int,

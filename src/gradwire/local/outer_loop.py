@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from gradwire.base import Memory
 from gradwire.checks import check_fraction_below_one, check_positive_fraction, check_whole
@@ -33,6 +32,7 @@ from gradwire.local.fragment import (
     Partition,
     partition_parameters,
 )
+from gradwire.local.optimizers import Optimizers, learning_rate
 from gradwire.local.workers import Group, Wait
 from gradwire.policies import MethodSpec, find_policies
 from gradwire.types import State
@@ -101,7 +101,7 @@ class OuterLoopMethod(LocalMethod):
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizers,
         compression: DriftCompression,
         outer: OuterSGD,
         streaming: Streaming,
@@ -120,7 +120,7 @@ class OuterLoopMethod(LocalMethod):
         self._fragments = [self._fragment(part) for part in parts]
         self._waits: dict[int, Wait] = {}
         self._failed: dict[int, NonFiniteError] = {}
-        self._rate = torch.tensor(self._learning_rate(), dtype=torch.float64)
+        self._rate = torch.tensor(learning_rate(self.optimizers), dtype=torch.float64)
 
     def settings(self) -> dict[str, object]:
         outer = {"forget_below": self._compression.forget_below, "outer": identity_of(self.outer)}
@@ -206,16 +206,13 @@ class OuterLoopMethod(LocalMethod):
 
     def _drop_residuals_after_decay(self, fragment: Fragment) -> None:
         fraction = self._compression.forget_below
-        before, now = float(self._rate), self._learning_rate()
+        before, now = float(self._rate), learning_rate(self.optimizers)
         if fraction is not None and now < fraction * before:
             log.info(
                 "the learning rate has fallen from %g to %g; residuals are dropped", before, now
             )
             fragment.engine.rescale(0.0)
         self._rate.fill_(now)
-
-    def _learning_rate(self) -> float:
-        return max(float(group["lr"]) for group in self.optimizer.param_groups)
 
     def _engines(self) -> Sequence[Engine]:
         for number in range(len(self._fragments)):

@@ -4,10 +4,10 @@ Sarfi et al. 2025, arXiv:2508.15706.
 """
 
 from torch import nn
-from torch.optim import Optimizer
 
 from gradwire.local.base import LocalNanPolicy
 from gradwire.local.fragment import OuterSGD, Partition
+from gradwire.local.optimizers import Optimizers
 from gradwire.local.outer_loop import DriftCompression, OuterLoopMethod, Streaming
 from gradwire.local.workers import Group
 from gradwire.memory.residual import Residual
@@ -31,7 +31,7 @@ class SparseLoCo(OuterLoopMethod):
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizers,
         compressor: MethodSpec = SPARSE_2_BITS,
         *,
         sync_every: int,

@@ -1,14 +1,13 @@
-"""Startup of a local method: which parameters it trains, and whether all workers start equal.
+"""Startup of a local method: whether all workers start equal.
 
 Also broadcasts and averages the models of all workers.
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from gradwire.comm.base import Collective, CollectiveProgram
 from gradwire.comm.consistency import (
@@ -18,47 +17,11 @@ from gradwire.comm.consistency import (
     settings_collective,
 )
 from gradwire.errors import ConfigError, PeerError
+from gradwire.local.optimizers import first_names
 from gradwire.wire.layout import join, split
 
-_MOST_NAMES = 3
-"""Number of parameters that an error names."""
 
-
-def trained_parameters(
-    method: str, model: nn.Module, optimizer: Optimizer
-) -> dict[str, nn.Parameter]:
-    """Returns the trainable parameters by name, in the model's order.
-
-    Raises ConfigError unless model and optimiser have the same ones, none of them sharded.
-    """
-    if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
-        raise ConfigError(
-            "expected a model and its optimiser, in this order, got "
-            f"{type(model).__name__} and {type(optimizer).__name__}"
-        )
-    _check_not_sharded(method, model)
-    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    covered = {id(p): p for p in _trainable(optimizer)}
-    known = {id(p) for p in trainable.values()}
-    outside = [f"one of shape {tuple(p.shape)}" for key, p in covered.items() if key not in known]
-    if outside:
-        raise ConfigError(
-            f"{method}: {len(outside)} trainable parameters of the optimiser are not in the "
-            f"model: {_first(outside)}; pass the model that has them"
-        )
-    missing = [name for name, p in trainable.items() if id(p) not in covered]
-    if missing:
-        raise ConfigError(
-            f"{method}: {len(missing)} trainable parameters of the model are not in the "
-            f"optimiser: {_first(missing)}; they would differ between workers. Pass an optimiser "
-            "that covers them, or freeze them with requires_grad_(False)"
-        )
-    if not trainable:
-        raise ConfigError(f"{method}: the model has no trainable parameter")
-    return trainable
-
-
-def _check_not_sharded(method: str, model: nn.Module) -> None:
+def check_not_sharded(method: str, model: nn.Module) -> None:
     """Raises ConfigError for DTensors, and for FSDP, which may show plain tensors for a while."""
     # Importing torch's modules takes half a second, and without them no model can be sharded.
     fsdp = sys.modules.get("torch.distributed.fsdp")
@@ -79,51 +42,8 @@ def _check_not_sharded(method: str, model: nn.Module) -> None:
     if found:
         raise ConfigError(
             f"{method}: {len(found)} tensors of the model have type DTensor (FSDP2 or tensor "
-            f"parallelism): {_first(found)}; {rule}"
+            f"parallelism): {first_names(found)}; {rule}"
         )
-
-
-def check_unchanged(
-    method: str, model: nn.Module, optimizer: Optimizer, start: Mapping[str, nn.Parameter]
-) -> None:
-    """Raises ConfigError if the optimiser's trainable parameters have changed since the start."""
-    current = {id(p) for p in _trainable(optimizer)}
-    initial = {id(p): name for name, p in start.items()}
-    if current == initial.keys():
-        return
-    gone = sorted(initial[key] for key in initial.keys() - current)
-    names = {id(p): name for name, p in model.named_parameters()}
-    new = sorted(names.get(key, "one outside the model") for key in current - initial.keys())
-    what = [f"frozen or removed: {gone}"] * bool(gone) + [f"added or unfrozen: {new}"] * bool(new)
-    raise _changed(method, "; ".join(what))
-
-
-def check_covered(method: str, model: nn.Module, start: Mapping[str, nn.Parameter]) -> None:
-    """Raises ConfigError if the model has trainable parameters that it had not at the start."""
-    known = {id(p) for p in start.values()}
-    if all(id(p) in known for p in model.parameters() if p.requires_grad):
-        return
-    named = model.named_parameters()
-    new = [name for name, p in named if p.requires_grad and id(p) not in known]
-    raise _changed(method, f"trainable but not in the optimiser: {_first(new)}")
-
-
-def _changed(method: str, what: str) -> ConfigError:
-    return ConfigError(
-        f"{method}: parameters have changed since the start ({what}); end this context on all "
-        "workers and begin another"
-    )
-
-
-def _first(names: Sequence[str]) -> str:
-    """Returns a text with the first names and the number of the others."""
-    rest = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def _trainable(optimizer: Optimizer) -> Iterator[nn.Parameter]:
-    for group in optimizer.param_groups:
-        yield from (p for p in group["params"] if p.requires_grad)
 
 
 def state_tensors(model: nn.Module) -> dict[str, Tensor]:
