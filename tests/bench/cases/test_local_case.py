@@ -33,6 +33,7 @@ ALL = (
     CSER.replace("(cser", "(block_cser"),
     "fp16 @ local=(diloco:sync_every=4,fragments=2,outer_lr=0.5)",
     "chunktopk:k=64,chunk=4096 | codebook:bits=2 @ local=(sparseloco:sync_every=4)",
+    "codebook:bits=2 @ local=(muloco:sync_every=4,fragments=2,delay=1)",
     "topk:ratio=0.1 @ local=(async_qsparse:sync_every=4,gaps=random)",
 )
 

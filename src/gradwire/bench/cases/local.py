@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import SGD, Optimizer
 
 from gradwire.bench.case import Case, Mounted, Traffic
+from gradwire.bench.cases.two_optimisers import MuonAndAdamW
 from gradwire.errors import ConfigError
 from gradwire.local import (
     CSER,
@@ -19,6 +20,7 @@ from gradwire.local import (
     BlockCSER,
     DiLoCo,
     LocalSGD,
+    MuLoCo,
     QsparseLocalSGD,
     SparseLoCo,
 )
@@ -55,6 +57,10 @@ class LocalSettings(ABC):
 
     @abstractmethod
     def sync_schedule(self) -> SyncSchedule: ...
+
+    def optimiser(self, model: nn.Module, own: Optimizer) -> Optimizer:
+        """Returns the optimiser of the local steps; by default the workload's own."""
+        return own
 
 
 @dataclass(frozen=True)
@@ -190,6 +196,24 @@ class _DiLoCo(_OuterLoop):
 
 
 @dataclass(frozen=True)
+class _MuLoCo(_OuterLoop):
+    """Settings of MuLoCo, whose local steps are those of Muon and AdamW."""
+
+    outer_lr: float = 0.8
+    outer_momentum: float = 0.9
+    decay: float = 0.9
+
+    def build(self, spec: str, exchange: str, worker: WorkerContext) -> LocalMethod:
+        model, optimizer, group, seed = worker
+        return MuLoCo(
+            model, optimizer, spec, exchange=exchange, process_group=group, seed=seed, **vars(self)
+        )
+
+    def optimiser(self, model: nn.Module, own: Optimizer) -> Optimizer:
+        return MuonAndAdamW(model, own)
+
+
+@dataclass(frozen=True)
 class _SparseLoCo(_OuterLoop):
     outer_lr: float = 1.0
     decay: float = 0.95
@@ -210,6 +234,7 @@ LOCAL_METHODS: Mapping[str, type[LocalSettings]] = {
     "cser": _Cser,
     "block_cser": _BlockCser,
     "diloco": _DiLoCo,
+    "muloco": _MuLoCo,
     "sparseloco": _SparseLoCo,
 }
 
@@ -244,6 +269,7 @@ class LocalCase(Case):
     def mount(self, ddp: DDP, optimizer: Optimizer, seed: int) -> Mounted:
         contexts = ExitStack()
         contexts.enter_context(ddp.no_sync())
+        optimizer = self.optimiser(ddp.module, optimizer)
         steps = self.build(WorkerContext(ddp.module, optimizer, ddp.process_group, seed))
         contexts.enter_context(steps)
         return _MountedLocal(
@@ -255,6 +281,10 @@ class LocalCase(Case):
             period=parse_local(self.local).sync_every,
             idle_offset=self.sync_schedule().delay,
         )
+
+    def optimiser(self, model: nn.Module, own: Optimizer) -> Optimizer:
+        """Returns the optimiser of a worker's local steps, in place of the workload's own."""
+        return parse_local(self.local).optimiser(model, own)
 
     def build(self, worker: WorkerContext) -> LocalMethod:
         """Builds the local method for one worker."""
