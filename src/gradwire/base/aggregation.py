@@ -60,9 +60,9 @@ def _within_median_norm(gradients: Tensor) -> Tensor:
 
     Of an even number of norms the median is the lower of the two in the middle (Sarfi et al. 2025).
     """
-    norms = gradients.norm(dim=1)
+    norms = torch.linalg.vector_norm(gradients, dim=1)
     # A norm of zero divides its own zeros by the least positive number.
-    limits = norms.median() / norms.clamp(min=torch.finfo(norms.dtype).tiny)
+    limits: Tensor = norms.median() / norms.clamp(min=torch.finfo(norms.dtype).tiny)
     return gradients * limits.clamp(max=1).unsqueeze(1)
 
 

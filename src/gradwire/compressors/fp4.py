@@ -15,7 +15,7 @@ from gradwire.types import EncodeContext, Field, Layout, Parts
 from gradwire.wire.bits import bucket_count, pack_bits, packed_numel, unpack_bits
 
 _LARGEST = 7
-"""Level of the largest magnitude of a block; level 0 is zero, and each other twice the one below."""
+"""Level of the largest magnitude of a block; level 0 is zero, each other twice the one below."""
 
 
 @dataclass(frozen=True)

@@ -80,8 +80,9 @@ class OneBitAdam(CompressedOptimizer):
 
     The first `warmup` steps are torch's fused AdamW on the mean gradient, 15 to 25 % of a run in
     the paper. Then the second moment is frozen, and the momentum goes through `compress`, any
-    contraction, with error feedback; `exchange="sharded"` feeds back the error of the second hop,
-    too. Weight decay is decoupled. The other arguments are those of `AdamW`.
+    contraction, with error feedback. The `exchange` is then "sharded" unless another is given, so
+    that the error of the second hop is fed back, too. Weight decay is decoupled. The other
+    arguments are those of `AdamW`.
     """
 
     changeable = ("lr", "weight_decay", "compressed")
@@ -96,7 +97,6 @@ class OneBitAdam(CompressedOptimizer):
         *,
         warmup: int,
         compress: Compressor | str = "efsign",
-        exchange: str = "sharded",
         params: Groups = None,
         clip: float = 0.0,
         scaler: torch.amp.GradScaler | None = None,
@@ -104,15 +104,16 @@ class OneBitAdam(CompressedOptimizer):
         **options: "Unpack[Options]",
     ) -> None:
         check_whole("OneBitAdam", "warmup", warmup, 1)
-        for name in ("memory", "exchange"):
-            if name in options:
-                raise ConfigError(f"OneBitAdam: {name} is part of the method, leave it out")
+        if "memory" in options:
+            raise ConfigError("OneBitAdam: memory is part of the method, leave it out")
+        exchange = options.get("exchange", "sharded")
         defaults = {
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "clip": clip,
             "compressed": False,
         }  # fmt: skip
         self._warmup, self._compress, self._exchange = warmup, compress, exchange
-        dense = Exchange("none", process_group, scaler, options)
+        others = {name: value for name, value in options.items() if name != "exchange"}
+        dense = Exchange("none", process_group, scaler, others)
         CompressedOptimizer.__init__(self, model, params, defaults, dense)
         # What cannot work is refused here, and not after the warm-up.
         tensors = dict(self.link._engine.tensors)
