@@ -159,24 +159,16 @@ def test_tied_frozen_and_unused_parameters_and_buffers(
     assert not torch.equal(run.models[0].state_dict()["first.weight"], start["first.weight"])
 
 
-@pytest.mark.parametrize(
-    ("kind", "what"),
-    [
-        ("fsdp2", "the model is sharded by fully_shard"),
-        ("fsdp2 unsharded", "the model is sharded by fully_shard"),
-        (
-            "tensor parallel",
-            "1 tensors of the model have type DTensor (FSDP2 or tensor parallelism): ",
-        ),
-    ],
-)
-def test_sharded_parameters(two_ranks: Ranks, kind: str, what: str) -> None:
+@pytest.mark.parametrize("kind", ["fsdp2", "fsdp2 unsharded", "tensor parallel"])
+def test_a_model_sharded_over_all_workers(two_ranks: Ranks, kind: str) -> None:
+    where = "0.weight is sharded over ranks [0, 1] (Shard(dim=0) on mesh dimension 0), but [0, 1]"
     for found in two_ranks.run(refused_constructions, kind):
         for name, text in found.items():
             method = ALL_METHODS[name][0].__name__
-            assert text.startswith(f"{method}: {what}")
-            assert "DTensor" in text
-            assert "do not support sharded parameters yet" in text
+            if name == "async":
+                assert text.startswith(f"{method}: 0.weight is a DTensor, whose ranks would get")
+            else:
+                assert text.startswith(f"{method}: {where} of them are workers")
 
 
 @pytest.mark.parametrize("kind", ["fsdp1", "fsdp1 original"])
@@ -184,8 +176,8 @@ def test_flat_parameters(two_ranks: Ranks, kind: str) -> None:
     for found in two_ranks.run(refused_constructions, kind):
         for name, text in found.items():
             method = ALL_METHODS[name][0].__name__
-            assert text.startswith(f"{method}: the model is a FullyShardedDataParallel")
-            assert "do not support sharded parameters yet" in text
+            assert text.startswith(f"{method}: the model is a FullyShardedDataParallel (FSDP1)")
+            assert "use fully_shard" in text
 
 
 @pytest.mark.parametrize("kind", ["ddp", "compiled ddp", "ddp inside"])

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from threading import Timer
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.distributed as dist
@@ -59,6 +59,8 @@ class AsyncQsparseLocalSGD(LocalMethod):
     others raise PeerError. A new process takes the place of a lost one with
     `process_group=RejoinedWorker(...)`.
     """
+
+    takes_shards: ClassVar = False
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal, TypeAlias, TypeVar, get_args
+from typing import ClassVar, Literal, TypeAlias, TypeVar, get_args
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -25,6 +25,7 @@ from gradwire.engine.plan import Plan
 from gradwire.errors import ConfigError
 from gradwire.identity import class_name, code_digests
 from gradwire.local.ddp_guard import check_no_ddp, guard_forward
+from gradwire.local.island import Island, ShardedModel, local_part
 from gradwire.local.optimizers import (
     Optimizers,
     StepFollower,
@@ -37,7 +38,6 @@ from gradwire.local.optimizers import (
 from gradwire.local.startup import (
     average_tensors,
     broadcast_tensors,
-    check_not_sharded,
     check_settings,
     check_tensors,
     state_tensors,
@@ -110,6 +110,9 @@ class LocalMethod(ABC):
     DistributedDataParallel over all workers may average their gradients.
     """
 
+    takes_shards: ClassVar[bool] = True
+    """True if a model may be sharded inside islands."""
+
     def __init__(
         self,
         model: nn.Module,
@@ -124,7 +127,9 @@ class LocalMethod(ABC):
         check_whole(method, "seed", seed, 0)
         self.model, self.optimizers = model, optimizer_list(model, optimizer)
         self.sync_every = sync_every
-        check_not_sharded(method, model)
+        self._sharded = ShardedModel(method, model)
+        if self._sharded.tensors:
+            self._sharded.check_workers(ranks_of(group), self.takes_shards)
         self.parameters = trained_parameters(method, model, self.optimizers)
         self.device = next(iter(self.parameters.values())).device
         self.seed, self.steps, self.syncs = seed, 0, 0
@@ -133,6 +138,7 @@ class LocalMethod(ABC):
         check_no_ddp(method, model, self._ranks)
         # Last, since creating a group is a collective call.
         self._workers = workers_of(group, self.device)
+        self._island = Island(self._sharded.tensors, self.device)
         self._follower: StepFollower | None = None
         self._guard: RemovableHandle | None = None
         self._connect: Callable[[], CollectiveProgram[None]] | None = None
@@ -172,12 +178,15 @@ class LocalMethod(ABC):
     def __enter__(self: S) -> S:
         if self._follower is not None:
             raise ConfigError(f"{type(self).__name__} is entered already")
+        self._sharded.reshard()
         self._check_parameters(with_model=True)
         check_not_shared(type(self).__name__, self.optimizers)
         check_free((parameter, name) for name, parameter in self.parameters.items())
         for engine in self._engines():
             self._workers.prepare(engine.plan.node)
-        self._workers.run(self._startup(), auxiliary=True)
+            engine.any_rank = self._island.any_rank if self._island.place else None
+        with self._island.same_errors():
+            self._workers.run(self._startup(), auxiliary=True)
         self._follower = StepFollower(self, self.optimizers, self._after_step)
         parameters = self.parameters.values()
         self._guard = guard_forward(type(self).__name__, self.model, parameters, self._ranks)
@@ -194,6 +203,8 @@ class LocalMethod(ABC):
         if self._disconnect is not None:
             self._disconnect(error is not None)
         # After an error other workers may never join the collectives under way.
+        if error is not None:
+            self._island.abandon()
         self._workers.shutdown(wait=error is None)
 
     @contextmanager
@@ -202,22 +213,28 @@ class LocalMethod(ABC):
 
         Called on all workers; afterwards each has its own again. Its bytes are counted apart.
         """
-        floats = {n: t for n, t in state_tensors(self.model).items() if t.is_floating_point()}
+        floats = self._floats()
         own = {name: tensor.clone() for name, tensor in floats.items()}
         self._workers.run(average_tensors(floats), auxiliary=True)
         try:
             yield
         finally:
-            for name, tensor in floats.items():
+            # Not those from before: the first forward pass of FSDP2 moves its shards.
+            for name, tensor in self._floats().items():
                 tensor.copy_(own[name])
             self._workers.check_finished()
+
+    def _floats(self) -> dict[str, Tensor]:
+        """Returns this rank's parts of all parameters and buffers of floating point."""
+        self._sharded.reshard()
+        return {n: t for n, t in state_tensors(self.model).items() if t.is_floating_point()}
 
     def stats(self) -> dict[str, object]:
         """Returns traffic, times and compression errors of this worker; `ratio` is to dense steps.
 
         A dense step is a ring all-reduce of all parameters after every optimiser step.
         """
-        tensors = list(self.parameters.values())
+        tensors = [local_part(parameter) for parameter in self.parameters.values()]
         counts = {"steps": self.steps, "syncs": self.syncs, "planned_ratio": self.planned_ratio()}
         own = {} if self._own_stats is None else self._own_stats()
         return {**summary(self._engines(), self._workers, tensors, self.steps), **counts, **own}
@@ -261,7 +278,7 @@ class LocalMethod(ABC):
         self._remove_guard()
         self.steps += 1
         self._step()
-        nbytes = sum(parameter.nbytes for parameter in self.parameters.values())
+        nbytes = sum(local_part(parameter).nbytes for parameter in self.parameters.values())
         self._last_step.end(self.steps * ring_bytes(nbytes, self._workers.size))
 
     def _check_parameters(self, *, with_model: bool) -> None:
@@ -278,8 +295,8 @@ class LocalMethod(ABC):
     def _startup(self) -> CollectiveProgram[None]:
         # Workers that synchronise only with a server have taken different numbers of steps.
         done = self.steps if self._connect is None else self.steps > 0
-        layouts = _layouts(state_tensors(self.model))
-        untrained = {name: f"{layout}, not trained" for name, layout in layouts.items()}
+        shapes = _shapes(state_tensors(self.model))
+        untrained = {name: f"{shape}, not trained" for name, shape in shapes.items()}
         engines = self._engines()
         code = code_digests(type(self))
         for engine in engines:
@@ -287,6 +304,8 @@ class LocalMethod(ABC):
         settings = {
             **untrained,
             **self._identity(),
+            **self._sharded.layouts(),
+            "place in the island": self._island.place,
             "version": VERSION,
             "steps": done,
             "broadcast": self._broadcast,
@@ -307,9 +326,9 @@ class LocalMethod(ABC):
     def _identity(self) -> dict[str, object]:
         method = class_name(type(self))
         basic = {"method": method, "sync_every": self.sync_every, "seed": self.seed}
-        return {**basic, **self.settings(), **_layouts(self.parameters)}
+        return {**basic, **self.settings(), **_shapes(self.parameters)}
 
 
-def _layouts(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     # Prefixed, since a parameter may have the name of a setting.
     return {f"tensor {name}": f"{tuple(t.shape)} {t.dtype}" for name, t in tensors.items()}

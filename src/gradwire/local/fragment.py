@@ -17,6 +17,7 @@ from gradwire.comm.base import CollectiveProgram
 from gradwire.engine.engine import Engine
 from gradwire.errors import ConfigError
 from gradwire.kernels.specs import DriftTensors
+from gradwire.local.island import local_part
 from gradwire.local.state import buffer_for, float_copies
 from gradwire.types import State
 
@@ -198,8 +199,9 @@ class Fragment:
     def _mix_with_anchor(self, alpha: float) -> None:
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                anchor = self.anchor[name].view(parameter.shape).to(parameter.dtype)
-                parameter.copy_(anchor.lerp(parameter, alpha) if alpha else anchor)
+                part = local_part(parameter)
+                anchor = self.anchor[name].view(part.shape).to(part.dtype)
+                part.copy_(anchor.lerp(part, alpha) if alpha else anchor)
 
     def _drift_buffers(self) -> list[Tensor]:
         for name, anchor in self.anchor.items():
@@ -208,7 +210,7 @@ class Fragment:
         return list(self.drift.values())
 
     def _flat(self) -> list[Tensor]:
-        return [parameter.detach().reshape(-1) for parameter in self.parameters.values()]
+        return [local_part(parameter).reshape(-1) for parameter in self.parameters.values()]
 
     @contextmanager
     def _kernel_tensors(self, drifts: list[Tensor]) -> Iterator[DriftTensors]:
@@ -216,8 +218,9 @@ class Fragment:
         flat = self._flat()
         yield DriftTensors(flat, list(self.base.values()), list(self.anchor.values()), drifts)
         for parameter, vector in zip(self.parameters.values(), flat, strict=True):
-            if vector.data_ptr() != parameter.data_ptr():
-                parameter.detach().copy_(vector.view(parameter.shape))
+            part = local_part(parameter)
+            if vector.data_ptr() != part.data_ptr():
+                part.copy_(vector.view(part.shape))
 
     def _rounded_anchor(self) -> list[Tensor]:
         """Returns the values that parameters got from the anchor, which 16-bit types round."""

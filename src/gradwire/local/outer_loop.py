@@ -32,6 +32,7 @@ from gradwire.local.fragment import (
     Partition,
     partition_parameters,
 )
+from gradwire.local.island import forms_of
 from gradwire.local.optimizers import Optimizers, learning_rate
 from gradwire.local.workers import Group, Wait
 from gradwire.policies import MethodSpec, find_policies
@@ -117,7 +118,9 @@ class OuterLoopMethod(LocalMethod):
         parts = partition_parameters(method, self.parameters, streaming.fragments)
         streaming.check(method, sync_every, len(parts))
         self.outer, self.streaming, self._compression = outer, streaming, compression
-        self._fragments = [self._fragment(part) for part in parts]
+        # A shard may be too small for a method that another rank's is large enough for.
+        with self._island.same_errors():
+            self._fragments = [self._fragment(part) for part in parts]
         self._waits: dict[int, Wait] = {}
         self._failed: dict[int, NonFiniteError] = {}
         self._rate = torch.tensor(learning_rate(self.optimizers), dtype=torch.float64)
@@ -236,15 +239,15 @@ class OuterLoopMethod(LocalMethod):
 
     def _fragment(self, parameters: Mapping[str, nn.Parameter]) -> Fragment:
         compression, rank, size = self._compression, self._workers.rank, self._workers.size
-        policies = find_policies(compression.compressor)
+        policies, forms = find_policies(compression.compressor), forms_of(parameters)
         plan = drift_plan(
             type(self).__name__,
             compression.compressor if policies is None else policies.restricted(parameters),
             compression.memory,
             compression.exchange,
-            parameters,
+            forms,
             size,
         )
-        engine = Engine(plan, parameters, rank, size, self.seed, compression.nan_policy)
+        engine = Engine(plan, forms, rank, size, self.seed, compression.nan_policy)
         streaming = self.streaming
         return Fragment(parameters, engine, self.outer, streaming.alpha, streaming.ahead)

@@ -3,7 +3,6 @@
 Also broadcasts and averages the models of all workers.
 """
 
-import sys
 from collections.abc import Mapping
 
 import torch
@@ -16,42 +15,18 @@ from gradwire.comm.consistency import (
     digests_collective,
     settings_collective,
 )
-from gradwire.errors import ConfigError, PeerError
-from gradwire.local.optimizers import first_names
+from gradwire.errors import PeerError
+from gradwire.local.island import local_part
 from gradwire.wire.layout import join, split
-
-
-def check_not_sharded(method: str, model: nn.Module) -> None:
-    """Raises ConfigError for DTensors, and for FSDP, which may show plain tensors for a while."""
-    # Importing torch's modules takes half a second, and without them no model can be sharded.
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    sharded = sys.modules.get("torch.distributed.tensor")
-    rule = "local methods do not support sharded parameters yet"
-    for path, module in model.named_modules():
-        if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
-            raise ConfigError(
-                f"{method}: {path or 'the model'} is a FullyShardedDataParallel; {rule}"
-            )
-        if fsdp is not None and isinstance(module, fsdp.FSDPModule):
-            raise ConfigError(
-                f"{method}: {path or 'the model'} is sharded by fully_shard (FSDP2), whose "
-                f"parameters have type DTensor; {rule}"
-            )
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    found = [n for n, t in tensors if sharded is not None and isinstance(t, sharded.DTensor)]
-    if found:
-        raise ConfigError(
-            f"{method}: {len(found)} tensors of the model have type DTensor (FSDP2 or tensor "
-            f"parallelism): {first_names(found)}; {rule}"
-        )
 
 
 def state_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Returns the tensors of `model.state_dict()`: all parameters and the persistent buffers.
 
-    Complex ones are viewed as pairs of real numbers; all share their memory with the model.
+    Of sharded ones it returns this rank's part. Complex ones are viewed as pairs of real numbers;
+    all share their memory with the model.
     """
-    tensors = {n: t.detach() for n, t in model.state_dict().items() if isinstance(t, Tensor)}
+    tensors = {n: local_part(t) for n, t in model.state_dict().items() if isinstance(t, Tensor)}
     return {n: torch.view_as_real(t) if t.is_complex() else t for n, t in tensors.items()}
 
 
@@ -74,8 +49,8 @@ def check_tensors(tensors: Mapping[str, Tensor], size: int) -> CollectiveProgram
 
 def broadcast_tensors(tensors: Mapping[str, Tensor]) -> CollectiveProgram[None]:
     """Copies the tensors of worker 0 to all workers."""
-    for tensor in tensors.values():
-        data = tensor.detach()
+    # A shard may be empty, on the same ranks of all islands.
+    for data in (tensor.detach() for tensor in tensors.values() if tensor.numel()):
         [received] = yield Collective(
             "broadcast", [data.clone().contiguous().view(-1).view(torch.uint8)]
         )
@@ -84,7 +59,9 @@ def broadcast_tensors(tensors: Mapping[str, Tensor]) -> CollectiveProgram[None]:
 
 def average_tensors(tensors: Mapping[str, Tensor]) -> CollectiveProgram[None]:
     """Replaces the tensors by their mean over all workers."""
-    own = [tensor.detach() for tensor in tensors.values()]
+    own = [tensor.detach() for tensor in tensors.values() if tensor.numel()]
+    if not own:
+        return
     [mean] = yield Collective("mean", [join(own).clone()])
     for tensor, its_mean in zip(own, split(mean, own), strict=True):
         tensor.copy_(its_mean)

@@ -14,6 +14,7 @@ from gradwire.comm.meter import ring_bytes
 from gradwire.engine.engine import Engine
 from gradwire.errors import ConfigError
 from gradwire.identity import check_saved_identity
+from gradwire.local.island import local_part
 from gradwire.local.workers import Workers
 from gradwire.types import State
 
@@ -97,9 +98,9 @@ def _check_tensors(kind: str, targets: State, saved: object) -> None:
 
 
 def float_copies(tensors: Mapping[str, Tensor], device: str | None = None) -> State:
-    """Returns flat float32 copies of the tensors, on their own device unless one is given."""
+    """Returns flat float32 copies of local parts, on their own device unless one is given."""
     return {
-        name: tensor.detach().to(device or tensor.device, torch.float32, copy=True).reshape(-1)
+        name: local_part(tensor).to(device or tensor.device, torch.float32, copy=True).reshape(-1)
         for name, tensor in tensors.items()
     }
 
