@@ -41,6 +41,8 @@ METHODS: dict[str, Setting] = {
     "streaming": (DiLoCo, ("fp16",), {"sync_every": 4, "fragments": 2, "delay": 1}),
     "sparseloco": (SparseLoCo, ("chunktopk:k=8,chunk=64 | codebook",), {"sync_every": 4}),
     "muloco": (MuLoCo, ("codebook:bits=2",), {"sync_every": 4}),
+    "diloco-bf16": (DiLoCo, ("fp16",), {"sync_every": 4, "anchors": "bf16"}),
+    "diloco-host": (DiLoCo, (), {"sync_every": 4, "fragments": 2, "delay": 1, "anchors": "host"}),
     "qsparse-sign": (QsparseLocalSGD, ("topk:ratio=0.1 | sign",), {"sync_every": 4}),
 }
 

@@ -8,6 +8,7 @@ from torch.optim import AdamW, Muon, Optimizer
 
 from gradwire.base.matrices import Predicate, chosen_matrices, hidden_matrices
 from gradwire.errors import ConfigError
+from gradwire.local.anchors import Anchors
 from gradwire.local.base import LocalNanPolicy
 from gradwire.local.fragment import OuterSGD, Partition
 from gradwire.local.optimizers import Optimizers
@@ -89,6 +90,7 @@ class MuLoCo(OuterLoopMethod):
         delay: int = 0,
         alpha: float | None = None,
         exchange: str = "auto",
+        anchors: Anchors = "device",
         process_group: Group = None,
         seed: int = 0,
         broadcast: bool = False,
@@ -98,7 +100,7 @@ class MuLoCo(OuterLoopMethod):
         compression = DriftCompression(compressor, Residual(decay), exchange, nan_policy)
         outer = OuterSGD(outer_lr, outer_momentum, nesterov)
         streaming = Streaming(fragments, delay, alpha)
-        common = process_group, seed, broadcast
+        common = process_group, seed, broadcast, anchors
         OuterLoopMethod.__init__(
             self, model, optimizer, compression, outer, streaming, sync_every, *common
         )

@@ -5,6 +5,7 @@ Sarfi et al. 2025, arXiv:2508.15706.
 
 from torch import nn
 
+from gradwire.local.anchors import Anchors
 from gradwire.local.base import LocalNanPolicy
 from gradwire.local.fragment import OuterSGD, Partition
 from gradwire.local.optimizers import Optimizers
@@ -41,6 +42,7 @@ class SparseLoCo(OuterLoopMethod):
         delay: int = 0,
         alpha: float | None = None,
         exchange: str = "gather:aggregate=median_norm",
+        anchors: Anchors = "device",
         process_group: Group = None,
         seed: int = 0,
         broadcast: bool = False,
@@ -49,7 +51,7 @@ class SparseLoCo(OuterLoopMethod):
         alpha = (0.5 if delay else 0.0) if alpha is None else alpha
         compression = DriftCompression(compressor, Residual(decay), exchange, nan_policy)
         streaming = Streaming(fragments, delay, alpha)
-        common = process_group, seed, broadcast
+        common = process_group, seed, broadcast, anchors
         OuterLoopMethod.__init__(
             self, model, optimizer, compression, OuterSGD(outer_lr), streaming, sync_every, *common
         )
