@@ -11,23 +11,39 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from gradwire.errors import ConfigError
-from gradwire.optim import DeMo, OneBitAdam
+from gradwire.optim import DeMo, Dion, OneBitAdam
 from gradwire.optim.base import CompressedOptimizer
 
 BUILD: dict[str, Callable[[Any], CompressedOptimizer]] = {
     "DeMo": lambda model: DeMo(model, 1e-3, weight_decay=0.1, k=4, side=8),
+    "Dion": lambda model: Dion(model, rank=4),
     "OneBitAdam": lambda model: OneBitAdam(model, warmup=3),
 }
 
 
-def trained_by_demo() -> Tensor:
+def trained(kind: str) -> tuple[Tensor, list[str], str]:
+    """Returns parameters, the lanes with momentum, and the error of a switch."""
     model = ddp_model()
-    optimizer = BUILD["DeMo"](model)
+    optimizer = BUILD[kind](model)
     steps(model, optimizer, 0, 3)
-    lanes = optimizer.link._engine.lanes.values()
-    assert sum("residual" in lane.memory_state for lane in lanes) == 2
+    lanes = optimizer.link._engine.lanes
+    kept = [name for name, lane in lanes.items() if "residual" in lane.memory_state]
+    [error] = _errors([partial(optimizer.link.switch, "none")])
     optimizer.link.detach()
-    return weights_of(model)
+    return weights_of(model), kept, error
+
+
+def dion_refusals() -> list[str]:
+    model = ddp_model()
+    return _errors(
+        [
+            partial(Dion, model, exchange="mean"),
+            partial(Dion, model, rank=500),
+            partial(Dion, model, rank=0),
+            partial(Dion, model, momentum=1.0),
+            partial(Dion, model, matrices=lambda name, _: name == "0.bias"),
+        ]
+    )
 
 
 def bytes_of_demo(count: int) -> int:

@@ -137,9 +137,12 @@ def test_tiles_have_the_largest_divisors_for_sides() -> None:
     assert found == {50304: 64, 48: 48, 67: 1, 96: 48, 1: 1}
 
 
-def test_ranks_stay_equal(four_ranks: Ranks) -> None:
-    results = four_ranks.run(jobs.trained_by_demo)
-    assert all(torch.equal(weights, results[0]) for weights in results)
+def test_ranks_stay_equal_and_keep_the_method(four_ranks: Ranks) -> None:
+    results = four_ranks.run(jobs.trained, "DeMo")
+    assert all(torch.equal(weights, results[0][0]) for weights, _, _ in results)
+    for _, kept, error in results:
+        assert kept == ["0.weight", "2.weight"]
+        assert "DeMo: the method of compression is part of the optimiser" in error
 
 
 def test_bytes_are_those_of_the_largest_coefficients(four_ranks: Ranks) -> None:

@@ -7,6 +7,7 @@ computed, compressed with error feedback and exchanged, during the backward pass
 from gradwire.optim.adam_update import AdamUpdate
 from gradwire.optim.adamw import Adam, AdamW
 from gradwire.optim.demo import DeMo, DeMoUpdate
+from gradwire.optim.dion import Dion, DionUpdate
 from gradwire.optim.lion import Lion, LionUpdate
 from gradwire.optim.muon import Muon, MuonUpdate
 from gradwire.optim.onebit_adam import OneBitAdam, OneBitAdamUpdate
@@ -18,6 +19,8 @@ __all__ = [
     "AdamW",
     "DeMo",
     "DeMoUpdate",
+    "Dion",
+    "DionUpdate",
     "Lion",
     "LionUpdate",
     "Muon",

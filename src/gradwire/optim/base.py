@@ -54,6 +54,9 @@ class CompressedOptimizer(torch.optim.Optimizer, ABC):
     changeable: ClassVar[tuple[str, ...]] = ("lr", "weight_decay")
     """Options of a group that may change at any step."""
 
+    fixed_method: ClassVar[bool] = False
+    """True if the method of compression is a part of the optimiser, so that `switch` is refused."""
+
     link: Link
     """The handle: `stats()`, `switch`, `detach` and so on, as of `gradwire.attach`."""
 
@@ -79,13 +82,15 @@ class CompressedOptimizer(torch.optim.Optimizer, ABC):
         self._fixed = self._fixed_options()
         self._scaler = exchange.scaler
         self._checks_finite = settings.nan_policy != "ignore"
-        adapt = partial(
+        adapt: Callable[[Plan], Plan] = partial(
             update_plan,
             kind,
             rules=tuple(self._rules.items()),
             # The automatic mode changes methods between two steps, so moments stay local.
             may_be_dense=settings.auto() is None,
         )
+        if self.fixed_method:
+            adapt = partial(_same_plan, kind, adapt, [])
         self.link = attach_planned(
             # Nothing rescales the mean update, so sparse methods do not stall.
             model,
@@ -241,6 +246,20 @@ class CompressedOptimizer(torch.optim.Optimizer, ABC):
                 "optimiser anew"
             )
         torch.optim.Optimizer.add_param_group(self, param_group)
+
+
+def _same_plan(
+    kind: str, adapt: Callable[[Plan], Plan], first: list[dict[str, object]], plan: Plan
+) -> Plan:
+    """Returns the adapted plan; raises ConfigError if it is not the one that was the first."""
+    found = adapt(plan)
+    if not first:
+        first.append(found.identity())
+    if found.identity() != first[0]:
+        raise ConfigError(
+            f"{kind}: the method of compression is part of the optimiser, which cannot switch it"
+        )
+    return found
 
 
 def update_plan(

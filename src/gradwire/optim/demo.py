@@ -97,6 +97,8 @@ class DeMo(CompressedOptimizer):
     `exchange`, which are part of the method.
     """
 
+    fixed_method = True
+
     def __init__(
         self,
         model: DDP,
