@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from gradwire.auto.auto import Auto
-from gradwire.base import Compressor, UpdateRule
+from gradwire.base import UpdateRule
 from gradwire.engine.nonfinite import StepVerdict, Verdict
 from gradwire.engine.plan import Plan
 from gradwire.engine.step import Lane
@@ -25,6 +25,7 @@ from gradwire.memory.residual import Residual
 from gradwire.optim.apply import apply_updates
 from gradwire.optim.dense import MeanGradient, dense_step
 from gradwire.optim.groups import check_groups, check_model
+from gradwire.policies import MethodSpec
 from gradwire.spec import format_spec
 
 Groups: TypeAlias = Iterable[nn.Parameter] | Iterable[dict[str, Any]] | None
@@ -34,7 +35,7 @@ Groups: TypeAlias = Iterable[nn.Parameter] | Iterable[dict[str, Any]] | None
 class Exchange(NamedTuple):
     """The arguments of an optimiser that define how its updates are exchanged."""
 
-    compress: Compressor | str | Auto | Settings
+    compress: MethodSpec | Auto | Settings
     process_group: dist.ProcessGroup | None
     scaler: torch.amp.GradScaler | None
     options: Mapping[str, object]
