@@ -24,6 +24,7 @@ from gradwire.local import (
     QsparseLocalSGD,
     SparseLoCo,
 )
+from gradwire.local.anchors import Anchors
 from gradwire.local.base import LocalMethod
 from gradwire.local.workers import Group, simulated
 from gradwire.options import read_options
@@ -178,6 +179,7 @@ class _OuterLoop(LocalSettings):
 
     fragments: int = 1
     delay: int = 0
+    anchors: Anchors = "device"
 
     def sync_schedule(self) -> SyncSchedule:
         return SyncSchedule(self.sync_every // self.fragments, self.delay)
@@ -220,7 +222,7 @@ class _SparseLoCo(_OuterLoop):
 
     def build(self, spec: str, exchange: str, worker: WorkerContext) -> LocalMethod:
         model, optimizer, group, seed = worker
-        # SparseLoCo's default is fixed: every worker receives the messages of all.
+        # As in the records of earlier runs; the studies of language models name the default.
         resolved = "gather" if exchange == "auto" else exchange
         return SparseLoCo(
             model, optimizer, spec, exchange=resolved, process_group=group, seed=seed, **vars(self)
