@@ -132,5 +132,6 @@ def onebit_refusals() -> list[str]:
             partial(OneBitAdam, model, warmup=1, memory="none"),
             partial(OneBitAdam, model, warmup=1, compress="qsgd:bits=2"),
             partial(OneBitAdam, model, warmup=1, betas=(0.9, 1.0)),
+            partial(OneBitAdam, model, warmup=1, compress="none"),
         ]
     )

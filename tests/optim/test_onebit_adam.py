@@ -104,8 +104,9 @@ def test_a_resumed_run_continues_bitwise(four_ranks: Ranks, first: int) -> None:
 def test_bad_settings_are_refused_by_name(four_ranks: Ranks) -> None:
     with pytest.raises(ConfigError, match="onebit_adam: betas must be two numbers"):
         OneBitAdamUpdate(beta2=1.0)
-    for warmup, memory, unbiased, betas in four_ranks.run(jobs.onebit_refusals):
+    for warmup, memory, unbiased, betas, none in four_ranks.run(jobs.onebit_refusals):
         assert warmup == "OneBitAdam: warmup must be at least 1, got 0"
         assert memory == "OneBitAdam: memory is part of the method, leave it out"
         assert "does not go with memory 'residual'" in unbiased
         assert "OneBitAdam: betas must be two numbers in [0, 1)" in betas
+        assert "OneBitAdam: compress must be a contraction, got 'none'" in none

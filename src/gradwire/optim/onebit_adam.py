@@ -13,10 +13,11 @@ from gradwire.base import Compressor, UpdateRule
 from gradwire.checks import check_whole
 from gradwire.engine.make_plan import make_plan
 from gradwire.errors import ConfigError
+from gradwire.integrations.ddp import trained_parameters
 from gradwire.integrations.settings import Options
 from gradwire.optim.adam_update import AdamUpdate
 from gradwire.optim.base import CompressedOptimizer, Exchange, Groups
-from gradwire.optim.groups import check_at_least_zero, read_betas
+from gradwire.optim.groups import check_at_least_zero, check_model, read_betas
 from gradwire.types import State
 
 if TYPE_CHECKING:
@@ -107,6 +108,12 @@ class OneBitAdam(CompressedOptimizer):
         if "memory" in options:
             raise ConfigError("OneBitAdam: memory is part of the method, leave it out")
         exchange = options.get("exchange", "sharded")
+        check_model("OneBitAdam", model)
+        # What cannot work is refused here, and not after the warm-up.
+        tensors = {name: p for p, name in trained_parameters(model).items()}
+        workers = dist.get_world_size(process_group or model.process_group)
+        if make_plan(compress, "residual", exchange, tensors, workers).is_dense:
+            raise ConfigError(f"OneBitAdam: compress must be a contraction, got {compress!r}")
         defaults = {
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "clip": clip,
             "compressed": False,
@@ -115,9 +122,6 @@ class OneBitAdam(CompressedOptimizer):
         others = {name: value for name, value in options.items() if name != "exchange"}
         dense = Exchange("none", process_group, scaler, others)
         CompressedOptimizer.__init__(self, model, params, defaults, dense)
-        # What cannot work is refused here, and not after the warm-up.
-        tensors = dict(self.link._engine.tensors)
-        make_plan(compress, "residual", exchange, tensors, self._workers)
         self.register_step_post_hook(self._end_warmup)
 
     def rule(self, group: Mapping[str, Any], name: str, parameter: Tensor) -> UpdateRule:
