@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import SGD, Optimizer
 
 from gradwire.bench.case import Case, Mounted, Traffic
+from gradwire.bench.cases.two_optimisers import MuonAndAdamW
 from gradwire.errors import ConfigError
 from gradwire.local import (
     CSER,
@@ -19,9 +20,11 @@ from gradwire.local import (
     BlockCSER,
     DiLoCo,
     LocalSGD,
+    MuLoCo,
     QsparseLocalSGD,
     SparseLoCo,
 )
+from gradwire.local.anchors import Anchors
 from gradwire.local.base import LocalMethod
 from gradwire.local.workers import Group, simulated
 from gradwire.options import read_options
@@ -55,6 +58,10 @@ class LocalSettings(ABC):
 
     @abstractmethod
     def sync_schedule(self) -> SyncSchedule: ...
+
+    def optimiser(self, model: nn.Module, own: Optimizer) -> Optimizer:
+        """Returns the optimiser of the local steps; by default the workload's own."""
+        return own
 
 
 @dataclass(frozen=True)
@@ -172,6 +179,7 @@ class _OuterLoop(LocalSettings):
 
     fragments: int = 1
     delay: int = 0
+    anchors: Anchors = "device"
 
     def sync_schedule(self) -> SyncSchedule:
         return SyncSchedule(self.sync_every // self.fragments, self.delay)
@@ -190,13 +198,31 @@ class _DiLoCo(_OuterLoop):
 
 
 @dataclass(frozen=True)
+class _MuLoCo(_OuterLoop):
+    """Settings of MuLoCo, whose local steps are those of Muon and AdamW."""
+
+    outer_lr: float = 0.8
+    outer_momentum: float = 0.9
+    decay: float = 0.9
+
+    def build(self, spec: str, exchange: str, worker: WorkerContext) -> LocalMethod:
+        model, optimizer, group, seed = worker
+        return MuLoCo(
+            model, optimizer, spec, exchange=exchange, process_group=group, seed=seed, **vars(self)
+        )
+
+    def optimiser(self, model: nn.Module, own: Optimizer) -> Optimizer:
+        return MuonAndAdamW(model, own)
+
+
+@dataclass(frozen=True)
 class _SparseLoCo(_OuterLoop):
     outer_lr: float = 1.0
     decay: float = 0.95
 
     def build(self, spec: str, exchange: str, worker: WorkerContext) -> LocalMethod:
         model, optimizer, group, seed = worker
-        # SparseLoCo's default is fixed: every worker receives the messages of all.
+        # As in the records of earlier runs; the studies of language models name the default.
         resolved = "gather" if exchange == "auto" else exchange
         return SparseLoCo(
             model, optimizer, spec, exchange=resolved, process_group=group, seed=seed, **vars(self)
@@ -210,6 +236,7 @@ LOCAL_METHODS: Mapping[str, type[LocalSettings]] = {
     "cser": _Cser,
     "block_cser": _BlockCser,
     "diloco": _DiLoCo,
+    "muloco": _MuLoCo,
     "sparseloco": _SparseLoCo,
 }
 
@@ -244,6 +271,7 @@ class LocalCase(Case):
     def mount(self, ddp: DDP, optimizer: Optimizer, seed: int) -> Mounted:
         contexts = ExitStack()
         contexts.enter_context(ddp.no_sync())
+        optimizer = self.optimiser(ddp.module, optimizer)
         steps = self.build(WorkerContext(ddp.module, optimizer, ddp.process_group, seed))
         contexts.enter_context(steps)
         return _MountedLocal(
@@ -255,6 +283,10 @@ class LocalCase(Case):
             period=parse_local(self.local).sync_every,
             idle_offset=self.sync_schedule().delay,
         )
+
+    def optimiser(self, model: nn.Module, own: Optimizer) -> Optimizer:
+        """Returns the optimiser of a worker's local steps, in place of the workload's own."""
+        return parse_local(self.local).optimiser(model, own)
 
     def build(self, worker: WorkerContext) -> LocalMethod:
         """Builds the local method for one worker."""

@@ -88,6 +88,8 @@ class TrainRecord:
     """True if workers were simulated in one process; times are then predictions for `rate`."""
     lockstep_ms: float | None = None
     """The time of one simulated step of all workers, between the evaluations where it was least."""
+    peak_device_bytes: float | None = None
+    """The most memory of the GPU that rank 0 held; None on a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +134,7 @@ class StepRecord:
     bound_wire_ms: float | None = None
     bound_ms: float | None = None
     ratio_to_bound: float | None = None
+    peak_device_bytes: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,10 +64,10 @@ def step_tables(records: Sequence[StepRecord]) -> list[Table]:
 
 
 def _step_tables(title: str, grid: Grid) -> list[Table]:
-    """Draws the bounds as a table of their own: one table would be too wide for a terminal."""
+    """Draws bounds and memory as a table of their own: one would be too wide for a terminal."""
     if "bound" not in grid.columns:
         return [_table(title, grid)]
-    others = ("steps", *BOUND_COLUMNS)
+    others = ("steps", "peak memory", *BOUND_COLUMNS)
     times = [name for name in grid.columns if name not in others]
     bounds = grid.select("method", "step", *others)
     return [_table(title, grid.select(*times)), _table("Bounds of a step", bounds)]

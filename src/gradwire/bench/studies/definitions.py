@@ -19,6 +19,7 @@ from gradwire.bench.studies.cases import (
     late,
     qsparse,
 )
+from gradwire.bench.studies.language import LANGUAGE
 from gradwire.bench.studies.paper_tables import PAPER_TABLES
 from gradwire.bench.studies.study import Study
 from gradwire.errors import ConfigError
@@ -41,6 +42,7 @@ _LONG_LSTM = 30 * _EPOCHS_OF_FOUR[1]
 
 STUDIES: Mapping[str, Study] = {
     **PAPER_TABLES,
+    **LANGUAGE,
     "cifar10": Study(
         "time to accuracy of methods that exchange gradients at every step",
         _RESNET,
