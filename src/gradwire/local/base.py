@@ -126,8 +126,10 @@ class LocalMethod(ABC):
         self._workers = workers_of(group, self.device)
         self._hook: RemovableHandle | None = None
         self._guard: RemovableHandle | None = None
+        self._early_hook: RemovableHandle | None = None
         self._connect: Callable[[], CollectiveProgram[None]] | None = None
         self._disconnect: Callable[[bool], None] | None = None
+        self._before_step: Callable[..., None] | None = None
         self._own_stats: Callable[[], Mapping[str, object]] | None = None
         # Syncs may run in the background, and the time for which they delay a step is not counted.
         self._last_step = LastStep(self._workers.meter, "unknown")
@@ -169,6 +171,8 @@ class LocalMethod(ABC):
             self._workers.prepare(engine.plan.node)
         self._workers.run(self._startup(), auxiliary=True)
         self._hook = self.optimizer.register_step_post_hook(self._after_step)
+        if self._before_step is not None:
+            self._early_hook = self.optimizer.register_step_pre_hook(self._before_step)
         parameters = self.parameters.values()
         self._guard = guard_forward(type(self).__name__, self.model, parameters, self._ranks)
         claim(self.parameters.values(), self, how_to_release="end its context")
@@ -179,6 +183,9 @@ class LocalMethod(ABC):
         assert self._hook is not None
         self._hook.remove()
         self._hook = None
+        if self._early_hook is not None:
+            self._early_hook.remove()
+            self._early_hook = None
         self._remove_guard()
         release(self.parameters.values(), self)
         if self._disconnect is not None:
