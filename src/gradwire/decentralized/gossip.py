@@ -92,10 +92,12 @@ class PublicCopies:
                 total.add_(vector, alpha=weights[rank])
             return total.sub_(own)
         own_copy, mixed_copy = self.own[name], self.mixed[name]
-        sent, total = torch.zeros_like(own_copy), torch.zeros_like(own_copy)
+        sent = torch.zeros_like(own_copy)
         _decode_add(sent, lane, own_parts, 1.0, lane.ctx)
+        total = sent * weights[lane.ctx.rank]
         for rank, message in parts.items():
-            _decode_add(total, lane, message, weights[rank], lane.ctx._replace(rank=rank))
+            if rank != lane.ctx.rank:
+                _decode_add(total, lane, message, weights[rank], lane.ctx._replace(rank=rank))
         difference = (mixed_copy + total) - (own_copy + sent)
         own_copy.add_(sent, alpha=self.damping)
         mixed_copy.add_(total, alpha=self.damping)
@@ -114,6 +116,8 @@ class Gossip:
     ) -> None:
         self.copies, self.mixing, self.rank = copies, mixing, rank
         self._checks_finite = checks_finite
+        flag = [_FINITE] if checks_finite else []
+        self._layouts = [*flag, *(layout for one in copies for layout in one.layouts())]
         self.distance = torch.zeros(())
         """Norm of what the last exchange moved the first vectors by, before the factor."""
 
@@ -127,7 +131,7 @@ class Gossip:
             finite += flags
         if self._checks_finite:
             messages.insert(0, (torch.stack(finite).all().to(torch.uint8).view(1),))
-        return pack(messages, self._layouts())
+        return pack(messages, self._layouts)
 
     def exchange(
         self, buffer: Tensor, step: int, vectors: Sequence[Mapping[str, Tensor]], rate: float
@@ -136,7 +140,7 @@ class Gossip:
 
         A vector moves by `rate` times the weighted mean of all public copies minus its own copy.
         """
-        peers, layouts = self.mixing.neighbors(self.rank, step), self._layouts()
+        peers, layouts = self.mixing.neighbors(self.rank, step), self._layouts
         sizes = limits = None
         if count_variable(layouts):
             limits = [max_packed_bytes(layouts)] * len(peers.sources)
@@ -160,11 +164,7 @@ class Gossip:
 
     def message_bytes(self) -> int:
         """Returns the length of a message; lengths that only the sender knows count as 0."""
-        return packed_bytes(None, self._layouts())
-
-    def _layouts(self) -> list[Layout]:
-        flag = [_FINITE] if self._checks_finite else []
-        return [*flag, *(layout for copies in self.copies for layout in copies.layouts())]
+        return packed_bytes(None, self._layouts)
 
     def _check_finite(self, flags: Mapping[int, Parts]) -> None:
         bad = [rank for rank, (flag,) in flags.items() if not int(flag)]

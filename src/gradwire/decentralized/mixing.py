@@ -60,13 +60,11 @@ class Mixing:
 
     def neighbors(self, rank: int, step: int) -> Neighbors:
         """Returns the ranks with which a worker exchanges messages in a step."""
-        matrix = self._of(step)
-        return Neighbors(_others(matrix[:, rank], rank), _others(matrix[rank], rank))
+        return self._peers[step % self.period][rank]
 
     def weights(self, rank: int, step: int) -> list[float]:
         """Returns the weights that a worker gives to all workers, itself included, in a step."""
-        found: list[float] = self._of(step)[rank].tolist()
-        return found
+        return self._rows[step % self.period][rank]
 
     def mean_degree(self, rank: int) -> float:
         """Returns the number of messages that a worker sends in a step, on average."""
@@ -85,8 +83,16 @@ class Mixing:
             f"{self.spectral_gap:.4g}{per_period}"
         )
 
-    def _of(self, step: int) -> Tensor:
-        return self.matrices[step % self.period]
+    @cached_property
+    def _peers(self) -> list[list[Neighbors]]:  # [period][rank]
+        return [
+            [Neighbors(_others(w[:, rank], rank), _others(w[rank], rank)) for rank in range(len(w))]
+            for w in self.matrices
+        ]
+
+    @cached_property
+    def _rows(self) -> list[list[list[float]]]:  # [period][rank][other]
+        return [matrix.tolist() for matrix in self.matrices]
 
 
 def _others(weights: Tensor, rank: int) -> tuple[int, ...]:
