@@ -88,5 +88,5 @@ def test_too_large_a_gamma_drives_workers_apart() -> None:
     with quadratic_run(Quadratics(WORKERS), ChocoSGD, "topk:ratio=0.1", **settings) as run:
         mean = start_apart(run)
         before = (run.matrix() - mean).norm()
-        gossip(run, 100)
+        gossip(run, 180)
         assert (run.matrix() - mean).norm() > 2 * before

@@ -157,8 +157,6 @@ def check_compressor(method: str, compressor: Compressor, needs_contraction: boo
         reason = "sends votes, of which all workers take the majority, and no length"
     elif isinstance(compressor, MultiRound):
         reason = "defines its own rounds among all workers"
-    elif traits.accumulates:
-        reason = "compares a gradient with a residual, and here differences of models are sent"
     elif needs_contraction and not traits.contraction:
         why = traits.why_not or "it is none"
         reason = f"is needed as a contraction, or public copies diverge: {why}"
