@@ -1,17 +1,18 @@
 """Cases of local methods, which synchronise rarely, from text such as `qsparse:sync_every=8`."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Literal, NamedTuple, cast
+from typing import Literal, cast
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import SGD, Optimizer
 
 from gradwire.bench.case import Case, Mounted, Traffic
+from gradwire.bench.cases.local_settings import LocalSettings, SyncSchedule, WorkerContext
+from gradwire.bench.cases.neighbors import BeerSettings, CgtSettings, ChocoSettings, DsgdSettings
 from gradwire.errors import ConfigError
 from gradwire.local import (
     CSER,
@@ -23,38 +24,9 @@ from gradwire.local import (
     SparseLoCo,
 )
 from gradwire.local.base import LocalMethod
-from gradwire.local.workers import Group, simulated
+from gradwire.local.workers import simulated
 from gradwire.options import read_options
 from gradwire.spec import from_settings
-
-
-class WorkerContext(NamedTuple):
-    """The inputs of a local method on one worker: model, optimiser, process group and seed."""
-
-    model: nn.Module
-    optimizer: Optimizer
-    group: Group
-    seed: int
-
-
-class SyncSchedule(NamedTuple):
-    """A synchronisation starts every `interval` steps, and its mean is applied `delay` later."""
-
-    interval: int
-    delay: int = 0
-
-
-@dataclass(frozen=True)
-class LocalSettings(ABC):
-    """The settings of a local method, which builds it with a compressor spec and an exchange."""
-
-    sync_every: int
-
-    @abstractmethod
-    def build(self, spec: str, exchange: str, worker: WorkerContext) -> LocalMethod: ...
-
-    @abstractmethod
-    def sync_schedule(self) -> SyncSchedule: ...
 
 
 @dataclass(frozen=True)
@@ -211,6 +183,10 @@ LOCAL_METHODS: Mapping[str, type[LocalSettings]] = {
     "block_cser": _BlockCser,
     "diloco": _DiLoCo,
     "sparseloco": _SparseLoCo,
+    "dsgd": DsgdSettings,
+    "choco": ChocoSettings,
+    "cgt": CgtSettings,
+    "beer": BeerSettings,
 }
 
 
@@ -262,7 +238,11 @@ class LocalCase(Case):
 
     def sync_schedule(self) -> SyncSchedule:
         """Returns the interval and the delay of synchronisation."""
-        return parse_local(self.local).sync_schedule()
+        return self.settings().sync_schedule()
+
+    def settings(self) -> LocalSettings:
+        """Returns the parsed settings of the local method."""
+        return parse_local(self.local)
 
 
 @dataclass(frozen=True)
