@@ -66,7 +66,7 @@ class DecentralizedMethod(LocalMethod):
     @property
     @abstractmethod
     def gossip(self) -> Gossip:
-        """What the workers exchange."""
+        """The exchange of this worker with its neighbors."""
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
