@@ -31,6 +31,10 @@ def simulate(
     inside: Annotated[str | None, typer.Option(help="Rate of links inside nodes.")] = None,
     links: LinksFile = None,
     case: Cases = None,
+    topology: Annotated[
+        str | None,
+        typer.Option(help="Neighbors exchange messages over this graph: ring, torus, exponential."),
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Trains for this number of steps.")] = None,
     evaluate_every: Annotated[int, typer.Option(help="Steps between two evaluations.")] = 50,
     seed: Annotated[int, typer.Option(help="Seed of the model and the batches.")] = 0,
@@ -41,15 +45,22 @@ def simulate(
     """Predicts the step time and the bytes of any number of workers, or trains them in lock step.
 
     With --steps the workers train in this process; bytes are exact and times are predicted. A file
-    of --links, as `gradwire net` takes it, replaces rate, latency and inside.
+    of --links, as `gradwire net` takes it, replaces rate, latency and inside. With --topology every
+    method is the compressor of CHOCO-SGD, whose messages go to neighbors alone.
     """
     from gradwire.bench.cases.parse import split_cases
     from gradwire.bench.machine import check_device
+    from gradwire.bench.predictions import neighbors
     from gradwire.bench.predictions.simulate import CASES, SimulateBench, links_of
     from gradwire.bench.simulated.train import SimulatedTrain
     from gradwire.bench.workloads.base import parse_workload
     from gradwire.testbed.links import plan_network
 
+    if topology is not None and steps is not None:
+        raise ConfigError(
+            "simulate: with --steps a topology is part of a case, such as "
+            "'topk:ratio=0.1 @ local=(choco:topology=ring,gamma=0.3)' of gradwire study"
+        )
     check_device(device)
     sizes = parse_sizes("workers", workers)
     network = parse_links(rate, latency, inside)
@@ -57,11 +68,12 @@ def simulate(
         network = links_of(plan_network(max(sizes), {}, links))
     bench = SimulateBench(
         parse_workload(workload, data, device),
-        split_cases(case or CASES),
+        split_cases(case or (CASES if topology is None else neighbors.CASES)),
         sizes,
         network,
         json,
         command_line(),
+        topology,
     )
     if steps is None:
         bench.run(open_console(json))

@@ -1,17 +1,18 @@
 """Cases of local methods, which synchronise rarely, from text such as `qsparse:sync_every=8`."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Literal, NamedTuple, cast
+from typing import Literal, cast
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import SGD, Optimizer
 
 from gradwire.bench.case import Case, Mounted, Traffic
+from gradwire.bench.cases.local_settings import LocalSettings, SyncSchedule, WorkerContext
+from gradwire.bench.cases.neighbors import BeerSettings, CgtSettings, ChocoSettings, DsgdSettings
 from gradwire.bench.cases.two_optimisers import MuonAndAdamW
 from gradwire.errors import ConfigError
 from gradwire.local import (
@@ -26,42 +27,9 @@ from gradwire.local import (
 )
 from gradwire.local.anchors import Anchors
 from gradwire.local.base import LocalMethod
-from gradwire.local.workers import Group, simulated
+from gradwire.local.workers import simulated
 from gradwire.options import read_options
 from gradwire.spec import from_settings
-
-
-class WorkerContext(NamedTuple):
-    """The inputs of a local method on one worker: model, optimiser, process group and seed."""
-
-    model: nn.Module
-    optimizer: Optimizer
-    group: Group
-    seed: int
-
-
-class SyncSchedule(NamedTuple):
-    """A synchronisation starts every `interval` steps, and its mean is applied `delay` later."""
-
-    interval: int
-    delay: int = 0
-
-
-@dataclass(frozen=True)
-class LocalSettings(ABC):
-    """The settings of a local method, which builds it with a compressor spec and an exchange."""
-
-    sync_every: int
-
-    @abstractmethod
-    def build(self, spec: str, exchange: str, worker: WorkerContext) -> LocalMethod: ...
-
-    @abstractmethod
-    def sync_schedule(self) -> SyncSchedule: ...
-
-    def optimiser(self, model: nn.Module, own: Optimizer) -> Optimizer:
-        """Returns the optimiser of the local steps; by default the workload's own."""
-        return own
 
 
 @dataclass(frozen=True)
@@ -238,6 +206,10 @@ LOCAL_METHODS: Mapping[str, type[LocalSettings]] = {
     "diloco": _DiLoCo,
     "muloco": _MuLoCo,
     "sparseloco": _SparseLoCo,
+    "dsgd": DsgdSettings,
+    "choco": ChocoSettings,
+    "cgt": CgtSettings,
+    "beer": BeerSettings,
 }
 
 
@@ -294,7 +266,11 @@ class LocalCase(Case):
 
     def sync_schedule(self) -> SyncSchedule:
         """Returns the interval and the delay of synchronisation."""
-        return parse_local(self.local).sync_schedule()
+        return self.settings().sync_schedule()
+
+    def settings(self) -> LocalSettings:
+        """Returns the parsed settings of the local method."""
+        return parse_local(self.local)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from torch.optim import Optimizer
 
 from gradwire.auto.optimizers import is_adaptive
 from gradwire.bench.case import Change
-from gradwire.bench.cases.local import LocalCase, WorkerContext
+from gradwire.bench.cases.local import LocalCase
+from gradwire.bench.cases.local_settings import WorkerContext
 from gradwire.bench.cases.parse import (
     beta1_of,
     drops_momentum,

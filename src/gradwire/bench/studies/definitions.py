@@ -12,7 +12,9 @@ from gradwire.bench.studies.cases import (
     LESS_MOMENTUM,
     RARE,
     RAW,
+    RING_AT_ONE_PERCENT,
     SWEEP,
+    at_equal_bytes,
     by_gravac,
     cser,
     gravac,
@@ -33,6 +35,9 @@ _NARROW = f"{_RESNET},flat=true,width=32,batch_size=32,learning_rate=0.2"
 
 _EPOCHS_OF_FOUR = 195, 332
 """Steps of one epoch of CIFAR-10, and of Penn Treebank, with 4 workers."""
+
+_EPOCH_OF_SIXTEEN = 83
+"""Steps of one epoch of Penn Treebank with 16 workers."""
 
 _SMALL_GPT = "gpt:layers=4,heads=4,width=128,context=64,dropout=0"
 """0.8 million parameters."""
@@ -323,6 +328,27 @@ STUDIES: Mapping[str, Study] = {
         seeds=(0, 1, 2),
         evaluations=5,
         rates=("1gbit",),
+        by_case=True,
+    ),
+    "decentralized": Study(
+        "methods without a center on three topologies of 16 workers against all-reduce",
+        f"{_RESNET},batch_size=32",
+        12 * _EPOCH,
+        # Bytes are those of DSGD, or of top-k of 1 %.
+        (*DENSE, *RING_AT_ONE_PERCENT, *at_equal_bytes(two=0.0093, four=0.004, eight=0.0015)),
+        workers=16,
+        target="accuracy=0.9",
+        rates=("1gbit", "100mbit"),
+        by_case=True,
+    ),
+    "decentralized-ptb": Study(
+        "methods without a center on three topologies of 16 workers against all-reduce, LSTM",
+        "lstm_ptb:hidden=650",
+        10 * _EPOCH_OF_SIXTEEN,
+        (*DENSE, *at_equal_bytes(two=0.0093, four=0.0038, eight=0.0011)),
+        workers=16,
+        evaluations=10,
+        rates=("1gbit", "100mbit"),
         by_case=True,
     ),
     "sparseloco": Study(
