@@ -1,5 +1,6 @@
 """Commands that simulate or predict: `gradwire simulate`, `advise` and `study`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -128,7 +129,11 @@ def advise(
 
 def study(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Names of studies; without any, all are listed.")
+        list[str] | None,
+        typer.Argument(
+            help="Names of studies, such as cifar10, grace (all grace-...) or 'gravac*'; without "
+            "any, all are listed."
+        ),
     ] = None,
     json: Json = None,
     minutes: Annotated[float, typer.Option(help="Time limit of all runs.")] = 60,
@@ -143,21 +148,25 @@ def study(
     data: Data = None,
     device: Device = "cpu",
     commit: Commit = None,
+    page: Annotated[
+        Path | None, typer.Option(help="Writes an HTML page of all records of --json at the end.")
+    ] = None,
     smoke: Annotated[
         bool, typer.Option(help="Takes a few steps of tiny models on the CPU; keeps no records.")
     ] = False,
 ) -> None:
     """Runs convergence studies of simulated workers; resumes an earlier call."""
-    from gradwire.bench.studies.definitions import STUDIES, find_study
+    from gradwire.bench.studies.definitions import STUDIES, find_studies
 
     if not names:
         for key, one in STUDIES.items():
             show(f"{key}: {one.summary} ({len(one.cases)} cases, {one.steps:,} steps)")
         return
     if smoke:
-        if json is not None or device != "cpu":
+        if json is not None or page is not None or device != "cpu":
             raise ConfigError(
-                "study: --smoke keeps no records and runs on the CPU; omit --json and --device"
+                "study: --smoke keeps no records and runs on the CPU; omit --json, --page and "
+                "--device"
             )
         _smoke(names, minutes)
         return
@@ -172,12 +181,13 @@ def study(
     chosen = tuple(
         form
         for name in names
-        for form in find_study(name)
-        .with_changes(workload, steps, numbers, case, workers)
-        .by_learning_rate()
+        for one in find_studies(name).values()
+        for length in one.with_changes(workload, steps, numbers, case, workers).by_length()
+        for form in length.by_learning_rate()
     )
     setting = CommandSettings(data, device, command_line(), commit)
-    exit_with(StudyBench(chosen, setting, json, minutes, jobs).run(open_console(json)))
+    bench = StudyBench(chosen, setting, json, minutes, jobs, page)
+    exit_with(bench.run(open_console(json)))
 
 
 def _smoke(names: list[str], minutes: float) -> None:
@@ -185,15 +195,15 @@ def _smoke(names: list[str], minutes: float) -> None:
 
     A case that several of them have is run in the first one only.
     """
-    from pathlib import Path
     from tempfile import TemporaryDirectory
 
     from gradwire.bench.studies.bench import StudyBench
-    from gradwire.bench.studies.definitions import find_study
+    from gradwire.bench.studies.definitions import find_studies
     from gradwire.bench.studies.run import CommandSettings
     from gradwire.bench.studies.study import distinct_cases
 
-    chosen = distinct_cases([find_study(name).smoke() for name in names])
+    studies = {key: one for name in names for key, one in find_studies(name).items()}
+    chosen = distinct_cases([one.smoke() for one in studies.values()])
     setting = CommandSettings(None, "cpu", command_line(), None)
     with TemporaryDirectory() as folder:
         bench = StudyBench(chosen, setting, Path(folder) / "smoke.jsonl", minutes)

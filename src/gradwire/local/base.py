@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gradwire.base import Memory
+from gradwire.checkpoint.state import own_part
 from gradwire.checks import check_whole
 from gradwire.comm.base import CollectiveProgram
 from gradwire.comm.meter import ring_bytes
@@ -35,6 +36,7 @@ from gradwire.local.optimizers import (
     optimizer_list,
     trained_parameters,
 )
+from gradwire.local.sharded_state import from_sharded, to_sharded
 from gradwire.local.startup import (
     average_tensors,
     broadcast_tensors,
@@ -255,21 +257,27 @@ class LocalMethod(ABC):
     def state_dict(self) -> dict[str, object]:
         """Returns this worker's own state, as plain tensors and numbers under its rank's name.
 
-        Models differ between workers too: each saves its model, its optimiser and this.
+        Models differ between workers too: each saves its model, its optimiser and this. In an
+        island, whose ranks share a name, torch.distributed.checkpoint saves it with DTensors.
         """
         if self._follower is not None:
             self._follower.check_complete("state_dict() is called")
         identity = json.dumps(self._identity())
         header = {"identity": identity, "steps": self.steps, "syncs": self.syncs}
         own = write_state(header, self._engines(), self._tensors())
+        if self._sharded.tensors:
+            own = to_sharded(own, self._sharded.tensors, self._island.place)
         return {f"rank{self._workers.rank}": own}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Restores this worker's state bitwise; the model and optimiser are loaded separately."""
         if self._follower is not None:
             raise ConfigError("load the state before the context is entered")
-        key, engines = f"rank{self._workers.rank}", self._engines()
-        self.steps, self.syncs = read_state(state, key, self._identity(), engines, self._tensors())
+        own = own_part(state, f"rank{self._workers.rank}")
+        if self._sharded.tensors:
+            own = from_sharded(own, self._island.place)
+        engines, tensors = self._engines(), self._tensors()
+        self.steps, self.syncs = read_state(own, self._identity(), engines, tensors)
 
     def _after_step(self) -> None:
         # The model has to be traversed for it, which is not for every step.

@@ -62,9 +62,11 @@ class CSER(LocalMethod):
         LocalMethod.__init__(self, model, optimizer, sync_every, process_group, seed, broadcast)
         check_nan_policy("CSER", nan_policy)
         self._exchange, self._nan_policy = exchange, nan_policy
-        # Each draws random numbers of its own.
-        self._errors = self._make_engine(errors, mix(seed, 1))
-        self._updates = None if updates is None else self._make_engine(updates, mix(seed, 2))
+        # A shard may be too small for a method that another rank's is large enough for.
+        with self._island.same_errors():
+            # Each draws random numbers of its own.
+            self._errors = self._make_engine(errors, mix(seed, 1))
+            self._updates = None if updates is None else self._make_engine(updates, mix(seed, 2))
         self._common_part = float_copies(self.parameters)
         self._error = {n: torch.zeros_like(t) for n, t in self._common_part.items()}
         self._buffers: State = {}

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from gradwire.checkpoint.state import all_or_nothing, load, own_part, save
+from gradwire.checkpoint.state import all_or_nothing, load, save
 from gradwire.checks import check_whole
 from gradwire.comm.meter import ring_bytes
 from gradwire.engine.engine import Engine
@@ -47,17 +47,16 @@ def write_state(
 
 
 def read_state(
-    state: Mapping[str, object],
-    key: str,
+    own: Mapping[str, object],
     identity: Mapping[str, object],
     engines: Sequence[Engine],
     tensors: Mapping[str, State],
 ) -> tuple[int, int]:
     """Loads engines and tensors; returns the numbers of steps and syncs.
 
-    Raises ConfigError, and changes nothing, if the state is of other settings or not finite.
+    Raises ConfigError, and changes nothing, if this worker's state is of other settings, or has
+    entries that are not finite.
     """
-    own = own_part(state, key)
     check_saved_identity("", own.get("identity"), identity)
     for name in ("steps", "syncs"):
         check_whole("state", name, own.get(name), 0)

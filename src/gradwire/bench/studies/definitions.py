@@ -1,6 +1,7 @@
 """The convergence studies: workload, methods, steps and seeds of each."""
 
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 
 from gradwire.bench.studies.cases import (
     BOTH_SIDES,
@@ -64,6 +65,7 @@ STUDIES: Mapping[str, Study] = {
         ),
         seeds=(0, 1),
         target="accuracy=0.9",
+        shorter=(0.5, 0.25),
     ),
     "exchanges": Study(
         "cost of the second selection, shard by shard, for top-k",
@@ -336,7 +338,18 @@ STUDIES: Mapping[str, Study] = {
 }
 
 
-def find_study(name: str) -> Study:
-    if name not in STUDIES:
+def find_studies(name: str) -> dict[str, Study]:
+    """Returns the study of that name, or all that match it: `grace`, `gravac*`.
+
+    A name that is the beginning of others, up to a hyphen, stands for all of them.
+    """
+    if name in STUDIES:
+        return {name: STUDIES[name]}
+    found = {
+        key: study
+        for key, study in STUDIES.items()
+        if fnmatchcase(key, name) or key.startswith(f"{name}-")
+    }
+    if not found:
         raise ConfigError(f"no study named {name!r}; there are {', '.join(STUDIES)}")
-    return STUDIES[name]
+    return found
