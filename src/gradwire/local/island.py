@@ -58,7 +58,7 @@ def forms_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class ShardedModel:
-    """What is sharded of a model: nothing, or some of its tensors over the ranks of an island."""
+    """The sharding of a model inside an island: none, or some of its tensors over the ranks."""
 
     def __init__(self, method: str, model: nn.Module) -> None:
         """Raises ConfigError for `FullyShardedDataParallel`, whose parameters are flat."""
