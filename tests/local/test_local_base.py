@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from local_jobs import ALL_METHODS, DENSE_MEANS, METHODS, twice_on_rank
 from local_jobs import trained_rank as trained_on_rank
 from local_workers import (
@@ -19,7 +18,7 @@ from local_workers import (
     take_step,
     weights,
 )
-from torch import nn
+from torch import Tensor, nn
 
 import gradwire
 from gradwire.errors import ConfigError, NonFiniteError, PeerError
