@@ -58,7 +58,7 @@ def forms_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class ShardedModel:
-    """What is sharded of a model: nothing, or some of its tensors over the ranks of an island."""
+    """The sharded tensors of a model: none, or some that the ranks of an island hold together."""
 
     def __init__(self, method: str, model: nn.Module) -> None:
         """Raises ConfigError for `FullyShardedDataParallel`, whose parameters are flat."""
