@@ -84,7 +84,7 @@ class Engine:
         }
         for lane in self.lanes.values():
             # A memory such as ef21, which keeps the mean itself, needs it on every rank.
-            wants_mean = self.wants_mean or not lane.memory.is_debt
+            wants_mean = self.wants_mean or lane.keeps_mean
             lane.ctx = lane.ctx._replace(wants_mean=wants_mean)
         # The moments of a dense optimiser change after the exchange, which reads none of them.
         keeps = any(lane.keeps_state for lane in self.lanes.values())

@@ -145,6 +145,8 @@ class LocalMethod(ABC):
         self._guard: RemovableHandle | None = None
         self._connect: Callable[[], CollectiveProgram[None]] | None = None
         self._disconnect: Callable[[bool], None] | None = None
+        # Called with the arguments of the first optimiser's hook.
+        self._before_step: Callable[..., None] | None = None
         self._own_stats: Callable[[], Mapping[str, object]] | None = None
         # Syncs may run in the background, and the time for which they delay a step is not counted.
         self._last_step = LastStep(self._workers.meter, "unknown")
@@ -189,7 +191,8 @@ class LocalMethod(ABC):
             engine.any_rank = self._island.any_rank if self._island.place else None
         with self._island.same_errors():
             self._workers.run(self._startup(), auxiliary=True)
-        self._follower = StepFollower(self, self.optimizers, self._after_step)
+        before, after = self._before_step, self._after_step
+        self._follower = StepFollower(self, self.optimizers, after, before)
         parameters = self.parameters.values()
         self._guard = guard_forward(type(self).__name__, self.model, parameters, self._ranks)
         claim(self.parameters.values(), self, how_to_release="end its context")

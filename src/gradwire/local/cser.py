@@ -113,7 +113,8 @@ class CSER(LocalMethod):
         for name, parameter in self.parameters.items():
             # Rounded as the parameter was, which in 16 bits is only near the sum.
             before = (self._common_part[name] + self._error[name]).to(parameter.dtype)
-            buffer = buffer_for(self._buffers, name, self._error[name])
+            error = self._error[name]
+            buffer = buffer_for(self._buffers, name, error.numel(), error.device)
             update[name] = buffer.copy_(before).sub_(local_part(parameter).reshape(-1))
         return update
 

@@ -149,17 +149,22 @@ def _title(optimizers: Sequence[Optimizer], number: int) -> str:
 
 
 class StepFollower:
-    """Calls a function after each step of all optimisers, until `end`.
+    """Calls functions before and after each step of all optimisers, until `end`.
 
     The step of an optimiser that has stepped already, while another one has not, is refused before
     it happens: the two would train by different numbers of steps.
     """
 
     def __init__(
-        self, owner: object, optimizers: Sequence[Optimizer], after_step: Callable[[], None]
+        self,
+        owner: object,
+        optimizers: Sequence[Optimizer],
+        after_step: Callable[[], None],
+        before_step: Callable[..., None] | None = None,
     ) -> None:
         self._method = type(owner).__name__
-        self._optimizers, self._after_step = list(optimizers), after_step
+        self._optimizers = list(optimizers)
+        self._after_step, self._before_step = after_step, before_step
         self._stepped: set[int] = set()
         self._handles: list[RemovableHandle] = []
         for number, optimizer in enumerate(self._optimizers):
@@ -167,8 +172,10 @@ class StepFollower:
             self._handles += self._follow(number, optimizer)
 
     def _follow(self, number: int, optimizer: Optimizer) -> list[RemovableHandle]:
-        def before(*_: object) -> None:
+        def before(*arguments: object) -> None:
             self._check_turn(number)
+            if not self._stepped and self._before_step is not None:
+                self._before_step(*arguments)
 
         def after(*_: object) -> None:
             self._stepped.add(number)

@@ -16,6 +16,7 @@ from gradwire.checks import check_fraction_below_one, check_positive_fraction, c
 from gradwire.engine.engine import Engine
 from gradwire.errors import ConfigError, NonFiniteError
 from gradwire.identity import identity_of
+from gradwire.local.anchors import Anchors, AnchorStore
 from gradwire.local.base import (
     LocalMethod,
     LocalNanPolicy,
@@ -110,11 +111,14 @@ class OuterLoopMethod(LocalMethod):
         group: Group,
         seed: int,
         broadcast: bool,
+        anchors: Anchors = "device",
     ) -> None:
         LocalMethod.__init__(self, model, optimizer, sync_every, group, seed, broadcast)
         method = type(self).__name__
         compression.check(method, self.parameters)
         outer.check(method)
+        self._store = AnchorStore(anchors)
+        self._store.check(method)
         parts = partition_parameters(method, self.parameters, streaming.fragments)
         streaming.check(method, sync_every, len(parts))
         self.outer, self.streaming, self._compression = outer, streaming, compression
@@ -133,7 +137,9 @@ class OuterLoopMethod(LocalMethod):
         first, *others = [fragment.engine.plan.identity() for fragment in self._fragments]
         # Fragments have different plans if policies give their parameters different methods.
         differ = {"plans": others} if any(other != first for other in others) else {}
-        return {**first, **differ, **outer, **schedule}
+        # Places differ between workers and runs as they like; formats change the results.
+        kept = {"anchors": "bf16"} if self._store.kind == "bf16" else {}
+        return {**first, **differ, **outer, **schedule, **kept}
 
     def planned_ratio(self) -> float:
         """Returns the compression ratio of a sync, times `sync_every`."""
@@ -250,4 +256,5 @@ class OuterLoopMethod(LocalMethod):
         )
         engine = Engine(plan, forms, rank, size, self.seed, compression.nan_policy)
         streaming = self.streaming
-        return Fragment(parameters, engine, self.outer, streaming.alpha, streaming.ahead)
+        alpha, ahead = streaming.alpha, streaming.ahead
+        return Fragment(parameters, engine, self.outer, alpha, ahead, self._store)

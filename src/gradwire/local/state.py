@@ -104,13 +104,13 @@ def float_copies(tensors: Mapping[str, Tensor], device: str | None = None) -> St
     }
 
 
-def buffer_for(buffers: State, name: str, like: Tensor) -> Tensor:
-    """Returns a buffer for a parameter's drift; on a GPU the same one every time.
+def buffer_for(buffers: State, name: str, numel: int, device: torch.device) -> Tensor:
+    """Returns a float32 buffer for a parameter's drift; on a GPU the same one every time.
 
     CUDA graphs are captured for tensors whose addresses stay the same.
     """
-    if not like.is_cuda:
-        return torch.empty_like(like)
+    if device.type != "cuda":
+        return torch.empty(numel, device=device)
     if name not in buffers:
-        buffers[name] = torch.empty_like(like)
+        buffers[name] = torch.empty(numel, device=device)
     return buffers[name]
