@@ -170,7 +170,7 @@ def test_a_model_sharded_over_all_workers(two_ranks: Ranks, kind: str) -> None:
         for name, text in found.items():
             method = ALL_METHODS[name][0].__name__
             if name == "async":
-                assert text.startswith(f"{method}: 0.weight is a DTensor, whose ranks would get")
+                assert text.startswith(f"{method}: 0.weight is a DTensor, and this method takes")
             else:
                 assert text.startswith(f"{method}: {where} of them are workers")
 
