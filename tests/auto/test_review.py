@@ -8,7 +8,8 @@ from torch import nn
 
 from gradwire.auto.auto import Auto
 from gradwire.auto.calibration import Calibration
-from gradwire.auto.candidates import Candidate, candidates
+from gradwire.auto.groups import parameter_groups
+from gradwire.auto.plans import Plans
 from gradwire.auto.search import Search, StepFacts
 from gradwire.auto.table import RETRIES, Table
 from gradwire.comm.cost_model import LinkModel
@@ -26,21 +27,23 @@ SLOW_AT_FIRST = {1: 3.0, 2: 1.5, 3: 1.3}
 """Factors of a candidate's first steps: kernels are compiled, and memory is allocated."""
 
 
-def options() -> list[Candidate]:
+def new_search() -> Search:
     named = dict(nn.Sequential(nn.Linear(784, 2048), nn.Linear(2048, 10)).named_parameters())
     plan = make_plan("none", None, "auto", named.values(), WORKERS)
-    return candidates(plan, named.values(), WORKERS, LINK, adaptive=False)
+    tensors, groups = tuple(named.values()), (parameter_groups(named)[0],)
+    plans = Plans(plan, tensors, groups, WORKERS, adaptive=False)
+    return Search(Table(Auto(), plans, LINK, overlaps=True), 0)
 
 
 class NoisyRun:
     """Feeds a search with step times of a busy machine; they arrive one step later, as in a run."""
 
-    def __init__(self, found: list[Candidate], seed: int, noise: float) -> None:
+    def __init__(self, seed: int, noise: float) -> None:
         self.random, self.noise = random.Random(seed), noise
-        self.search = Search(Table(Auto(), found, LINK, WORKERS, False, True), 0)
+        self.search = new_search()
         self.settings: list[str] = []
-        self._taken = dict.fromkeys(range(len(found)), 0)
-        self._calibrations: dict[int, Calibration] = {}
+        self._taken = dict.fromkeys(range(len(STEP_MS)), 0)
+        self._calibrations: dict[int, list[Calibration]] = {}
         self._known: tuple[StepTiming, int] | None = None
         self._excluded = True
 
@@ -49,7 +52,7 @@ class NoisyRun:
         now = self.search.current
         step = len(self.settings) + 1
         self.search.end_step(StepFacts(step, timing, timed, self._calibrations, None, True))
-        self._calibrations = {i: self._calibration(i) for i in self.search.to_calibrate()}
+        self._calibrations = {i: [self._calibration(i)] for i in self.search.to_calibrate()}
         step_s = self._step_s(now)
         measured = not self._excluded and self.search.phase != "calibrate"
         sent_bytes = 1e6 * MEGABYTES[now]
@@ -74,8 +77,7 @@ class NoisyRun:
 
 
 def test_noise_and_slow_first_steps_do_not_decide() -> None:
-    found = options()
-    runs = [NoisyRun(found, seed, noise=0.2) for seed in range(60)]
+    runs = [NoisyRun(seed, noise=0.2) for seed in range(60)]
     for run in runs:
         for _ in range(50):
             run.step()
@@ -91,7 +93,7 @@ def test_noise_and_slow_first_steps_do_not_decide() -> None:
 
 
 def test_reviews_become_rare_and_end() -> None:
-    run = NoisyRun(options(), seed=1, noise=0.2)
+    run = NoisyRun(seed=1, noise=0.2)
     for _ in range(3000):
         run.step()
     assert all(row.retries <= RETRIES for row in run.search.table.rows)
@@ -100,12 +102,11 @@ def test_reviews_become_rare_and_end() -> None:
 
 
 def test_a_review_survives_a_checkpoint() -> None:
-    found = options()
-    run = NoisyRun(found, seed=2, noise=0.2)
+    run = NoisyRun(seed=2, noise=0.2)
     while run.search.phase != "review":
         run.step()
     saved = run.search.state_dict()
-    other = Search(Table(Auto(), found, LINK, WORKERS, False, True), 0)
+    other = new_search()
     other.load_state_dict(saved)
     assert other.state_dict() == saved
     assert other.phase == "review"

@@ -7,7 +7,7 @@ until the link changes or its risk does, or until another one turns out to be fa
 may mislead, and are repeated later, at growing intervals.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -53,9 +53,11 @@ class StepFacts(NamedTuple):
     """The timing of earlier steps, the mean over ranks."""
     timed: int | None
     """The candidate that was timed, and sampled."""
-    calibrations: Mapping[int, Calibration]
-    sampled: tuple[float, float] | None
-    """Sums of squares of the error and of the input of an earlier step, if it was sampled."""
+    calibrations: Mapping[int, Sequence[Calibration]]
+    """The calibrations of candidates, one for each group of parameters."""
+    sampled: Sequence[tuple[float, float]] | None
+    """Sums of squares of the error and of the input of an earlier step, if it was sampled, of each
+    group."""
     took_current: bool
     """False if the step did not use the current candidate: it sent the residual of another."""
 
@@ -91,7 +93,7 @@ class Search:
         """Returns the candidates to calibrate after this step."""
         if self.phase != "calibrate" or self._age < SAMPLED_STEPS:
             return range(0)
-        last = min(self._calibrated + CALIBRATED_PER_STEP, len(self.table.options))
+        last = min(self._calibrated + CALIBRATED_PER_STEP, self.table.singles)
         return range(self._calibrated, last)
 
     def end_step(self, facts: StepFacts) -> None:
@@ -139,12 +141,12 @@ class Search:
         elif self.phase != "review" or (index == self.current and self._age > WARM_UP_STEPS):
             self.table.add_timing(index, timing)
 
-    def _rate_again(self, step: int, sampled: tuple[float, float]) -> None:
+    def _rate_again(self, step: int, sampled: Sequence[tuple[float, float]]) -> None:
         """Rates the current candidate by the error of a real step."""
         table = self.table
-        if self._is_uncompressed() or not sampled[1] > 0:
+        if self._is_uncompressed():
             return
-        table.rate(self.current, *sampled)
+        table.rate(self.current, sampled)
         row = table.rows[self.current]
         if self.phase == "settled" and not table.is_admitted(self.current):
             reason = f"the risk of {self.spec} has become {row.level} ({row.why})"
@@ -152,11 +154,13 @@ class Search:
 
     def _advance(self, step: int) -> None:
         if self.phase == "calibrate":
-            if self._calibrated == len(self.table.options):
+            if self._calibrated == self.table.singles:
                 self.phase, self._age = "time", 0
         elif self.phase == "time":
             if self._age >= TIMED_STEPS and self._computed_s:
                 self.table.compute_s = median(self._computed_s)
+                if self.current < self.table.singles:
+                    self.table.mix()
                 self.phase, self._queue = "explore", self.table.promising(self.current)
                 self._next_candidate(step)
         elif self.phase == "settled":
@@ -249,7 +253,7 @@ class Search:
         if wire_s is None or load is None:
             return
         old = table.link
-        table.move_to(link_at(wire_s, load, old, table.buckets))
+        table.move_to(link_at(wire_s, load, old, table.buckets), self.current)
         self._review_after = REVIEW_AFTER
         best = table.best_predicted()
         now_s, best_s = table.predicted_s(self.current), table.predicted_s(best)

@@ -9,13 +9,16 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, cast
 
-from gradwire.auto.accuracy_risk import LEVELS, Level, assess_risk
+from gradwire.auto.accuracy_risk import LEVELS, Level, Risk, assess_risk
 from gradwire.auto.auto import Auto
 from gradwire.auto.calibration import Calibration
-from gradwire.auto.candidates import Candidate, is_admitted
+from gradwire.auto.candidates import is_admitted
+from gradwire.auto.mixing import MIXED_WORTH, allocate, total_load
+from gradwire.auto.plans import Plans, choice_of
 from gradwire.auto.step_model import ExchangeLoad, StepModel, solve_compute_s
 from gradwire.comm.cost_model import LinkModel
 from gradwire.control.timing import StepTiming
+from gradwire.engine.plan import Plan
 
 EXPLORED = 5
 """Candidates that take real steps, at most."""
@@ -33,6 +36,8 @@ EQUAL_WITHIN = 1.03
 class Row:
     """The measurements of a candidate."""
 
+    groups: list[Calibration] = field(default_factory=list)
+    """The calibration of each group of parameters."""
     load: ExchangeLoad | None = None
     error: float = 0.0
     level: Level = "high"
@@ -52,40 +57,67 @@ class Table:
     def __init__(
         self,
         config: Auto,
-        options: Sequence[Candidate],
+        plans: Plans,
         link: LinkModel,
-        size: int,
-        adaptive: bool,
         overlaps: bool,
         replays: bool = False,
     ) -> None:
         """`replays`: steps are replayed as CUDA graphs, so that their messages must be alike."""
-        self.config, self.options, self.size = config, options, size
-        self.adaptive, self.overlaps, self.replays = adaptive, overlaps, replays
+        self.config, self.plans = config, plans
+        self.overlaps, self.replays = overlaps, replays
         self.link = self.timed_link = link
         """The link now, and the link on which the measured steps were taken."""
-        self.rows = [Row() for _ in options]
+        self.options = plans.singles(link)
+        """Methods for all parameters; the last one may mix methods of groups."""
+        self.singles = len(self.options)
+        self.rows = [Row() for _ in self.options]
         self.compute_s, self.buckets = 0.0, 1
+
+    @property
+    def adaptive(self) -> bool:
+        return self.plans.adaptive
 
     def clear(self) -> None:
         """Forgets all measurements but those of the link."""
         self.rows = [Row() for _ in self.options]
         self.compute_s, self.timed_link = 0.0, self.link
 
-    def add_calibration(self, index: int, found: Calibration) -> None:
-        self.rows[index].load = ExchangeLoad(found.codec_s, found.hops, found.link_bytes)
-        self.rate(index, found.error, found.total)
+    def add_calibration(self, index: int, found: Sequence[Calibration]) -> None:
+        """Takes the calibrations of a candidate, one for each group."""
+        self.rows[index].groups = list(found)
+        self._sum_up(index)
 
-    def rate(self, index: int, error: float, total: float) -> None:
-        """Rates a candidate by sums of squares of what it did not send, and of what it should."""
-        row, plan = self.rows[index], self.options[index].plan
+    def _sum_up(self, index: int) -> None:
+        """Takes load and rating of a candidate from those of its groups."""
+        row = self.rows[index]
+        row.load = total_load(self.options[index], row.groups)
+        self.rate(index, [(part.error, part.total) for part in row.groups])
+
+    def rate(self, index: int, errors: Sequence[tuple[float, float]]) -> None:
+        """Rates a candidate by sums of squares of what it did not send, and of what it should.
+
+        They are those of each group. A mixed candidate is rated as the worst of its groups.
+        """
+        row, option = self.rows[index], self.options[index]
+        error, total = (sum(column) for column in zip(*errors, strict=True))
         if not (math.isfinite(error) and math.isfinite(total) and total > 0):
             # A zero gradient shows nothing; where everything is sent there is nothing to show.
-            row.level, row.why = ("none" if plan.is_dense else "high"), "no gradient to measure"
+            row.level = "none" if option.plan.is_dense else "high"
+            row.why = "no gradient to measure"
             return
         row.error = math.sqrt(max(0.0, error) / total)
-        risk = assess_risk(plan, row.error, self.size, self.adaptive)
-        row.level, row.why = risk.level, risk.why
+        risks = [self.risk(option.plan, error, total)]
+        if option.is_mixed:
+            pairs = zip(option.plans, errors, strict=True)
+            parts = [(plan, *pair) for plan, pair in pairs if pair[1] > 0]
+            risks = [self.risk(*part) for part in parts]
+        worst = max(risks, key=lambda risk: LEVELS.index(risk.level))
+        row.level, row.why = worst.level, worst.why
+
+    def risk(self, plan: Plan, error: float, total: float) -> Risk:
+        """Rates a method by sums of squares."""
+        relative = math.sqrt(max(0.0, error) / total)
+        return assess_risk(plan, relative, self.plans.size, self.adaptive)
 
     def add_timing(self, index: int, timing: StepTiming) -> None:
         row = self.rows[index]
@@ -144,14 +176,74 @@ class Table:
         load = self.rows[index].load
         return math.inf if load is None else self._model().step_s(load, self.link)
 
-    def move_to(self, link: LinkModel) -> None:
-        """Takes another link: measured times are corrected by the model, and may be tried again."""
+    def move_to(self, link: LinkModel, current: int) -> None:
+        """Takes another link: measured times are corrected by the model, and may be tried again.
+
+        Exchanges are chosen anew, and so are the methods of the groups, unless they are in use.
+        """
         self.link = link
         for index, row in enumerate(self.rows):
             if row.times_s:
                 row.times_s = [self.predicted_s(index)]
             row.retries = 0
         self.timed_link = link
+        for index in range(len(self.options)):
+            self._choose_exchange(index)
+        if current < self.singles:
+            self.mix()
+
+    def _choose_exchange(self, index: int) -> None:
+        """Gives a candidate the exchange for the link, and its row the load of that."""
+        old, row = self.options[index], self.rows[index]
+        new = self.plans.renewed(old, self.link)
+        if new.choice == old.choice:
+            return
+        self.options[index], row.times_s = new, []
+        if row.groups:
+            row.groups = [
+                part._replace(hops=hops, link_bytes=link_bytes)
+                for part, (hops, link_bytes) in zip(
+                    row.groups, self.plans.link_loads(new), strict=True
+                )
+            ]
+            row.load = total_load(new, row.groups)
+
+    def mix(self) -> None:
+        """Adds the candidate with a method for each group, if it may be worth it."""
+        del self.options[self.singles :], self.rows[self.singles :]
+        calibrated = self.rows[: self.singles]
+        if len(self.plans.groups) < 2 or not all(row.groups for row in calibrated):
+            return
+        model, admitted = self._model(), self._admitted_in_groups()
+        chosen = allocate([row.groups for row in calibrated], admitted, model, self.link)
+        if len(set(chosen)) == 1:
+            return
+        option = self.plans.mixed([self.options[index].spec for index in chosen], self.link)
+        loads = self.plans.link_loads(option)
+        parts = [
+            self.rows[index].groups[group]._replace(hops=hops, link_bytes=link_bytes)
+            for group, (index, (hops, link_bytes)) in enumerate(zip(chosen, loads, strict=True))
+        ]
+        step_s = model.step_s(total_load(option, parts), self.link)
+        if step_s * MIXED_WORTH > min(self.modelled_s(index) for index in self.admitted()):
+            return
+        self.options.append(option)
+        self.rows.append(Row(parts))
+        self._sum_up(self.singles)
+
+    def _admitted_in_groups(self) -> list[list[int]]:
+        """Returns for each group the candidates that the risk budget admits there."""
+        found = []
+        for group in range(len(self.plans.groups)):
+            levels: list[Level] = []
+            for option, row in zip(self.options, self.rows, strict=True):
+                error, total = row.groups[group].error, row.groups[group].total
+                known = math.isfinite(error) and math.isfinite(total) and total > 0
+                level = self.risk(option.plan, error, total).level if known else "high"
+                levels.append("none" if option.plan.is_dense else level)
+            admitted = [i for i, level in enumerate(levels) if is_admitted(level, self.config)]
+            found.append(admitted)
+        return found
 
     def is_admitted(self, index: int) -> bool:
         """Returns whether the risk budget admits a candidate."""
@@ -202,7 +294,7 @@ class Table:
         measured_s, predicted_s = row.measured_s(), self.predicted_s(index)
         return {
             "spec": option.spec,
-            "exchange": str(option.plan.exchange),
+            "exchange": option.plan.describe()["exchange"],
             "risk": row.level,
             "admitted": self.is_admitted(index),
             "relative_error": row.error,
@@ -214,7 +306,13 @@ class Table:
 
     def state_dict(self) -> dict[str, object]:
         rows = {
-            option.spec: {**vars(row), "times_s": list(row.times_s), "load": _load_of(row)}
+            option.spec: {
+                **vars(row),
+                "choice": [list(pair) for pair in option.choice],
+                "times_s": list(row.times_s),
+                "groups": [list(part) for part in row.groups],
+                "load": _load_of(row),
+            }
             for option, row in zip(self.options, self.rows, strict=True)
         }
         links = [[x.latency_s, x.rate_bits] for x in (self.link, self.timed_link)]
@@ -226,8 +324,13 @@ class Table:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        rows = saved["rows"]
-        self.rows = [_row_of(rows[option.spec]) for option in self.options]
+        rows = dict(saved["rows"])
+        own = [rows.pop(option.spec) for option in self.options[: self.singles]]
+        if len(rows) > 1:
+            raise ValueError(f"unknown candidates {[*rows]}")
+        own += rows.values()
+        self.options = [self.plans.of_choice(choice_of(row["choice"])) for row in own]
+        self.rows = [_row_of(row) for row in own]
         self.link, self.timed_link = (LinkModel(*numbers) for numbers in saved["links"])
         self.compute_s, self.buckets = saved["compute_s"], saved["buckets"]
 
@@ -238,9 +341,14 @@ def _load_of(row: Row) -> list[float] | None:
 
 
 def _row_of(saved: Mapping[str, Any]) -> Row:
-    load = None if saved["load"] is None else ExchangeLoad(*saved["load"])
     if saved["level"] not in LEVELS:
         raise ValueError(f"no level {saved['level']!r}")
-    level = cast(Level, saved["level"])
-    times_s, retries = list(saved["times_s"]), saved["retries"]
-    return Row(load, saved["error"], level, saved["why"], times_s, retries)
+    return Row(
+        [Calibration(*numbers) for numbers in saved["groups"]],
+        None if saved["load"] is None else ExchangeLoad(*saved["load"]),
+        saved["error"],
+        cast(Level, saved["level"]),
+        saved["why"],
+        list(saved["times_s"]),
+        saved["retries"],
+    )
