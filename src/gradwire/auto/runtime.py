@@ -6,7 +6,6 @@ over ranks, so the search sees the same numbers on all ranks.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from statistics import median
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from gradwire.auto.calibration import Calibration, GradientSample, calibrate
 from gradwire.auto.candidates import Candidate, Choice
 from gradwire.auto.plans import choice_of
 from gradwire.auto.search import CALIBRATED_PER_STEP, Search, StepFacts
+from gradwire.auto.table import typical
 from gradwire.control.base import Decision
 from gradwire.control.timing import Clock, StepTiming, decode_timing, encode_timing
 from gradwire.engine.engine import Engine
@@ -335,7 +335,7 @@ def _loses(lane: Lane, plan: Plan) -> bool:
 
 
 def _typical(timings: Sequence[StepTiming]) -> StepTiming:
-    """Returns the medians of each number; unknown if there is no timing."""
+    """Returns what is typical of each number; unknown if there is no timing."""
     if not timings:
         return UNKNOWN
-    return StepTiming(*(median(column) for column in zip(*timings, strict=True)))
+    return StepTiming(*(typical(column) for column in zip(*timings, strict=True)))

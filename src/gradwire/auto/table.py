@@ -6,7 +6,6 @@ It holds numbers that all ranks agree on, so all ranks read the same from it.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
 from typing import Any, cast
 
 from gradwire.auto.accuracy_risk import LEVELS, Level, Risk, assess_risk
@@ -20,8 +19,6 @@ from gradwire.comm.cost_model import LinkModel
 from gradwire.control.timing import StepTiming
 from gradwire.engine.plan import Plan
 
-EXPLORED = 5
-"""Candidates that take real steps, at most."""
 WORTH = 1.05
 """The smallest speedup that is worth compression."""
 PROMISING = 1.5
@@ -30,6 +27,10 @@ RETRIES = 2
 """Times that a candidate is timed again, at most."""
 EQUAL_WITHIN = 1.03
 """Within this factor of the fastest the lower risk decides: timings are no more accurate."""
+
+
+FALLEN = 4.0
+"""Factor of the predicted step from which a link counts as slower before the search settles."""
 
 
 @dataclass
@@ -43,12 +44,25 @@ class Row:
     level: Level = "high"
     why: str = "not measured"
     times_s: list[float] = field(default_factory=list)
+    wire_s: float | None = None
+    """Wire time of the last of these steps."""
     retries: int = 0
     """The number of times that it was timed again after the search had settled on another."""
 
     def measured_s(self) -> float | None:
-        """Returns the median of the measured steps."""
-        return median(self.times_s) if self.times_s else None
+        """Returns the typical measured step."""
+        return typical(self.times_s) if self.times_s else None
+
+    def expected_s(self) -> tuple[float, float] | None:
+        """Returns wire and step time as they were measured."""
+        step_s = self.measured_s()
+        return None if step_s is None or self.wire_s is None else (self.wire_s, step_s)
+
+
+def typical(times_s: Sequence[float]) -> float:
+    """Returns the mean of the shortest three quarters: where one is long, another program ran."""
+    count = max(1, (3 * len(times_s) + 2) // 4)
+    return sum(sorted(times_s)[:count]) / count
 
 
 class Table:
@@ -122,8 +136,24 @@ class Table:
     def add_timing(self, index: int, timing: StepTiming) -> None:
         row = self.rows[index]
         row.times_s.append(timing.step_s)
+        row.wire_s = timing.wire_s
         if row.load is not None and timing.sent_bytes > 0:
             row.load = replace(row.load, link_bytes=timing.sent_bytes)
+
+    def has_fallen(self, index: int, timing: StepTiming, expected_s: float | None) -> bool:
+        """Returns whether a step took so long that the link must have become much slower.
+
+        Before a method has settled there is little to compare with: the step that is `expected`,
+        whose prediction must be wrong by more than it ever is on one link.
+        """
+        load = self.rows[index].load
+        if load is None or timing.wire_s <= 0.5 * timing.step_s:
+            return False
+        if expected_s is not None:
+            return timing.step_s > FALLEN * expected_s
+        # On a GPU the host cannot see the wire time, so the first steps show nothing.
+        is_seen = timing.exposed_s < timing.step_s
+        return is_seen and timing.wire_s > FALLEN * load.wire_s(self.link, self.buckets)
 
     def computation_s(self, index: int, timing: StepTiming) -> float:
         """Returns the computation of a measured step: what training did not wait for.
@@ -185,7 +215,7 @@ class Table:
         for index, row in enumerate(self.rows):
             if row.times_s:
                 row.times_s = [self.predicted_s(index)]
-            row.retries = 0
+            row.wire_s, row.retries = None, 0
         self.timed_link = link
         for index in range(len(self.options)):
             self._choose_exchange(index)
@@ -252,18 +282,21 @@ class Table:
     def admitted(self) -> list[int]:
         return [index for index in range(len(self.rows)) if self.is_admitted(index)]
 
-    def promising(self, current: int) -> list[int]:
-        """Returns the candidates to explore: predicted to be fast, at most two of a family."""
+    def promising(self, count: int, known: int | None = None) -> list[int]:
+        """Returns the candidates to explore: predicted to be fast, at most two of a family.
+
+        One that is `known` was measured already.
+        """
         ranked = sorted(self.admitted(), key=self.predicted_s)
         bound_s = PROMISING * self.predicted_s(ranked[0])
         found: list[int] = []
         for index in ranked:
             family = self.options[index].family
             alike = sum(self.options[i].family == family for i in found)
-            if alike < 2 and self.predicted_s(index) <= bound_s and index != current:
+            if alike < 2 and self.predicted_s(index) <= bound_s and index != known:
                 found.append(index)
         # Uncompressed ones first: they keep no residual that they would have to send.
-        return sorted(found[:EXPLORED], key=lambda i: not self.options[i].is_uncompressed)
+        return sorted(found[:count], key=lambda i: not self.options[i].is_uncompressed)
 
     def measured(self) -> list[int]:
         """Returns the admitted candidates that took real steps, the fastest first."""
@@ -277,10 +310,13 @@ class Table:
         return min(close, key=lambda i: LEVELS.index(self.rows[i].level))
 
     def baseline(self) -> int:
-        """Returns fp32, or 16 bits if they are faster by a factor that is worth it."""
-        fp32, *bits16 = [i for i, option in enumerate(self.options) if option.is_uncompressed]
-        found = min(bits16, key=self.expected_s)
-        return found if self.expected_s(fp32) >= WORTH * self.expected_s(found) else fp32
+        """Returns fp32, or 16 bits if they are faster by a factor that is worth it.
+
+        Of those that were measured: a prediction is no match for a measurement.
+        """
+        uncompressed = [i for i in self.measured() if self.options[i].is_uncompressed]
+        fastest, fp32 = uncompressed[0], min(uncompressed)
+        return fastest if self.expected_s(fp32) >= WORTH * self.expected_s(fastest) else fp32
 
     def best_predicted(self) -> int:
         return min(self.admitted(), key=self.predicted_s)
@@ -350,5 +386,6 @@ def _row_of(saved: Mapping[str, Any]) -> Row:
         cast(Level, saved["level"]),
         saved["why"],
         list(saved["times_s"]),
+        saved["wire_s"],
         saved["retries"],
     )
