@@ -316,6 +316,9 @@ class Search:
         if now_s < FOLLOW * best_s:
             best, best_s = self.current, now_s
         change = "" if best == self.current else f" instead of {now_s * 1e3:.3g} ms"
+        if best == self.current:
+            # The link may still be falling.
+            table.rows[best].wire_s = wire_s
         reason = f"the link was {old.describe()}: {best_s * 1e3:.3g} ms predicted{change}"
         self._settle(step, best, reason)
 
