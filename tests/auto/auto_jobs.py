@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import gradwire
+from gradwire.auto.rows import Row
 from gradwire.auto.runtime import AutoRuntime
-from gradwire.auto.table import Row
 
 
 def model() -> DDP:

@@ -13,8 +13,8 @@ from torch import Tensor
 from gradwire.auto.calibration import Calibration, GradientSample, calibrate
 from gradwire.auto.candidates import Candidate, Choice
 from gradwire.auto.plans import choice_of
+from gradwire.auto.rows import typical
 from gradwire.auto.search import CALIBRATED_PER_STEP, Search, StepFacts
-from gradwire.auto.table import typical
 from gradwire.control.base import Decision
 from gradwire.control.timing import Clock, StepTiming, decode_timing, encode_timing
 from gradwire.engine.engine import Engine

@@ -5,8 +5,8 @@ It holds numbers that all ranks agree on, so all ranks read the same from it.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any
 
 from gradwire.auto.accuracy_risk import LEVELS, Level, Risk, assess_risk
 from gradwire.auto.auto import Auto
@@ -14,7 +14,8 @@ from gradwire.auto.calibration import Calibration
 from gradwire.auto.candidates import is_admitted
 from gradwire.auto.mixing import MIXED_WORTH, allocate, total_load
 from gradwire.auto.plans import Plans, choice_of
-from gradwire.auto.step_model import ExchangeLoad, StepModel, solve_compute_s
+from gradwire.auto.rows import Row, row_of
+from gradwire.auto.step_model import StepModel, solve_compute_s
 from gradwire.comm.cost_model import LinkModel
 from gradwire.control.timing import StepTiming
 from gradwire.engine.plan import Plan
@@ -31,38 +32,6 @@ EQUAL_WITHIN = 1.03
 
 FALLEN = 4.0
 """Factor of the predicted step from which a link counts as slower before the search settles."""
-
-
-@dataclass
-class Row:
-    """The measurements of a candidate."""
-
-    groups: list[Calibration] = field(default_factory=list)
-    """The calibration of each group of parameters."""
-    load: ExchangeLoad | None = None
-    error: float = 0.0
-    level: Level = "high"
-    why: str = "not measured"
-    times_s: list[float] = field(default_factory=list)
-    wire_s: float | None = None
-    """Wire time of the last of these steps."""
-    retries: int = 0
-    """The number of times that it was timed again after the search had settled on another."""
-
-    def measured_s(self) -> float | None:
-        """Returns the typical measured step."""
-        return typical(self.times_s) if self.times_s else None
-
-    def expected_s(self) -> tuple[float, float] | None:
-        """Returns wire and step time as they were measured."""
-        step_s = self.measured_s()
-        return None if step_s is None or self.wire_s is None else (self.wire_s, step_s)
-
-
-def typical(times_s: Sequence[float]) -> float:
-    """Returns the mean of the shortest three quarters: where one is long, another program ran."""
-    count = max(1, (3 * len(times_s) + 2) // 4)
-    return sum(sorted(times_s)[:count]) / count
 
 
 class Table:
@@ -342,13 +311,7 @@ class Table:
 
     def state_dict(self) -> dict[str, object]:
         rows = {
-            option.spec: {
-                **vars(row),
-                "choice": [list(pair) for pair in option.choice],
-                "times_s": list(row.times_s),
-                "groups": [list(part) for part in row.groups],
-                "load": _load_of(row),
-            }
+            option.spec: {**row.state_dict(), "choice": [list(pair) for pair in option.choice]}
             for option, row in zip(self.options, self.rows, strict=True)
         }
         links = [[x.latency_s, x.rate_bits] for x in (self.link, self.timed_link)]
@@ -366,26 +329,6 @@ class Table:
             raise ValueError(f"unknown candidates {[*rows]}")
         own += rows.values()
         self.options = [self.plans.of_choice(choice_of(row["choice"])) for row in own]
-        self.rows = [_row_of(row) for row in own]
+        self.rows = [row_of(row) for row in own]
         self.link, self.timed_link = (LinkModel(*numbers) for numbers in saved["links"])
         self.compute_s, self.buckets = saved["compute_s"], saved["buckets"]
-
-
-def _load_of(row: Row) -> list[float] | None:
-    load = row.load
-    return None if load is None else [load.codec_s, load.hops, load.link_bytes]
-
-
-def _row_of(saved: Mapping[str, Any]) -> Row:
-    if saved["level"] not in LEVELS:
-        raise ValueError(f"no level {saved['level']!r}")
-    return Row(
-        [Calibration(*numbers) for numbers in saved["groups"]],
-        None if saved["load"] is None else ExchangeLoad(*saved["load"]),
-        saved["error"],
-        cast(Level, saved["level"]),
-        saved["why"],
-        list(saved["times_s"]),
-        saved["wire_s"],
-        saved["retries"],
-    )
