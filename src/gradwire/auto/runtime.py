@@ -54,7 +54,8 @@ class AutoRuntime(StepObserver):
         self._errors = self._no_errors()
         self._choice: Choice = search.table.options[search.current].choice
         """The choice whose plan the engine has: while residuals are sent, the last."""
-        self._numbers: dict[torch.device, Tensor] = {}
+        self._numbers: dict[tuple[torch.device, bool], Tensor] = {}
+        """What is sent from each device, while candidates are calibrated and otherwise."""
         self._written: set[torch.device] = set()
         self._buckets = 0
         self._received: Tensor | None = None
@@ -105,15 +106,19 @@ class AutoRuntime(StepObserver):
         errors = [number for pair in self._errors for number in pair]
         found = [number for own in self._calibrations.values() for part in own for number in part]
         length = CALIBRATED_PER_STEP * len(self._groups) * len(Calibration._fields)
-        numbers = [*timings, *errors, *found, *[0.0] * (length - len(found))]
-        buffer = self._numbers.setdefault(device, torch.zeros(len(numbers), device=device))
+        numbers = [*timings, *errors]
+        if self.is_measuring:
+            numbers += [*found, *[0.0] * (length - len(found))]
+        key = device, self.is_measuring
+        buffer = self._numbers.setdefault(key, torch.zeros(len(numbers), device=device))
         buffer.copy_(torch.tensor(numbers))
         self._written.add(device)
 
     def piggyback(self, names: Sequence[str], device: torch.device) -> Piggyback | None:
         if self.is_idle or not names:
             return None
-        return Piggyback(self._numbers[device].clone, self._engine.world_size)
+        buffer = self._numbers[device, self.is_measuring]
+        return Piggyback(buffer.clone, self._engine.world_size)
 
     def bucket_ended(self, names: Sequence[str], statistics: Tensor | None) -> None:
         if statistics is not None:

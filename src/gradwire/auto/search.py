@@ -46,7 +46,7 @@ CLEARLY = 1.3
 """A candidate that is faster than the next by this factor needs no second round."""
 FOLLOW = 1.1
 """After a change of the link another method replaces the current one from this speedup on."""
-REVIEW_AFTER = 12
+REVIEW_AFTER = 24
 """Timings of the settled candidate before the first review; the interval doubles with each."""
 KEPT_TIMINGS = 48
 """The newest timings of the settled candidate, whose median is its step time in a review."""
