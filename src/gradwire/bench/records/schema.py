@@ -268,6 +268,8 @@ class Phase:
     settled_ms: float
     setting: str | None
     """The setting of a controller at the end of the phase."""
+    changed_after: int | None = None
+    """Steps of the phase until a controller or the automatic mode first changed the setting."""
 
 
 @dataclass(frozen=True, kw_only=True)
