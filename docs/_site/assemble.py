@@ -3,17 +3,36 @@
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 import torch
 
 import gradwire
 from gradwire import kernels
-from pages import api, copied, methods
+from pages import (
+    api,
+    cli,
+    copied,
+    method_results,
+    methods,
+    records_format,
+    spec_names,
+    versions,
+)
 
-OVERVIEW = "<!-- generated: methods -->"
-API = "<!-- generated: api -->"
+ROOT = Path(__file__).parents[2]
+
+GENERATED: Mapping[str, Callable[[], str]] = {
+    "methods": lambda: methods.overview(methods.methods()),
+    "api": api.page,
+    "cli": cli.page,
+    "records": records_format.page,
+    "spec names": spec_names.page,
+    "versions": lambda: versions.page(ROOT),
+}
+"""Texts that replace the mark <!-- generated: NAME --> of a page."""
+
 API_PAGE = PurePosixPath("reference/api.md")
 
 SECTIONS = {
@@ -28,6 +47,9 @@ SECTIONS = {
 FIRST = (
     "index",
     "first-run",
+    "is-my-network-the-bottleneck",
+    "own-compressor",
+    "local-sgd-across-sites",
     "choose-a-method",
     "doctor",
     "integrations",
@@ -36,6 +58,7 @@ FIRST = (
     "cli",
     "spec",
     "methods",
+    "stats",
     "local-sgd",
     "adaptive",
 )
@@ -46,7 +69,11 @@ def assemble(docs: Path, site: Path) -> None:
     """Writes all sources of the site into the folder `site`, which is emptied first."""
     shutil.rmtree(site, ignore_errors=True)
     shutil.copytree(docs, site, ignore=shutil.ignore_patterns("_site"))
-    generated = {f"reference/methods/{m.name}.md": methods.page(m) for m in methods.methods()}
+    accuracy = method_results.by_method(ROOT / "results")
+    generated = {
+        f"reference/methods/{m.name}.md": methods.page(m, accuracy.get(m.name, ()))
+        for m in methods.methods()
+    }
     for name, text in (generated | copied.pages(docs.parent)).items():
         (site / name).write_text(text, "utf-8")
     pages = sorted(page.relative_to(site).as_posix() for page in site.rglob("*.md"))
@@ -61,10 +88,10 @@ def assemble(docs: Path, site: Path) -> None:
 
 
 def _filled(text: str) -> str:
-    if OVERVIEW in text:
-        text = text.replace(OVERVIEW, methods.overview(methods.methods()))
-    if API in text:
-        text = text.replace(API, api.page())
+    """Replaces the marks of generated texts."""
+    for name, generate in GENERATED.items():
+        if (mark := f"<!-- generated: {name} -->") in text:
+            text = text.replace(mark, generate())
     return text
 
 
@@ -146,4 +173,4 @@ if __name__ == "__main__":
     # Reference kernels need no compiler: quick to start, and the same everywhere.
     kernels.use("reference")
     torch.set_num_threads(1)
-    assemble(Path(__file__).parents[1], Path(sys.argv[1]))
+    assemble(ROOT / "docs", Path(sys.argv[1]))
