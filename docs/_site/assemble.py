@@ -16,6 +16,7 @@ from pages import (
     copied,
     method_results,
     methods,
+    paper_studies,
     records_format,
     spec_names,
     versions,
@@ -28,6 +29,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "api": api.page,
     "cli": cli.page,
     "records": records_format.page,
+    "paper studies": lambda: paper_studies.page(ROOT / "results"),
     "spec names": spec_names.page,
     "versions": lambda: versions.page(ROOT),
 }
