@@ -1,12 +1,14 @@
 """The code and the commands of how-to pages run, in small form."""
 
+import doctest
 import re
 from pathlib import Path
 
 import pytest
-from page_blocks import DOCS, titled_blocks
+from page_blocks import DOCS, run_shell, shortened, titled_blocks
 from page_jobs import run_script
 
+from gradwire.bench.predictions.forecast_records import read_predictions
 from processes import Ranks
 
 HOW_TO = DOCS / "how-to"
@@ -45,10 +47,28 @@ def test_the_commands_that_resume_are_those_of_the_scripts() -> None:
         assert int(ranks) <= int(number)
 
 
-@pytest.mark.parametrize("page", ["choose-a-method"])
-def test_every_figure_that_links_to_a_result_is_on_its_page(page: str) -> None:
+@pytest.mark.parametrize(("page", "least"), [("choose-a-method", 20), ("size-an-llm", 3)])
+def test_every_figure_that_links_to_a_result_is_on_its_page(page: str, least: int) -> None:
     text = (HOW_TO / f"{page}.md").read_text("utf-8")
     links = re.findall(r"\[([^\]]*\d[^\]]*)\]\((\.\./results/[\w-]+\.md)\)", text)
-    assert len(links) >= 20
+    assert len(links) >= least
     for figure, target in links:
         assert figure in (HOW_TO / target).read_text("utf-8"), f"{figure} is not in {target}"
+
+
+def test_the_arithmetic_of_a_large_model() -> None:
+    found = doctest.testfile(str(HOW_TO / "size-an-llm.md"), module_relative=False)
+    assert found.attempted >= 12
+    assert found.failed == 0
+
+
+def test_bytes_of_a_predicted_step(tmp_path: Path) -> None:
+    """Runs the page's command with a tiny model; bytes are a fixed share of the dense ones."""
+    command = shortened(
+        titled_blocks("how-to/size-an-llm.md")["simulate"],
+        {"gpt2:synthetic=true,size=30,batch_size=1,context=32": "gpt2-tiny"},
+    )
+    run_shell(f"{command.rstrip()} --json out.jsonl", tmp_path)
+    runs = {run.spec: run.sent_bytes for run in read_predictions(tmp_path / "out.jsonl")}
+    assert set(runs) == {"ddp-fp32", "torch-fp16", "int4", "powersgd:rank=4"}
+    assert runs["torch-fp16"] == pytest.approx(runs["ddp-fp32"] / 2, rel=0.02)
