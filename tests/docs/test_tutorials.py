@@ -1,12 +1,15 @@
 """The code and the commands of the tutorials run, in small form."""
 
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from page_blocks import run_shell, shortened, titled_blocks
 from page_jobs import run_script
 
+from gradwire.testing import ConformanceError
 from processes import Ranks
 
 DOCTOR_LIMIT_S = 120
@@ -94,3 +97,49 @@ def test_local_sgd_across_emulated_sites(emulated: None, tmp_path: Path) -> None
     (tmp_path / "sites.py").write_text(small)
     out = run_shell(blocks["qsparse"], tmp_path, DOCTOR_LIMIT_S - 10)
     assert re.search(r"^\[0\] qsparse: .* MB sent$", out, re.MULTILINE)
+
+
+@pytest.fixture
+def own_compressor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Writes the files of the page, as installed as a distribution; returns its blocks."""
+    blocks = titled_blocks("tutorials/own-compressor.md")
+    write_files(blocks, tmp_path)
+    [(group, point)] = re.findall(
+        r'^\[project\.entry-points\."(.*)"\]\n(.*)$', blocks["pyproject.toml"], re.M
+    )
+    info = tmp_path / "gradwire_blockmax-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: gradwire-blockmax\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{point.replace(chr(34), '')}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield blocks
+    sys.modules.pop("blockmax", None)
+
+
+def test_own_compressor(own_compressor: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    exec(own_compressor["try"], {})
+    assert capsys.readouterr().out == printed_after("own-compressor.md", "try") + "\n"
+    exec(own_compressor["check"], {})
+
+
+def test_the_mistake_is_found(own_compressor: dict[str, str], tmp_path: Path) -> None:
+    wrong = shortened(own_compressor["blockmax.py"], {"weight * scale": "scale"})
+    (tmp_path / "blockmax.py").write_text(wrong)
+    # The page has not given it a name yet at this place.
+    shown = printed_after("own-compressor.md", "check").replace("blockmax.BlockMax", "blockmax")
+    with pytest.raises(ConformanceError) as found:
+        exec(own_compressor["check"], {})
+    assert f"gradwire.testing.case.ConformanceError: {found.value}" == shown
+
+
+def test_the_race(own_compressor: dict[str, str], tmp_path: Path) -> None:
+    small = {
+        "resnet9:width=8,batch_size=32,learning_rate=0.1 --data data": "resnet9-tiny",
+        "--steps 400 --evaluate-every 200": "--steps 2 --evaluate-every 2",
+    }
+    out = run_shell(f"{shortened(own_compressor['race'], small)}\npython results.py", tmp_path)
+    shown = printed_after("own-compressor.md", "results.py").splitlines()
+    names = [line.split()[0] for line in shown]
+    lines = [line.split() for line in out.splitlines()[-3:]]
+    assert [line[0] for line in lines] == names
+    assert all(line[3:6] == ["times", "fewer", "bytes,"] for line in lines)
