@@ -60,6 +60,7 @@ FIRST = (
     "cli",
     "spec",
     "methods",
+    "table",
     "stats",
     "local-sgd",
     "adaptive",
@@ -83,7 +84,7 @@ def assemble(docs: Path, site: Path) -> None:
         path = site / name
         text = _filled(path.read_text("utf-8"))
         text = copied.from_docs(text, name.count("/"))
-        text = without_headings_in_folds(text)
+        text = with_captions(without_headings_in_folds(text))
         if PurePosixPath(name) != API_PAGE:
             text = link_names(text, name)
         path.write_text(f"{text}\n{_contents(name, pages)}", "utf-8")
@@ -104,6 +105,12 @@ def without_headings_in_folds(text: str) -> str:
         return re.sub(r"^#+ (.+)$", r"**\1**", match[0], flags=re.MULTILINE)
 
     return re.sub(r"<details.*?</details>", bold, text, flags=re.DOTALL)
+
+
+def with_captions(text: str) -> str:
+    """Shows the title of a code block that is a file's name; other titles are for the tests."""
+    pattern = r'^```(\w+) title="([^"]*\.[^"]*)"$'
+    return re.sub(pattern, r"```{code-block} \1\n:caption: \2\n", text, flags=re.MULTILINE)
 
 
 def link_names(text: str, page: str) -> str:

@@ -10,8 +10,10 @@ from stats_jobs import handle_keys, local_keys, setting_keys
 from typer.testing import CliRunner
 
 from gradwire.bench.records import schema
+from gradwire.bench.studies.definitions import STUDIES
+from gradwire.bench.studies.paper_tables import GRACE_TASKS
 from gradwire.cli import app
-from pages import cli, method_results, records_format, spec_names, versions
+from pages import cli, method_results, paper_studies, records_format, spec_names, versions
 from processes import Ranks
 
 ROOT = Path(__file__).parents[2]
@@ -105,3 +107,15 @@ def test_the_accuracy_of_a_method_is_that_of_its_study() -> None:
     assert f"[cifar10](../../results/cifar10.md) | {result.setting} |" in method_results.text(
         found["powersgd"]
     )
+
+
+def test_studies_of_papers_are_defined_and_counted() -> None:
+    page = paper_studies.page(ROOT / "results")
+    for names in paper_studies.PAPERS.values():
+        assert set(names) <= set(STUDIES)
+        for name in names:
+            [row] = [line for line in page.splitlines() if re.match(rf"\| [\[`]{name}[\]`]", line)]
+            runs, steps = row.split(" | ")[2:4]
+            assert int(steps.replace(",", "")) == STUDIES[name].steps
+            assert int(runs) % len(STUDIES[name].cases) == 0
+    assert set(GRACE_TASKS) <= {name for names in paper_studies.PAPERS.values() for name in names}

@@ -53,7 +53,7 @@ def text(results: Sequence[Result]) -> str:
         )
         for r in results
     ]
-    columns = ("study", "", "setting", "quality", "dense", "fewer bytes", "seeds")
+    columns = ("study", "task", "setting", "quality", "dense", "fewer bytes", "seeds")
     return (
         "How finished runs ended, beside dense training in the same study. Studies differ in "
         "length, and some were made to show where a method fails; their pages have the plots "

@@ -9,6 +9,7 @@ from gradwire.bench.studies.claim import Claim
 from gradwire.bench.studies.definitions import STUDIES
 from gradwire.bench.studies.paper_tables import GRACE_TASKS, GRAVAC_TABLES
 from gradwire.bench.studies.study import Study
+from gradwire.bench.workloads.base import parse_workload
 from pages import study_pages
 from pages.markdown import code, table
 
@@ -47,7 +48,8 @@ def _line(name: str, study: Study, results: Path) -> tuple[str, ...]:
         f"[{name}](../results/{name}.md)" if name in study_pages.decided(results) else code(name)
     )
     record = f"{len(finished)} of {total}" if finished else "not yet"
-    return shown, code(study.workload), f"{total}", f"{study.steps:,}", _time(runs, total), record
+    network = parse_workload(study.workload).title
+    return shown, network, f"{total}", f"{study.steps:,}", _time(runs, total), record
 
 
 def _own_runs(name: str, study: Study, results: Path) -> list[TrainRecord]:
