@@ -69,6 +69,13 @@ def test_headings_inside_folds_are_bold_lines() -> None:
     assert assemble.without_headings_in_folds(text) == text.replace("#### c", "**c**")
 
 
+def test_file_names_are_captions() -> None:
+    text = '```python title="train.py"\nx\n```\n```sh title="run"\ny\n```'
+    shown = assemble.with_captions(text)
+    assert shown.startswith("```{code-block} python\n:caption: train.py\n\nx\n```")
+    assert shown.endswith('```sh title="run"\ny\n```')
+
+
 def test_a_cell_cannot_break_its_table() -> None:
     lines = table(("a", "b"), [("x|y", "two\nlines")]).splitlines()
     assert lines == ["| a | b |", "| --- | --: |", "| x\\|y | two lines |"]
