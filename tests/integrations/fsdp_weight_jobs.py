@@ -253,6 +253,8 @@ def refusals_job() -> dict[str, str]:
     found["both"] = failure_of(lambda: gradwire.attach_fsdp(model, "int4", gradients="int4"))
     found["none"] = failure_of(lambda: gradwire.attach_fsdp(model, weights="int8"))
     found["differ"] = weights(["int8", "eightbit"][dist.get_rank() % 2])
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("shard",))
+    found["no replicas"] = failure_of(lambda: gradwire.attach_fsdp(model, "int4", replicas=mesh))
     taken = sharded()
     Recorder(gathered_units_of(taken)[0], defaultdict(list))
     found["taken"] = weights("int8", taken)
@@ -312,6 +314,17 @@ def replicas_job() -> tuple[dict[str, Any], Tensor, list[float], list[float]]:
         other.step()
         expected.append(float(loss.detach()))
     return shards.stats(), whole(model), losses, expected
+
+
+def native_replicas_job() -> tuple[Tensor, list[int], dict[str, Any]]:
+    """Compresses both legs among shards, and lets FSDP2 average over replicas by itself."""
+    model = sharded(mesh=both())
+    shards = gradwire.attach_fsdp(model, gradients="int4", weights="qsgd:bits=8")
+    digests: dict[str, list[int]] = defaultdict(list)
+    for unit in gathered_units_of(model):
+        Recorder(unit, digests)
+    train(model, optimizer_of(model), 2)
+    return whole(model), [d for found in digests.values() for d in found], shards.stats()
 
 
 def secondary_job() -> tuple[bool, int, int, int]:

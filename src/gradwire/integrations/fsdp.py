@@ -319,6 +319,8 @@ def _replica_group(
     if shared != {dist.get_rank()}:
         raise ConfigError(
             f"attach_fsdp: replicas {sorted(replica_ranks)} and shards share ranks "
-            f"{sorted(shared)}; expected rank {dist.get_rank()} alone"
+            f"{sorted(shared)}; expected rank {dist.get_rank()} alone: replicas are a dimension of "
+            "their own, like init_device_mesh('cuda', (2, 4), mesh_dim_names=('replicate', "
+            "'shard'))['replicate']"
         )
     return group
