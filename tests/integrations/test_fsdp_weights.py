@@ -141,8 +141,9 @@ def test_refusals_name_thing_rule_and_value_of_weights(two_ranks: Ranks) -> None
     assert "no method for gradients" in found["none"]
     assert "ranks are set up differently" in found["differ"]
     assert "weights.compressor.class: " in found["differ"]
-    assert "share ranks [0, 1]; expected rank 0 alone: replicas are a dimension of their own" in (
-        found["no replicas"]
+    assert (
+        "share ranks [0, 1]; expected rank 0 alone: replicas are a dimension of their own"
+        in (found["no replicas"])
     )
     assert "set_custom_all_gather of the unit of " in found["taken"]
     assert "is taken by Recorder" in found["taken"]
