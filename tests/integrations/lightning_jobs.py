@@ -63,7 +63,7 @@ class Probe(Callback):
         self.seen.append(flat_state(link_of(trainer)))
 
 
-def link_of(trainer: Trainer) -> gradwire.Link | None:
+def link_of(trainer: Trainer) -> gradwire.Link | gradwire.Shards | None:
     if isinstance(trainer.strategy, GradwireStrategy):
         return trainer.strategy.link
     [ours] = [c for c in trainer.callbacks if isinstance(c, GradwireCallback)]
@@ -182,20 +182,53 @@ def scaler_job(folder: str) -> object:
     return own["loss_scale"]
 
 
-def sharded_job(folder: str) -> tuple[str, object]:
-    """Returns the callback's refusal of an FSDP2 model, and the steps of what it hints at."""
+def sharded_trainer(folder: Path, *callbacks: Callback, **given: Any) -> Trainer:
+    strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+    return trainer_of(folder, "none", *callbacks, **{"strategy": strategy, **given})
+
+
+def sharded_resume_job(folder: str, weights_spec: str | None) -> ResumeResult:
+    """Runs four epochs under FSDP2, and two more after the checkpoint of the second."""
     as_torchrun()
+    place = Path(folder)
+    runs = []
+    for name, resume in (("first", None), ("second", place / "first" / "epoch=1.ckpt")):
+        probe, model = Probe(), ShardedClassifier(None)
+        ours = GradwireCallback(SPEC, **({"weights": weights_spec} if weights_spec else {}))
+        trainer = sharded_trainer(place, ours, probe, checkpoints(place / name))
+        trainer.fit(model, loader(), ckpt_path=resume)
+        parameters: list[Any] = [*model.parameters()]
+        runs.append((torch.cat([p.full_tensor().detach().flatten() for p in parameters]), probe))
+    link = link_of(trainer)
+    assert link is not None
+    (whole, first), (resumed, second) = runs
+    return ResumeResult(whole, resumed, first.seen[2], second.seen[0], link.stats())
 
-    def fit(model: LightningModule, *callbacks: Callback) -> None:
-        strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
-        options = {"strategy": strategy, "enable_checkpointing": False, "max_epochs": 1}
-        trainer_of(Path(folder), "none", *callbacks, **options).fit(model, loader())
 
-    refused = failure_of(lambda: fit(ShardedClassifier(None), GradwireCallback(SPEC)))
+def sharded_job(folder: str) -> tuple[object, dict[str, str]]:
+    """Returns the steps of a model that attaches by itself, and refusals."""
+    as_torchrun()
+    quiet = {"enable_checkpointing": False, "max_epochs": 1}
     model = ShardedClassifier(SPEC)
-    fit(model)
+    sharded_trainer(Path(folder), **quiet).fit(model, loader())
     assert model.shards is not None
-    return refused, model.shards.stats()["steps"]
+
+    def fit(*callbacks: Callback, checkpoint: Path | None = None, **given: Any) -> str:
+        trainer = sharded_trainer(Path(folder), *callbacks, **{**quiet, **given})
+        return failure_of(
+            lambda: trainer.fit(ShardedClassifier(None), loader(), ckpt_path=checkpoint)
+        )
+
+    plain = sharded_trainer(Path(folder), **quiet)
+    plain.fit(ShardedClassifier(None), loader())
+    plain.save_checkpoint(dense := Path(folder) / "dense.ckpt")
+    ddp = trainer_of(Path(folder), "none", GradwireCallback(SPEC, weights="int8"), strategy="ddp")
+    return model.shards.stats()["steps"], {
+        "dense": fit(GradwireCallback(SPEC), checkpoint=dense),
+        "votes": fit(GradwireCallback("signsgd")),
+        "option": fit(GradwireCallback(SPEC, optimizer=None)),
+        "weights": failure_of(lambda: ddp.fit(Classifier(), loader())),
+    }
 
 
 def refusals_job(folder: str) -> dict[str, str]:
