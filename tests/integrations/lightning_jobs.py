@@ -4,7 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 from ddp_jobs import failure_of
+from lightning.fabric import Fabric
+from lightning.fabric.strategies import ModelParallelStrategy as FabricModelParallel
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
@@ -203,6 +206,58 @@ def sharded_resume_job(folder: str, weights_spec: str | None) -> ResumeResult:
     assert link is not None
     (whole, first), (resumed, second) = runs
     return ResumeResult(whole, resumed, first.seen[2], second.seen[0], link.stats())
+
+
+class FabricRun:
+    """A loop as Fabric's users write it, under FSDP2 with both legs compressed."""
+
+    def __init__(self) -> None:
+        strategy = FabricModelParallel(_parallelize, data_parallel_size=2, tensor_parallel_size=1)
+        self.fabric = Fabric(accelerator="cpu", devices=2, strategy=strategy)
+        self.fabric.launch()
+        self.model = self.fabric.setup(mlp())
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.optimizer = self.fabric.setup_optimizers(optimizer)
+        self.loader: Any = self.fabric.setup_dataloaders(loader())
+        self.link = gradwire.attach_fsdp(self.model.module, SPEC, weights="qsgd:bits=8")
+
+    def train(self, epochs: int) -> None:
+        for _ in range(epochs):
+            for x, y in self.loader:
+                self.optimizer.zero_grad()
+                self.fabric.backward(nn.functional.cross_entropy(self.model(x), y))
+                self.optimizer.step()
+
+    def weights(self) -> Tensor:
+        parameters: list[Any] = [*self.model.parameters()]
+        return torch.cat([p.full_tensor().detach().flatten() for p in parameters])
+
+
+def _parallelize(model: Any, mesh: Any) -> Any:
+    fully_shard(model, mesh=mesh["data_parallel"])
+    return model
+
+
+def fabric_job(folder: str) -> tuple[ResumeResult, str]:
+    """Trains on after a checkpoint, and from it; returns also what Fabric's own would do."""
+    as_torchrun()
+    first = FabricRun()
+    first.train(2)
+    state = {"model": first.model, "optimizer": first.optimizer}
+    first.fabric.save(Path(folder) / "fabric", {**state, "shards": first.link.state_dict()})
+    dcp.save(first.link.state_dict(), checkpoint_id=Path(folder) / "gradwire")
+    saved = flat_state(first.link)
+    first.train(2)
+    second = FabricRun()
+    state = {"model": second.model, "optimizer": second.optimizer}
+    rest = second.fabric.load(Path(folder) / "fabric", state)
+    own = second.link.state_dict()
+    dcp.load(own, checkpoint_id=Path(folder) / "gradwire")
+    second.link.load_state_dict(own)
+    restored = flat_state(second.link)
+    second.train(2)
+    result = ResumeResult(first.weights(), second.weights(), saved, restored, second.link.stats())
+    return result, failure_of(lambda: second.link.load_state_dict(rest["shards"]))
 
 
 def sharded_job(folder: str) -> tuple[object, dict[str, str]]:

@@ -53,6 +53,15 @@ def test_a_model_under_fsdp_resumes(two_ranks: Ranks, tmp_path: Path, weights: s
         assert run.stats.get("weights") == weights
 
 
+def test_fabric_resumes_from_a_distributed_checkpoint(two_ranks: Ranks, tmp_path: Path) -> None:
+    results = two_ranks.run(jobs.fabric_job, str(tmp_path))
+    assert_resumed([result for result, _ in results])
+    # Fabric's own checkpoint has what rank 0 gave it, and no rank loads that silently.
+    for _, text in results:
+        assert text.startswith("ConfigError: ")
+    assert "every rank saves its own" in results[1][1]
+
+
 def test_a_model_under_fsdp_may_attach_by_itself(two_ranks: Ranks, tmp_path: Path) -> None:
     for steps, found in two_ranks.run(jobs.sharded_job, str(tmp_path)):
         assert steps == 4
