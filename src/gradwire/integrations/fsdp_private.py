@@ -191,8 +191,17 @@ def units_of(model: nn.Module) -> list[Unit]:
         if isinstance(module, FSDPModule) and (unit := _unit(module, paths)) is not None
     ]
     if not found:
-        raise ConfigError("attach_fsdp: no part of the model went through fully_shard")
+        raise _not_sharded(model)
     return found
+
+
+def _not_sharded(model: nn.Module) -> ConfigError:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    text = "attach_fsdp: no part of the model went through fully_shard"
+    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+        text += ", but through FullyShardedDataParallel (FSDP1), whose hooks cannot compress"
+    return ConfigError(text)
 
 
 def gathered_units_of(model: nn.Module) -> list[GatheredUnit]:
@@ -206,7 +215,7 @@ def gathered_units_of(model: nn.Module) -> list[GatheredUnit]:
         if isinstance(module, FSDPModule) and (unit := _gathered_unit(module, paths)) is not None
     ]
     if not found:
-        raise ConfigError("attach_fsdp: no part of the model went through fully_shard")
+        raise _not_sharded(model)
     return found
 
 
