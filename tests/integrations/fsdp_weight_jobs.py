@@ -11,12 +11,13 @@ from ddp_jobs import failure_of
 from fsdp_jobs import both
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import gradwire
 from gradwire.integrations import fsdp_private
 from gradwire.integrations.fsdp_private import GatheredUnit, gathered_units_of
+from gradwire.integrations.trainers import attach_request
 
 VOCABULARY, LENGTH, WIDTH = 61, 16, 36
 BLOCK = 256
@@ -258,6 +259,12 @@ def refusals_job() -> dict[str, str]:
     taken = sharded()
     Recorder(gathered_units_of(taken)[0], defaultdict(list))
     found["taken"] = weights("int8", taken)
+    old = FullyShardedDataParallel(nn.Linear(64, 64), device_id=torch.device("cpu"))
+    found["fsdp1"] = weights("int8", old)
+    request = attach_request("Callback", "int4", {"weights": "int8"})
+    found["fsdp1 trainer"] = failure_of(lambda: request.attach_any(old, None))
+    scaler = torch.amp.GradScaler("cpu")
+    found["scaler"] = failure_of(lambda: request.attach_any(sharded(), scaler))
     mixed: Any = SmallGPT()
     mixed.positions.to(torch.bfloat16)
     fully_shard(mixed, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
@@ -286,6 +293,13 @@ def old_torch_job() -> str:
         return failure_of(lambda: gradwire.attach_fsdp(sharded(), "int4", weights="int8"))
     finally:
         fsdp_private.SINCE["set_custom_all_gather"] = real
+
+
+def other_group_job() -> str:
+    """Attaches a trainer's model that is sharded over half of the ranks."""
+    model = sharded(mesh=both()["shard"])
+    request = attach_request("Callback", "int4", {"weights": "int8"})
+    return failure_of(lambda: request.attach_any(model, None))
 
 
 def replicas_job() -> tuple[dict[str, Any], Tensor, list[float], list[float]]:

@@ -145,6 +145,9 @@ def test_refusals_name_thing_rule_and_value_of_weights(two_ranks: Ranks) -> None
         "share ranks [0, 1]; expected rank 0 alone: replicas are a dimension of their own"
         in (found["no replicas"])
     )
+    assert "through FullyShardedDataParallel (FSDP1), whose hooks cannot" in found["fsdp1"]
+    assert "Callback: the model is in FullyShardedDataParallel" in found["fsdp1 trainer"]
+    assert "Callback: a GradScaler under FSDP2 is not supported" in found["scaler"]
     assert "set_custom_all_gather of the unit of " in found["taken"]
     assert "is taken by Recorder" in found["taken"]
     assert "gathers torch.float32, but positions.weight as torch.bfloat16" in found["mixed"]
@@ -152,6 +155,11 @@ def test_refusals_name_thing_rule_and_value_of_weights(two_ranks: Ranks) -> None
     assert "was saved without weights=, expected 'int8'" in found["load none"]
     assert "was saved with weights" in found["load some"]
     assert "weights.compressor.block is 256, expected 128" in found["load other"]
+
+
+def test_a_trainer_with_several_shard_groups_is_refused(four_ranks: Ranks) -> None:
+    for text in four_ranks.run(jobs.other_group_job):
+        assert text.startswith("ConfigError: Callback: the model is sharded over 2 of 4 ranks")
 
 
 def test_an_older_torch_has_no_all_gather_hook(two_ranks: Ranks) -> None:
