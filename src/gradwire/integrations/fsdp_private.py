@@ -11,7 +11,7 @@
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,8 @@ from torch.torch_version import TorchVersion
 
 from gradwire.errors import ConfigError
 from gradwire.integrations.parameters import COMPILED
+
+T = TypeVar("T")
 
 Sharded: TypeAlias = Any
 """An FSDPModule, whose import would take half as long as that of torch itself."""
@@ -182,14 +184,23 @@ def is_sharded(model: nn.Module) -> bool:
 
 def units_of(model: nn.Module) -> list[Unit]:
     """Returns the units of a model that have trainable parameters."""
+    return _made_of_units(model, _unit)
+
+
+def gathered_units_of(model: nn.Module) -> list[GatheredUnit]:
+    """Returns the units of a model whose weights are gathered, also those that are frozen."""
+    return _made_of_units(model, _gathered_unit)
+
+
+def _made_of_units(
+    model: nn.Module, make: Callable[[Sharded, dict[nn.Module, str]], T | None]
+) -> list[T]:
+    """Returns what `make` makes of the modules that `fully_shard` was called on, if anything."""
     from torch.distributed.fsdp import FSDPModule
 
     paths = {module: path for path, module in model.named_modules()}
-    found = [
-        unit
-        for module in model.modules()
-        if isinstance(module, FSDPModule) and (unit := _unit(module, paths)) is not None
-    ]
+    made = [make(module, paths) for module in model.modules() if isinstance(module, FSDPModule)]
+    found = [unit for unit in made if unit is not None]
     if not found:
         raise _not_sharded(model)
     return found
@@ -202,21 +213,6 @@ def _not_sharded(model: nn.Module) -> ConfigError:
     if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
         text += ", but through FullyShardedDataParallel (FSDP1), whose hooks cannot compress"
     return ConfigError(text)
-
-
-def gathered_units_of(model: nn.Module) -> list[GatheredUnit]:
-    """Returns the units of a model whose weights are gathered, also those that are frozen."""
-    from torch.distributed.fsdp import FSDPModule
-
-    paths = {module: path for path, module in model.named_modules()}
-    found = [
-        unit
-        for module in model.modules()
-        if isinstance(module, FSDPModule) and (unit := _gathered_unit(module, paths)) is not None
-    ]
-    if not found:
-        raise _not_sharded(model)
-    return found
 
 
 def _gathered_unit(module: Sharded, paths: dict[nn.Module, str]) -> GatheredUnit | None:
