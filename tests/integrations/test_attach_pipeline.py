@@ -43,7 +43,7 @@ def test_bytes_are_messages_times_their_length(four_ranks: Ranks, schedule: str)
 def test_int8_both_ways_keeps_gradients_within_a_percent(two_ranks: Ranks, schedule: str) -> None:
     for error, stats in two_ranks.run(jobs.error_job, schedule, "int8"):
         assert 0 < error < 0.01
-        assert stats["ratio"] > 2
+        assert stats["ratio"] == 1.5, "messages are short here, and 256 bytes at least"
         for end in stats["boundaries"].values():
             assert end["method"] == "int8"
             if end["relative_error"] is not None:

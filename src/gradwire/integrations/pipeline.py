@@ -2,10 +2,8 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from threading import Thread
-from time import monotonic, perf_counter
+from time import perf_counter, sleep
 from typing import Any, cast
 
 import torch
@@ -35,8 +33,11 @@ from gradwire.stages.method import DIRECTIONS, Direction, Form, stage_method
 from gradwire.stages.samples import MicroBatches, SampleMemory, memory_of, read_ids
 from gradwire.version import VERSION
 
-NOTICE_S = 10.0
-"""Time for which a rank that has failed waits until its neighbours have read its error."""
+NOTICE_S = 1.0
+"""Time that neighbours of a rank that has failed get to read its error, before it may end."""
+_UNFINISHED: list[tuple[dist.Work, Tensor]] = []
+"""Messages to and from neighbours of a rank that has failed: no one waits for them any more, but
+they must outlive the handle."""
 _PROBE_BYTES = 1 << 18
 
 
@@ -67,8 +68,6 @@ class Stages:
         self._began_s: float | None = None
         self._step_s = 0.0
         self._at_begin, self._dense_at_begin = Meter(), 0
-        # Of a rank that failed: messages that nobody will wait for.
-        self._pending: list[tuple[dist.Work, Tensor]] = []
         self._methods = dict(methods)
         check_equal_settings(self._check_comm, self._device, self._identity(methods))
         self._senders: dict[tuple[int, Direction], Sender] = {}
@@ -280,14 +279,9 @@ class Stages:
             notice = message.failure(error, self._step.number, self._where(), self._device)
             work = dist.isend(notice, self._peers[key], group)
             notices.append((cast(dist.Work, work), notice))
-        self._pending = [*notices, *self._drained(group)]
-        # Gloo closes the connection where a wait with a limit of its own ends without success.
-        waits = [Thread(target=_wait, args=(work,), daemon=True) for work, _ in notices]
-        for each in waits:
-            each.start()
-        end_s = monotonic() + NOTICE_S
-        for each in waits:
-            each.join(max(0.0, end_s - monotonic()))
+        _UNFINISHED.extend([*notices, *self._drained(group)])
+        # No wait for the notices: gloo has none with a limit that keeps the connection.
+        sleep(NOTICE_S)
 
     def _where(self) -> str:
         """Returns the stages of this rank in words."""
@@ -588,11 +582,6 @@ class _Reported:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             self._stages.fail(error)
-
-
-def _wait(work: dist.Work) -> None:
-    with suppress(RuntimeError):
-        work.wait()
 
 
 def attach_pipeline(
