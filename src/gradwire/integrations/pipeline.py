@@ -72,7 +72,8 @@ class Stages:
         check_equal_settings(self._check_comm, self._device, self._identity(methods))
         self._senders: dict[tuple[int, Direction], Sender] = {}
         self._receivers: dict[tuple[int, Direction], Receiver] = {}
-        self._peers: dict[tuple[int, Direction], int] = {}
+        # By this rank's stage and its neighbour.
+        self._peers: dict[tuple[int, int], int] = {}
         for stage in stages:
             self._add_ends(stage)
         self._undo = [private.install(stage, self) for stage in stages]
@@ -118,9 +119,14 @@ class Stages:
             if peer is None:
                 continue
             sent, received = cast(Direction, sends), cast(Direction, receives)
-            self._peers[index, sent] = self._peers[index, received] = peer
+            self._peers[index, neighbour] = peer
             self._senders[index, sent] = Sender(self._channel(lower, sent))
             self._receivers[index, received] = Receiver(self._channel(lower, received))
+
+    def _peer(self, index: int, direction: Direction, *, sends: bool) -> int:
+        """Returns the rank that a stage sends to, or receives from."""
+        is_above = (direction == "activations") == sends
+        return self._peers[index, index + 1 if is_above else index - 1]
 
     def _channel(self, lower: int, direction: Direction) -> Channel:
         settings = self._settings(lower, direction, self._methods[direction])
@@ -277,7 +283,7 @@ class Stages:
         notices = []
         for key in self._senders:
             notice = message.failure(error, self._step.number, self._where(), self._device)
-            work = dist.isend(notice, self._peers[key], group)
+            work = dist.isend(notice, self._peer(*key, sends=True), group)
             notices.append((cast(dist.Work, work), notice))
         _UNFINISHED.extend([*notices, *self._drained(group)])
         # No wait for the notices: gloo has none with a limit that keeps the connection.
@@ -298,7 +304,8 @@ class Stages:
             missing = self._step.microbatches * len(receiver.channel.forms) - receiver.count
             for _ in range(max(0, missing)):
                 buffer = message.room(longest, self._device)
-                works.append((cast(dist.Work, dist.irecv(buffer, self._peers[key], group)), buffer))
+                work = dist.irecv(buffer, self._peer(*key, sends=False), group)
+                works.append((cast(dist.Work, work), buffer))
         return works
 
     def _measure_links(self) -> None:
@@ -309,7 +316,7 @@ class Stages:
             for (index, direction), sender in self._senders.items()
         }
         for lower, index, direction in sorted(keys):
-            peer = self._peers[index, direction]
+            peer = self._peer(index, direction, sends=True)
             sender = self._senders[index, direction]
             nbytes = self._probe_bytes(lower)
             if index == lower:

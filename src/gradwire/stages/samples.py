@@ -103,16 +103,13 @@ class KeptSamples:
 
     def rows(self, slot: int, ids: Sequence[int], form: tuple[int, ...]) -> Tensor:
         """Returns what is kept of these samples, as float32, in the shape of the activation."""
+        _check_rows(form[0] if form else 0, ids)
         kept = self._kept[slot]
         return torch.stack([kept[number] for number in ids]).to(torch.float32).view(form)
 
     def keep(self, slot: int, ids: Sequence[int], values: Tensor) -> Tensor:
         """Keeps an activation of each sample; returns the values as they are kept, as float32."""
-        if values.shape[0] != len(ids):
-            raise ConfigError(
-                f"samples: a micro-batch has {values.shape[0]} rows and {len(ids)} samples; give "
-                "one number per row of the batch"
-            )
+        _check_rows(values.shape[0] if values.dim() else 0, ids)
         rounded = values.detach().to(self._config.dtype, copy=True)
         self._kept.setdefault(slot, {}).update(zip(ids, rounded.unbind(0), strict=True))
         return rounded.to(torch.float32)
@@ -141,3 +138,12 @@ class KeptSamples:
             )
             for slot, kept in saved.items()
         }
+
+
+def _check_rows(rows: int, ids: Sequence[int]) -> None:
+    """Raises ConfigError unless there is one sample per row."""
+    if rows != len(ids):
+        raise ConfigError(
+            f"samples: a micro-batch has {rows} rows and {len(ids)} samples; give one number per "
+            "row of the batch"
+        )
