@@ -156,7 +156,7 @@ def two_tensors_job() -> tuple[bool, dict[str, Any]]:
 def kept_rows(handle: Any) -> dict[str, dict[int, Tensor]]:
     """Returns what the ends of this rank keep, by boundary and sample."""
     found = {}
-    for end in [*handle._senders.values(), *handle._receivers.values()]:
+    for end in [*handle._ends.senders.values(), *handle._ends.receivers.values()]:
         if end.channel.kept is not None:
             found[end.channel.settings.name] = dict(end.channel.kept._kept.get(0, {}))
     return found
@@ -178,10 +178,9 @@ def samples_job(
         run.step(x, x.flip(1))
         run.optimizer.step()
         error = 0.0
-        for sender in handle._senders.values():
+        for sender in handle._ends.senders.values():
             if sender.channel.kept is not None:
-                output, kept = run.stages[0].output_chunks, sender.channel.kept
-                del output
+                kept = sender.channel.kept
                 error = sender.channel.counts.relative_error or 0.0
                 assert kept.known() >= set(ids)
         errors.append(error)
@@ -335,12 +334,12 @@ def controller_job(steps: int, slow: float) -> tuple[list[list[str]], dict[str, 
     controller = gradwire.StageGraVAC(window=2, epsilon=0.9)
     handle = gradwire.attach_pipeline(run.schedule, "int4", "int8", controller=controller)
     methods = []
-    original = handle._time_link
+    original = handle._ends.time_link
 
     def measured(*args: Any) -> Any:
         return original(*args)._replace(byte_s=slow)
 
-    handle._time_link = measured  # type: ignore[method-assign]
+    handle._ends.time_link = measured  # type: ignore[method-assign]
     for step in range(steps):
         run.step(*batch(step))
         ends = handle.stats()["boundaries"]

@@ -3,42 +3,26 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from time import perf_counter, sleep
-from typing import Any, cast
+from time import perf_counter
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.base import Compressor
 from gradwire.checks import check_whole
-from gradwire.comm.consistency import check_equal_settings, settings_collective
+from gradwire.comm.consistency import check_equal_settings
 from gradwire.comm.meter import Meter
 from gradwire.comm.process_group import ProcessGroupComm
 from gradwire.errors import ConfigError, GradwireError, PeerError
-from gradwire.identity import code_digests, identity_of
 from gradwire.integrations import pipeline_private as private
+from gradwire.integrations.pipeline_ends import Ends
 from gradwire.integrations.pipeline_private import Schedule, Stage
-from gradwire.stages import message
-from gradwire.stages.boundary import (
-    Channel,
-    Receiver,
-    Sender,
-    Settings,
-    StepInfo,
-)
-from gradwire.stages.gravac import LinkSpeed, StageGraVAC, controller_of
-from gradwire.stages.message import HEADER_BYTES
-from gradwire.stages.method import DIRECTIONS, Direction, Form, stage_method
+from gradwire.stages.boundary import StepInfo
+from gradwire.stages.gravac import StageGraVAC, controller_of
+from gradwire.stages.method import Direction, Form, stage_method
 from gradwire.stages.samples import MicroBatches, SampleMemory, memory_of, read_ids
-from gradwire.version import VERSION
-
-NOTICE_S = 1.0
-"""Time that neighbours of a rank that has failed get to read its error, before it may end."""
-_UNFINISHED: list[tuple[dist.Work, Tensor]] = []
-"""Messages to and from neighbours of a rank that has failed: no one waits for them any more, but
-they must outlive the handle."""
-_PROBE_BYTES = 1 << 18
+from gradwire.stages.settings import StageSettings
 
 
 class Stages:
@@ -48,10 +32,7 @@ class Stages:
         self,
         stages: list[Stage],
         schedule: Schedule | None,
-        methods: Mapping[Direction, Compressor | str],
-        memory: SampleMemory | None,
-        controller: StageGraVAC | None,
-        seed: int,
+        settings: StageSettings,
     ) -> None:
         self._stages, self._schedule = stages, schedule
         group = private.group_of(stages[0])
@@ -59,8 +40,7 @@ class Stages:
         self._comm = ProcessGroupComm(group)
         # For checks between ranks, whose bytes are not those of the messages.
         self._check_comm = ProcessGroupComm(group, Meter())
-        self._memory, self._controller, self._seed = memory, controller, seed
-        self._step = StepInfo()
+        self._settings, self._step = settings, StepInfo()
         self._samples: list[int] | None = None
         self._failed: str | None = None
         self._running = self._preparing = False
@@ -68,73 +48,15 @@ class Stages:
         self._began_s: float | None = None
         self._step_s = 0.0
         self._at_begin, self._dense_at_begin = Meter(), 0
-        self._methods = dict(methods)
-        check_equal_settings(self._check_comm, self._device, self._identity(methods))
-        self._senders: dict[tuple[int, Direction], Sender] = {}
-        self._receivers: dict[tuple[int, Direction], Receiver] = {}
-        # By this rank's stage and its neighbour.
-        self._peers: dict[tuple[int, int], int] = {}
-        for stage in stages:
-            self._add_ends(stage)
+        check_equal_settings(self._check_comm, self._device, self._identity(settings))
+        self._ends = Ends(stages, settings, self._step, self._comm.meter, self._check_comm.meter)
         self._undo = [private.install(stage, self) for stage in stages]
         if schedule is not None:
             self._undo.append(private.guard_step(schedule, self._guarded))
 
-    def _identity(self, methods: Mapping[Direction, Compressor | str]) -> dict[str, object]:
-        """Returns what must be equal on all ranks; the methods are checked while at it."""
-        found: dict[str, object] = {"version": VERSION, "seed": self._seed}
-        for direction in DIRECTIONS:
-            ladder = self._settings(0, direction, methods[direction]).methods
-            found[direction] = [identity_of(method) for method in ladder]
-            found[f"{direction} code"] = {k: v for m in ladder for k, v in code_digests(m).items()}
-        return {
-            **found,
-            "memory": None if self._memory is None else identity_of(self._memory),
-            "controller": None if self._controller is None else identity_of(self._controller),
-            "stages": self._stages[0].num_stages,
-        }
-
-    def _settings(self, lower: int, direction: Direction, given: Compressor | str) -> Settings:
-        method = stage_method(direction, given)
-        memory = self._memory if direction == "activations" else None
-        controller = self._controller
-        ladder = (method,) if controller is None else controller.settings(direction, method)
-        for each in ladder if memory is not None else ():
-            traits = each.traits()
-            if not traits.contraction:
-                raise ConfigError(
-                    f"attach_pipeline: memory='samples' needs a contraction, since both ends add "
-                    f"up what is sent: {traits.why_not or f'{type(each).__name__} is none'}"
-                )
-        return Settings(lower, direction, ladder, memory, controller, self._seed)
-
-    def _add_ends(self, stage: Stage) -> None:
-        """Creates the ends of the boundaries before and after a stage."""
-        index = stage.stage_index
-        for neighbour, sends, receives in (
-            (index - 1, "gradients", "activations"),
-            (index + 1, "activations", "gradients"),
-        ):
-            peer, lower = private.peer_of(stage, neighbour), min(index, neighbour)
-            if peer is None:
-                continue
-            sent, received = cast(Direction, sends), cast(Direction, receives)
-            self._peers[index, neighbour] = peer
-            self._senders[index, sent] = Sender(self._channel(lower, sent))
-            self._receivers[index, received] = Receiver(self._channel(lower, received))
-
-    def _peer(self, index: int, direction: Direction, *, sends: bool) -> int:
-        """Returns the rank that a stage sends to, or receives from."""
-        is_above = (direction == "activations") == sends
-        return self._peers[index, index + 1 if is_above else index - 1]
-
-    def _channel(self, lower: int, direction: Direction) -> Channel:
-        settings = self._settings(lower, direction, self._methods[direction])
-        return Channel(settings, self._step, self._comm.meter)
-
-    def _channels(self) -> list[Channel]:
-        ends = [*self._senders.values(), *self._receivers.values()]
-        return [end.channel for end in ends]
+    def _identity(self, settings: StageSettings) -> dict[str, object]:
+        """Returns what must be equal on all ranks."""
+        return {**settings.identity(), "stages": self._stages[0].num_stages}
 
     # What torch calls, by way of `pipeline_private`.
 
@@ -157,44 +79,20 @@ class Stages:
             step.samples = None if ids is None else MicroBatches(ids, step.microbatches)
         else:
             step.samples = None
-        for sender in self._senders.values():
+        for sender in self._ends.senders.values():
             sender.begin_step(previous_s if step.number > 2 else None)
-        for receiver in self._receivers.values():
+        for receiver in self._ends.receivers.values():
             receiver.begin_step()
-        window = 0 if self._controller is None else self._controller.window
+        controller = self._settings.controller
+        window = 0 if controller is None else controller.window
         if window and step.trains and step.number > 1 and (step.number - 2) % window == 0:
-            self._measure_links()
+            self._ends.measure_links()
 
     def shapes_known(self, stage: Stage) -> None:
         """Compares shapes with all ranks, when torch has prepared the last stage of this one."""
         self._preparing = True
-        if stage is not self._stages[-1]:
-            return
-        own: dict[str, list[str]] = {}
-        for each in self._stages:
-            index = each.stage_index
-            if (index, "activations") in self._senders:
-                forms = private.output_forms(each)
-                own[f"{index} sends"] = [str(form) for form in forms]
-                channel = self._senders[index, "activations"].channel
-                channel.forms = dict(enumerate(forms))
-            if (index, "activations") in self._receivers:
-                forms = private.input_forms(each)
-                own[f"{index - 1} received"] = [str(form) for form in forms]
-                channel = self._receivers[index, "activations"].channel
-                channel.forms = dict(enumerate(forms))
-        found: dict[str, list[str]] = {}
-        request = settings_collective(self._comm.size, self._device, {"shapes": own})
-        for text in self._check_comm.run(request):
-            found |= json.loads(bytes(text.tolist()))["shapes"]
-        for key in [key for key in found if key.endswith("sends")]:
-            lower = key.split()[0]
-            received = found.get(f"{lower} received")
-            if received != found[key]:
-                raise ConfigError(
-                    f"stages {lower} and {int(lower) + 1} disagree on shapes: {found[key]} are "
-                    f"sent where {received} are expected; check input_args and output_args"
-                )
+        if stage is self._stages[-1]:
+            self._ends.compare_shapes(self._check_comm, self._device)
 
     def send(
         self, stage: int, direction: Direction, microbatch: int, tensors: list[Tensor]
@@ -203,7 +101,7 @@ class Stages:
         if not tensors:
             return []
         self._preparing = False
-        sender = self._senders[stage, direction]
+        sender = self._ends.senders[stage, direction]
         with _Reported(self):
             return [sender.encode(microbatch, slot, x) for slot, x in enumerate(tensors)]
 
@@ -214,13 +112,13 @@ class Stages:
         if not targets:
             return []
         self._preparing = False
-        receiver = self._receivers[stage, direction]
+        receiver = self._ends.receivers[stage, direction]
         with _Reported(self):
             return [receiver.post(microbatch, slot, t) for slot, t in enumerate(targets)]
 
     def fill(self, stage: int, direction: Direction, microbatch: int) -> None:
         """Decodes what has arrived for a micro-batch."""
-        receiver = self._receivers.get((stage, direction))
+        receiver = self._ends.receivers.get((stage, direction))
         if receiver is not None:
             with _Reported(self):
                 receiver.fill(microbatch)
@@ -229,7 +127,7 @@ class Stages:
         """Runs a step of the schedule; on an error all other ranks are informed."""
         self._check_usable()
         self._running, start_s = True, perf_counter()
-        for receiver in self._receivers.values():
+        for receiver in self._ends.receivers.values():
             receiver.count = 0
         try:
             self._check_batch(batch, trains)
@@ -270,94 +168,14 @@ class Stages:
     def fail(self, error: BaseException) -> None:
         """Sends an error to the neighbouring stages, which raise it, and takes what they send.
 
-        They wait for messages of this rank, or for it to take theirs. What was begun in this step
-        cannot be continued, so the handle is of no use afterwards.
+        What was begun in this step cannot be continued, so the handle is of no use afterwards.
         """
         if self._failed is not None:
             return
         self._failed = str(error)
-        if self._preparing or not any(channel.forms for channel in self._channels()):
-            # Neighbours wait for messages of torch itself, which are shorter than ours.
-            return
-        group = private.group_of(self._stages[0])
-        notices = []
-        for key in self._senders:
-            notice = message.failure(error, self._step.number, self._where(), self._device)
-            work = dist.isend(notice, self._peer(*key, sends=True), group)
-            notices.append((cast(dist.Work, work), notice))
-        _UNFINISHED.extend([*notices, *self._drained(group)])
-        # No wait for the notices: gloo has none with a limit that keeps the connection.
-        sleep(NOTICE_S)
-
-    def _where(self) -> str:
-        """Returns the stages of this rank in words."""
-        indices = [str(stage.stage_index) for stage in self._stages]
-        return f"{'stage' if len(indices) == 1 else 'stages'} {' and '.join(indices)}"
-
-    def _drained(self, group: dist.ProcessGroup) -> list[tuple[dist.Work, Tensor]]:
-        """Receives what neighbours still send in this step, so that they do not wait for it."""
-        longest = max(
-            (channel.message_bytes_at_most() for channel in self._channels()), default=HEADER_BYTES
-        )
-        works = []
-        for key, receiver in self._receivers.items():
-            missing = self._step.microbatches * len(receiver.channel.forms) - receiver.count
-            for _ in range(max(0, missing)):
-                buffer = message.room(longest, self._device)
-                work = dist.irecv(buffer, self._peer(*key, sends=False), group)
-                works.append((cast(dist.Work, work), buffer))
-        return works
-
-    def _measure_links(self) -> None:
-        """Measures latency and rate to each neighbour, in the order of stages on all ranks."""
-        group = private.group_of(self._stages[0])
-        keys = {
-            (sender.channel.settings.lower, index, direction)
-            for (index, direction), sender in self._senders.items()
-        }
-        for lower, index, direction in sorted(keys):
-            peer = self._peer(index, direction, sends=True)
-            sender = self._senders[index, direction]
-            nbytes = self._probe_bytes(lower)
-            if index == lower:
-                speed = self._time_link(peer, nbytes, group)
-                self._answer(peer, nbytes, group)
-            else:
-                self._answer(peer, nbytes, group)
-                speed = self._time_link(peer, nbytes, group)
-            if sender.search is not None:
-                sender.search.link = speed
-
-    def _probe_bytes(self, lower: int) -> int:
-        """Returns the length of a message that times the link: that of the activations."""
-        sender = self._senders.get((lower, "activations"))
-        end = self._receivers[lower + 1, "activations"] if sender is None else sender
-        dense = sum(form.nbytes for form in end.channel.forms.values())
-        return min(max(dense, 8 * HEADER_BYTES), _PROBE_BYTES)
-
-    def _time_link(self, peer: int, nbytes: int, group: dist.ProcessGroup) -> LinkSpeed:
-        """Times an empty message and a long one; the first of all waits until the peer is there."""
-        short = torch.zeros(HEADER_BYTES, dtype=torch.uint8, device=self._device)
-        long = torch.zeros(nbytes, dtype=torch.uint8, device=self._device)
-        seconds = []
-        for sent in (short, short, long):
-            start_s = perf_counter()
-            dist.send(sent, peer, group)
-            dist.recv(torch.empty_like(short), peer, group)
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
-            seconds.append(perf_counter() - start_s)
-            self._check_comm.meter.point_to_point(sent.numel(), short.numel())
-        _, latency_s, long_s = seconds
-        byte_s = max(0.0, long_s - latency_s) / (nbytes - HEADER_BYTES)
-        return LinkSpeed(latency_s / 2, byte_s)
-
-    def _answer(self, peer: int, nbytes: int, group: dist.ProcessGroup) -> None:
-        for length in (HEADER_BYTES, HEADER_BYTES, nbytes):
-            dist.recv(torch.empty(length, dtype=torch.uint8, device=self._device), peer, group)
-            answer = torch.zeros(HEADER_BYTES, dtype=torch.uint8, device=self._device)
-            dist.send(answer, peer, group)
-            self._check_comm.meter.point_to_point(HEADER_BYTES, length)
+        # While torch prepares, neighbours wait for messages of its own, which are shorter.
+        if not self._preparing:
+            self._ends.notify(error)
 
     # What users call.
 
@@ -370,10 +188,10 @@ class Stages:
         self._check_between_steps("samples")
         refused, found = None, list[int]()
         try:
-            if self._memory is None:
+            if self._settings.memory is None:
                 raise ConfigError("samples: needs attach_pipeline(..., memory='samples')")
             found = read_ids(ids)
-            self._check_room(found, self._memory.max_bytes)
+            self._check_room(found, self._settings.memory.max_bytes)
         except ConfigError as error:
             refused = error
         digest = MicroBatches(found, 1).digests[0]
@@ -381,7 +199,7 @@ class Stages:
         self._samples = found
 
     def _check_room(self, ids: list[int], limit: int) -> None:
-        for channel in self._channels():
+        for channel in self._ends.channels():
             nbytes = 0 if channel.kept is None else channel.kept.nbytes_with(ids)
             if nbytes > limit:
                 raise ConfigError(
@@ -400,21 +218,14 @@ class Stages:
         A sample memory is kept: it does not depend on the method.
         """
         self._check_between_steps("switch")
-        given = {"activations": activations, "gradients": gradients}
-        methods = {d: self._methods[d] if given[d] is None else given[d] for d in DIRECTIONS}
-        chosen = cast("dict[Direction, Compressor | str]", methods)
-        refused, settings = None, dict[str, object]()
+        refused, settings = None, self._settings
         try:
-            settings = self._identity(chosen)
+            settings = settings.with_methods(activations, gradients)
         except ConfigError as error:
             refused = error
-        self._check_on_all_ranks(settings, refused)
-        self._methods = chosen
-        for channel in self._channels():
-            old = channel.settings
-            channel.settings = self._settings(old.lower, old.direction, chosen[old.direction])
-            channel.setting = channel.next_setting = 0
-        self._senders = {key: Sender(sender.channel) for key, sender in self._senders.items()}
+        self._check_on_all_ranks(self._identity(settings), refused)
+        self._settings = settings
+        self._ends.switch(settings)
 
     def stats(self) -> dict[str, object]:
         """Returns bytes and times of this rank since attach, and those of each boundary.
@@ -424,11 +235,11 @@ class Stages:
         checks and of timed links, which no other number includes.
         """
         meter, dense = self._comm.meter, self._dense_bytes()
-        ends = {("sends", *key): sender.channel for key, sender in self._senders.items()}
-        ends |= {("receives", *key): each.channel for key, each in self._receivers.items()}
+        ends = {("sends", *key): sender.channel for key, sender in self._ends.senders.items()}
+        ends |= {("receives", *key): each.channel for key, each in self._ends.receivers.items()}
         return {
             "steps": self._step.number,
-            "messages": sum(end.channel.counts.messages for end in self._senders.values()),
+            "messages": sum(end.channel.counts.messages for end in self._ends.senders.values()),
             "sent_bytes": meter.sent_bytes,
             "received_bytes": meter.received_bytes,
             "dense_bytes": dense,
@@ -446,11 +257,11 @@ class Stages:
         }
 
     def _explain_search(self, index: int, direction: Direction, verb: str) -> dict[str, object]:
-        search = self._senders[index, direction].search if verb == "sends" else None
+        search = self._ends.senders[index, direction].search if verb == "sends" else None
         return {} if search is None else {"controller": search.state()}
 
     def _dense_bytes(self) -> int:
-        return sum(sender.channel.counts.dense_bytes for sender in self._senders.values())
+        return sum(sender.channel.counts.dense_bytes for sender in self._ends.senders.values())
 
     def metrics(self, prefix: str = "") -> dict[str, float]:
         """Returns numbers of this rank's last complete step, for experiment loggers.
@@ -463,7 +274,7 @@ class Stages:
             return {}
         step, dense = self._comm.meter.since(self._at_begin), self._dense_bytes()
         dense -= self._dense_at_begin
-        errors = [s.channel.counts.relative_error for s in self._senders.values()]
+        errors = [s.channel.counts.relative_error for s in self._ends.senders.values()]
         known = [error for error in errors if error is not None]
         found = {
             "step": self._step.number,
@@ -485,14 +296,16 @@ class Stages:
         The key names the rank, so that ranks do not overwrite each other.
         """
         self._check_between_steps("state_dict")
-        ends = {f"{i} sends {d}": s.channel.state() for (i, d), s in self._senders.items()}
-        ends |= {f"{i} receives {d}": r.channel.state() for (i, d), r in self._receivers.items()}
+        ends = {f"{i} sends {d}": s.channel.state() for (i, d), s in self._ends.senders.items()}
+        ends |= {
+            f"{i} receives {d}": r.channel.state() for (i, d), r in self._ends.receivers.items()
+        }
         searches = {
             f"{i} sends {d}": s.search.state()
-            for (i, d), s in self._senders.items()
+            for (i, d), s in self._ends.senders.items()
             if s.search is not None
         }
-        identity = json.dumps(self._identity(self._methods), sort_keys=True)
+        identity = json.dumps(self._identity(self._settings), sort_keys=True)
         state = {"steps": self._step.number, "ends": ends, "searches": searches}
         return {self._key(): {**state, "identity": identity}}
 
@@ -510,11 +323,11 @@ class Stages:
             refused = error
         self._check_on_all_ranks({"steps": steps}, refused)
         self._step.number = steps
-        for (i, d), sender in self._senders.items():
+        for (i, d), sender in self._ends.senders.items():
             sender.channel.load(own["ends"][f"{i} sends {d}"])
             if sender.search is not None:
                 sender.search.load(own["searches"][f"{i} sends {d}"])
-        for (i, d), receiver in self._receivers.items():
+        for (i, d), receiver in self._ends.receivers.items():
             receiver.channel.load(own["ends"][f"{i} receives {d}"])
 
     def _own_part(self, state: Mapping[str, object]) -> dict[str, Any]:
@@ -522,15 +335,15 @@ class Stages:
         own = state.get(self._key()) if isinstance(state, Mapping) else None
         if not isinstance(own, dict) or not {"steps", "ends", "searches", "identity"} <= own.keys():
             raise ConfigError(f"load_state_dict: no state of a pipeline for {self._key()}")
-        identity = json.dumps(self._identity(self._methods), sort_keys=True)
+        identity = json.dumps(self._identity(self._settings), sort_keys=True)
         if own["identity"] != identity:
             raise ConfigError(
                 f"load_state_dict: the state was saved with {own['identity']}, attached is "
                 f"{identity}"
             )
         check_whole("load_state_dict", "steps", own["steps"], 0)
-        ends = {f"{i} sends {d}" for i, d in self._senders}
-        ends |= {f"{i} receives {d}" for i, d in self._receivers}
+        ends = {f"{i} sends {d}" for i, d in self._ends.senders}
+        ends |= {f"{i} receives {d}" for i, d in self._ends.receivers}
         if set(own["ends"]) != ends:
             raise ConfigError(
                 f"load_state_dict: the state has the ends {sorted(own['ends'])}, this rank has "
@@ -558,7 +371,7 @@ class Stages:
         if not self._undo:
             raise ConfigError("these stages are detached; attach the schedule again")
         self._check_usable()
-        if self._running or any(receiver.posted for receiver in self._receivers.values()):
+        if self._running or any(receiver.posted for receiver in self._ends.receivers.values()):
             raise ConfigError(f"{name}: a step is under way; call it between two steps")
 
     def _check_on_all_ranks(
@@ -619,8 +432,11 @@ def attach_pipeline(
             "attach_pipeline: memory='samples' needs the schedule, which knows the micro-batches; "
             "give it in place of the stage"
         )
-    methods: dict[Direction, Compressor | str] = {
-        "activations": activations,
-        "gradients": gradients,
-    }
-    return Stages(stages, schedule, methods, kept, chosen, seed)
+    settings = StageSettings(
+        stage_method("activations", activations),
+        stage_method("gradients", gradients),
+        kept,
+        chosen,
+        seed,
+    )
+    return Stages(stages, schedule, settings)
