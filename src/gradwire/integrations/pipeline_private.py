@@ -41,7 +41,7 @@ def check_version(version: str = torch.__version__) -> None:
 
 
 class Traffic(Protocol):
-    """What is called for the messages of a stage."""
+    """Receives the calls of a stage about its messages."""
 
     def begin_step(self, stage: Stage) -> None: ...
 

@@ -46,7 +46,7 @@ class StepInfo:
 
 @dataclass
 class Counts:
-    """What an end has sent, or received, since the handle was attached."""
+    """Messages and bytes that an end has sent, or received, since the handle was attached."""
 
     messages: int = 0
     nbytes: int = 0
@@ -56,7 +56,7 @@ class Counts:
 
 
 class Settings(NamedTuple):
-    """What both ends of a boundary know beforehand, in one direction."""
+    """The settings of a boundary in one direction, which both of its ends know beforehand."""
 
     lower: int
     """The index of the earlier of the two stages."""
@@ -327,7 +327,7 @@ class Receiver:
         expected = channel.header(microbatch, form, header.nbytes)
         if not header.same_place(expected):
             raise PeerError(
-                f"{channel.settings.name}: received {_told(header)} where {_told(expected)} was "
+                f"{channel.settings.name}: received {_place_in_words(header)} where {_place_in_words(expected)} was "
                 "expected; the stages are out of step"
             )
         if not 0 <= header.next_setting < len(channel.settings.methods):
@@ -339,7 +339,7 @@ class Receiver:
         return body
 
 
-def _told(header: Header) -> str:
+def _place_in_words(header: Header) -> str:
     """Returns what identifies a message, in words."""
     kind = "tensor" if header.kind == message.RAW else "message"
     samples = f", samples {header.samples & 0xFFFFFFFF:08x}" if header.samples else ""

@@ -29,7 +29,7 @@ _WORD = 1 << 31
 
 
 class Header(NamedTuple):
-    """What both ends of a boundary compare for every message."""
+    """The fields that both ends of a boundary compare for every message."""
 
     kind: int
     setting: int

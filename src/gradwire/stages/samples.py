@@ -1,4 +1,4 @@
-"""Sample memory: what both ends of a boundary know of each training sample (AQ-SGD).
+"""Sample memory: the last activation of each training sample, at both ends of a boundary (AQ-SGD).
 
 The sender encodes the difference of an activation to the last one of the same sample, and both ends
 add the decoded difference to what they keep. As training converges the differences shrink, and the
