@@ -262,6 +262,25 @@ def failing_stage_job(failing: int) -> tuple[str, str]:
     return failure_of(lambda: run.step(*batch(1)))
 
 
+def lost_rank_job() -> tuple[str, str]:
+    """Returns the error on rank 0 when the connections of rank 1 close in the middle of a step."""
+    run = Run("gpipe")
+    gradwire.attach_pipeline(run.schedule, "int8", "int8")
+    train(run, 1)
+
+    def leave(*_: object) -> None:
+        dist.destroy_process_group(run.group)
+        raise SystemExit
+
+    if dist.get_rank() == 1:
+        run.modules[0].register_forward_pre_hook(leave)
+        try:
+            run.step(*batch(1))
+        except SystemExit:
+            return "SystemExit", ""
+    return failure_of(lambda: run.step(*batch(1)))
+
+
 def static_shapes_job() -> tuple[str, str]:
     """Returns the error of stages whose declared shapes differ."""
     mine = WIDTH if dist.get_rank() == 0 else WIDTH + 8

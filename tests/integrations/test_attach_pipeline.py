@@ -127,6 +127,12 @@ def test_a_stage_that_raises_ends_the_others_with_its_reason(
         assert rank == failing or "ValueError: no such token" in text
 
 
+def test_a_rank_that_is_lost_is_a_named_error(two_ranks: Ranks) -> None:
+    (kind, text), (other, _) = two_ranks.run(jobs.lost_rank_job)
+    assert (kind, other) == ("PeerError", "SystemExit"), text
+    assert "rank 0 has lost a neighbour in step 2" in text
+
+
 def test_declared_shapes_that_differ_are_found_before_the_first_message(two_ranks: Ranks) -> None:
     for kind, text in two_ranks.run(jobs.static_shapes_job):
         assert kind == "ConfigError"

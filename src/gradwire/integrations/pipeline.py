@@ -1,6 +1,7 @@
 """Pipeline stages: compressed activations, and compressed gradients of them, between stages."""
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
@@ -23,6 +24,8 @@ from gradwire.stages.gravac import StageGraVAC, controller_of
 from gradwire.stages.method import Direction, Form, stage_method
 from gradwire.stages.samples import MicroBatches, SampleMemory, memory_of, read_ids
 from gradwire.stages.settings import StageSettings
+
+log = logging.getLogger("gradwire")
 
 
 class Stages:
@@ -174,8 +177,13 @@ class Stages:
             return
         self._failed = str(error)
         # While torch prepares, neighbours wait for messages of its own, which are shorter.
-        if not self._preparing:
+        if self._preparing:
+            return
+        try:
             self._ends.notify(error)
+        except (RuntimeError, ValueError) as unsent:
+            # The connection is lost too; the error itself is what matters.
+            log.warning("the other ranks could not be informed: %s", unsent)
 
     # What users call.
 
@@ -296,10 +304,7 @@ class Stages:
         The key names the rank, so that ranks do not overwrite each other.
         """
         self._check_between_steps("state_dict")
-        ends = {f"{i} sends {d}": s.channel.state() for (i, d), s in self._ends.senders.items()}
-        ends |= {
-            f"{i} receives {d}": r.channel.state() for (i, d), r in self._ends.receivers.items()
-        }
+        ends = {name: channel.state() for name, channel in self._ends.named().items()}
         searches = {
             f"{i} sends {d}": s.search.state()
             for (i, d), s in self._ends.senders.items()
@@ -323,12 +328,11 @@ class Stages:
             refused = error
         self._check_on_all_ranks({"steps": steps}, refused)
         self._step.number = steps
+        for name, channel in self._ends.named().items():
+            channel.load(own["ends"][name])
         for (i, d), sender in self._ends.senders.items():
-            sender.channel.load(own["ends"][f"{i} sends {d}"])
             if sender.search is not None:
                 sender.search.load(own["searches"][f"{i} sends {d}"])
-        for (i, d), receiver in self._ends.receivers.items():
-            receiver.channel.load(own["ends"][f"{i} receives {d}"])
 
     def _own_part(self, state: Mapping[str, object]) -> dict[str, Any]:
         """Returns the state of this rank; raises ConfigError unless it is one of this pipeline."""
@@ -342,13 +346,16 @@ class Stages:
                 f"{identity}"
             )
         check_whole("load_state_dict", "steps", own["steps"], 0)
-        ends = {f"{i} sends {d}" for i, d in self._ends.senders}
-        ends |= {f"{i} receives {d}" for i, d in self._ends.receivers}
+        ends = set(self._ends.named())
         if set(own["ends"]) != ends:
             raise ConfigError(
                 f"load_state_dict: the state has the ends {sorted(own['ends'])}, this rank has "
                 f"{sorted(ends)}"
             )
+        for name, channel in self._ends.named().items():
+            for key in ("setting", "next_setting"):
+                most = len(channel.settings.methods) - 1
+                check_whole("load_state_dict", f"{name}: {key}", own["ends"][name][key], 0, most)
         return own
 
     def detach(self) -> None:

@@ -72,6 +72,12 @@ class Ends:
         senders = [sender.channel for sender in self.senders.values()]
         return senders + [receiver.channel for receiver in self.receivers.values()]
 
+    def named(self) -> dict[str, Channel]:
+        """Returns the channels by name, as in saved states."""
+        senders = {f"{i} sends {d}": end.channel for (i, d), end in self.senders.items()}
+        receivers = {f"{i} receives {d}": end.channel for (i, d), end in self.receivers.items()}
+        return senders | receivers
+
     def switch(self, settings: StageSettings) -> None:
         """Changes the methods; sample memories are kept."""
         for channel in self.channels():

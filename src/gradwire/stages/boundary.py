@@ -104,9 +104,11 @@ class Channel:
 
     def is_raw(self, microbatch: int, form: Form) -> bool:
         """Returns whether a tensor is sent as it lies in memory; both ends decide alike."""
-        if sends_raw(self.method, form):
-            return True
-        return self.kept is not None and not (self.step.trains and not self.kept.is_new(microbatch))
+        return sends_raw(self.method, form) or not self.is_known(microbatch)
+
+    def is_known(self, microbatch: int) -> bool:
+        """Returns whether both ends know all samples of a micro-batch, or need not know them."""
+        return self.kept is None or (self.step.trains and not self.kept.is_new(microbatch))
 
     def message_bytes(self, microbatch: int, form: Form) -> int:
         is_raw = self.is_raw(microbatch, form)
@@ -213,9 +215,10 @@ class Sender:
         channel.check_form(slot, form)
         if channel.is_raw(microbatch, form):
             body = raw(x)
+            if microbatch == 0 and form.dtype.is_floating_point and channel.is_known(microbatch):
+                base = channel.base(microbatch, slot, form)
+                self._measure(slot, x, x if base is None else x - base, form)
             channel.keep(microbatch, slot, x)
-            if microbatch == 0 and form.dtype.is_floating_point:
-                self._measure(slot, x, x, form)
         else:
             body = self._encode(microbatch, slot, x, form)
         nbytes = channel.message_bytes(microbatch, form)
@@ -327,8 +330,8 @@ class Receiver:
         expected = channel.header(microbatch, form, header.nbytes)
         if not header.same_place(expected):
             raise PeerError(
-                f"{channel.settings.name}: received {_place_in_words(header)} where {_place_in_words(expected)} was "
-                "expected; the stages are out of step"
+                f"{channel.settings.name}: received {_place_in_words(header)} where "
+                f"{_place_in_words(expected)} was expected; the stages are out of step"
             )
         if not 0 <= header.next_setting < len(channel.settings.methods):
             raise WireError(
