@@ -93,10 +93,14 @@ class Ends:
     def compare_shapes(self, comm: ProcessGroupComm, device: torch.device) -> None:
         """Raises ConfigError on all ranks unless each stage expects what the one before sends."""
         own: dict[str, list[str]] = {}
+        for channel in self.channels():
+            channel.forms = {}
         for stage in self._stages:
             index = stage.stage_index
             if (index, "activations") in self.senders:
                 forms = private.output_forms(stage)
+                slots = sum(form.dtype.is_floating_point for form in forms)
+                self.receivers[index, "gradients"].slots = slots
                 own[f"{index} sends"] = _adopt(self.senders[index, "activations"].channel, forms)
             if (index, "activations") in self.receivers:
                 forms = private.input_forms(stage)
@@ -136,8 +140,8 @@ class Ends:
         """Receives what neighbours still send in this step, so that they do not wait for it."""
         longest = max(channel.message_bytes_at_most() for channel in self.channels())
         for key, receiver in self.receivers.items():
-            missing = self._step.microbatches * len(receiver.channel.forms) - receiver.count
-            for _ in range(max(0, missing)):
+            slots = max(len(receiver.channel.forms), receiver.slots)
+            for _ in range(max(0, self._step.microbatches * slots - receiver.count)):
                 buffer = message.room(longest, self._device)
                 work = dist.irecv(buffer, self._peer(*key, sends=False), self._group)
                 _UNFINISHED.append((cast(dist.Work, work), buffer))

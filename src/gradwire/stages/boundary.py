@@ -287,6 +287,8 @@ class Receiver:
         self.posted: dict[int, list[Posted]] = {}
         self.count = 0
         """Messages that were posted in this step."""
+        self.slots = 0
+        """Tensors of a micro-batch, as far as they can be known before the first ones arrive."""
 
     def begin_step(self) -> None:
         self.channel.begin_step()
