@@ -19,7 +19,7 @@ LEVELS = (
     ("spec",),
     ("policies",),
     ("engine",),
-    ("catalogue", "checkpoint", "control"),
+    ("catalogue", "checkpoint", "control", "stages"),
     ("auto", "plugins"),
     ("integrations", "local", "simulation"),
     ("decentralized", "optim", "perfmodel", "testing"),

@@ -22,6 +22,7 @@ TITLES = {
     "gpu-step-mps": "Step times on a GPU that four workers use at the same time (MPS)",
     "kernels-cpu": "Kernels on a CPU",
     "kernels-h200": "Kernels on a GPU",
+    "pipeline": "Pipeline stages",
     "adaptive/levels": "Two levels of a sparsifier",
     "validation": "Predicted and measured steps",
     "local": "Talking rarely",
