@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from gradwire.comm.base import CollectiveProgram, Comm, run_program
 from gradwire.elastic.exchange import TwoPhaseExchange
+from gradwire.elastic.legality import check_means, check_one_level
 from gradwire.elastic.managed_comm import ManagedComm
 from gradwire.elastic.manager import KEY, Manager, check_manager
 from gradwire.engine.plan import Plan
@@ -52,11 +53,7 @@ class ManagedReplicas(Workers):
         pass
 
     def prepare(self, node: int | None) -> None:
-        if node is not None:
-            raise ConfigError(
-                "elastic: exchange must have one level: replicas come and go one by one, so they "
-                "form no nodes"
-            )
+        assert node is None, "replicas form no nodes"
 
 
 class ElasticOuterLoop(OuterLoopMethod):
@@ -85,6 +82,7 @@ class ElasticOuterLoop(OuterLoopMethod):
                 f"{method}: the Manager must have use_async_quorum=False: a replica that joins "
                 "needs the anchor before it takes its first step"
             )
+        check_one_level(method, compression.exchange)
         workers = ManagedReplicas(self._manager)
         OuterLoopMethod.__init__(
             self,
@@ -190,13 +188,7 @@ class ElasticOuterLoop(OuterLoopMethod):
         c, method = self._compression, type(self).__name__
         tensors = self._fragment_of_all.parameters
         plan = drift_plan(method, c.compressor, c.memory, c.exchange, tensors, size)
-        self._workers.prepare(plan.node)
-        aggregates = {str(used.exchange.aggregate) for used in plan.methods}
-        if aggregates != {"mean"}:
-            raise ConfigError(
-                f"{method}: aggregate must be mean, got {sorted(aggregates)}: it would count a "
-                "replica that has just joined and has no drift yet"
-            )
+        check_means(method, plan, "leave it out")
         return plan
 
     def _settings(self, plan: Plan) -> Mapping[str, object]:

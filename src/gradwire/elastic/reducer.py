@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from gradwire.elastic.exchange import TwoPhaseExchange
+from gradwire.elastic.legality import check_means, check_one_level
 from gradwire.elastic.manager import KEY, Manager, check_manager
 from gradwire.engine.engine import Engine
 from gradwire.engine.last_step import LastStep
@@ -60,6 +61,7 @@ class ElasticReducer:
         settings.refuse(
             "elastic", "controller", "check_every", "cuda_graphs", "least_bytes", "chunk_bytes"
         )
+        check_one_level("elastic", settings.exchange)
         if isinstance(model, DDP):
             raise ConfigError(
                 "elastic: pass the module itself; attach takes the place of "
@@ -167,18 +169,8 @@ class ElasticReducer:
         plan = make_plan(
             settings.first_method(), settings.memory, settings.exchange, self._tensors, size
         )
-        if plan.node is not None:
-            raise ConfigError(
-                "elastic: exchange must have one level: replicas come and go one by one, so they "
-                "form no nodes"
-            )
-        aggregates = {str(method.exchange.aggregate) for method in plan.methods}
-        if aggregates != {"mean"} and self._manager._use_async_quorum:
-            raise ConfigError(
-                f"elastic: aggregate must be mean, got {sorted(aggregates)}: it would count a "
-                "replica that has just joined and has no gradient yet; make the Manager with "
-                "use_async_quorum=False"
-            )
+        if self._manager._use_async_quorum:
+            check_means("elastic", plan, "make the Manager with use_async_quorum=False")
         return plan
 
     def _identity(self, plan: Plan) -> Mapping[str, object]:
