@@ -126,8 +126,8 @@ def elastic(
         str,
         typer.Option(
             "--cases",
-            help="Methods, separated by semicolons; torchft is its own DistributedDataParallel, "
-            "diloco and sparseloco are local methods.",
+            help="Methods, separated by semicolons; torchft and torchft-ddp are its own means, "
+            "diloco and sparseloco local methods.",
         ),
     ] = "torchft;none;topk:ratio=0.01;sparseloco",
     replicas: Annotated[int, typer.Option(help="Processes, each a replica.")] = 4,

@@ -20,8 +20,8 @@ SYNC_EVERY, RATE = 10, 0.005
 LOCAL = {"diloco": elastic.DiLoCo, "sparseloco": elastic.SparseLoCo}
 """Cases that are local methods; all others are methods of gradients."""
 
-BASELINE = "torchft"
-"""The case of torchft's own DistributedDataParallel, without compression."""
+BASELINES = ("torchft", "torchft-ddp")
+"""Cases without us: all gradients in one `Manager.allreduce`, or torchft's own wrapper of DDP."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,9 @@ def gradient_steps(replica: Replica, model: nn.Module, port: int) -> Iterator[St
     manager = make_manager(replica, port, load, save, is_async=True)
     forward: nn.Module = model
     reducer: elastic.ElasticReducer | None = None
-    if replica.case == BASELINE:
+    if replica.case == "torchft-ddp":
         forward = DistributedDataParallel(manager, model)
-    else:
+    elif replica.case not in BASELINES:
         reducer = elastic.attach(manager, model, replica.case, nan_policy="raise")
     optimizer, task = Optimizer(manager, inner), Task()
     while True:
@@ -117,6 +117,8 @@ def gradient_steps(replica: Replica, model: nn.Module, port: int) -> Iterator[St
         inputs, labels = task.batch(before, replica.number)
         loss = nn.functional.cross_entropy(forward(inputs), labels)
         loss.backward()
+        if replica.case == "torchft":
+            all_reduce(manager, model)
         optimizer.step()
         after = manager.current_step()
         yield Step(
@@ -131,6 +133,15 @@ def gradient_steps(replica: Replica, model: nn.Module, port: int) -> Iterator[St
             loss=float(loss.detach()) if manager.is_participating() else None,
             sent_bytes=0 if reducer is None else sent_bytes(reducer.stats()),
         )
+
+
+def all_reduce(manager: Any, model: nn.Module) -> None:
+    """Averages all gradients in one message, as torchft does it."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    manager.allreduce(flat).wait()
+    for gradient, mean in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(mean.view_as(gradient))
 
 
 def local_steps(replica: Replica, model: nn.Module, port: int) -> Iterator[Step]:

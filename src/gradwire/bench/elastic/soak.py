@@ -10,7 +10,7 @@ from statistics import mean, median
 
 from rich.console import Console
 
-from gradwire.bench.elastic.replica import BASELINE, LOCAL, Step
+from gradwire.bench.elastic.replica import BASELINES, LOCAL, Step
 from gradwire.bench.elastic.supervisor import HEARTBEAT_TIMEOUT_MS, JOIN_TIMEOUT_MS, Supervisor
 from gradwire.bench.machine import machine_facts
 from gradwire.bench.records.files import append, check_writable
@@ -24,6 +24,9 @@ PATIENCE_S = 60.0
 
 FEWEST = 2
 """Replicas with the state of the job that are left alive: without one the state would be gone."""
+
+JOINING_SHARE = 0.25
+"""Share of the kills that hit a replica which is still joining, if there is one."""
 
 LOSSES = 40
 """Losses of which the first and the last mean are taken."""
@@ -39,7 +42,8 @@ class Soak:
 
     def __post_init__(self) -> None:
         self.digests: dict[int, set[str]] = defaultdict(set)
-        self.compared = self.rollbacks = 0
+        self.steps = self.compared = self.wrong_steps = self.rollbacks = 0
+        self.members_killed = self.lost_states = 0
         self.losses: list[float] = []
         self.recovery_s: list[float] = []
         self.rejoin_s: list[float] = []
@@ -54,16 +58,32 @@ class Soak:
         self.supervisor.start(number)
 
     def kill_one(self) -> float:
-        """Kills a replica, which may still be joining; returns the moment."""
-        ready = sorted(self.last)
-        alive = self.supervisor.alive()
+        """Kills a replica, sometimes one that is still joining; returns the moment."""
+        self._drop_ended()
+        ready, alive = sorted(self.last), self.supervisor.alive()
         joining = [number for number in alive if number not in self.last]
-        number = self.random.choice(joining + (ready if len(ready) > FEWEST else []) or ready[:1])
-        self.last.pop(number, None)
-        self._sent.pop(number, None)
+        may_kill_members = len(ready) > FEWEST or not joining
+        prefers_joining = joining and self.random.random() < JOINING_SHARE
+        number = self.random.choice(ready if may_kill_members and not prefers_joining else joining)
+        self.members_killed += number in self.last
+        self._forget(number)
         return self.supervisor.kill(number)
 
+    def _forget(self, number: int) -> None:
+        self.last.pop(number, None)
+        self._sent.pop(number, None)
+
+    def _drop_ended(self) -> None:
+        """Forgets replicas that ended by themselves; with the last of them the state is gone."""
+        had_state = bool(self.last)
+        for number in [n for n in self.last if n not in self.supervisor.alive()]:
+            self._forget(number)
+        if had_state and not self.last:
+            self.lost_states += 1
+            self.digests.clear()
+
     def missing(self) -> list[int]:
+        self._drop_ended()
         return [n for n in range(self.replicas) if n not in self.supervisor.alive()]
 
     def note(self, step: Step) -> None:
@@ -73,14 +93,20 @@ class Soak:
         if step.replica not in self.last:
             self.rejoin_s.append(step.ended_s - self._started_s[step.replica])
         self.last[step.replica] = step
-        self.compared += step.step in self.digests
-        self.digests[step.step].add(step.digest)
+        self._compare(step.step, step.digest)
         if step.loss is not None:
             self.losses.append(step.loss)
         before, sent = self._sent.get(step.replica, (step.step, 0))
         if step.step == before + 1 and step.replicas == self.replicas:
             self.bytes_per_step.append(step.sent_bytes - sent)
         self._sent[step.replica] = step.step, step.sent_bytes
+
+    def _compare(self, step: int, digest: str) -> None:
+        found = self.digests[step]
+        self.steps += not found
+        self.compared += bool(found)
+        self.wrong_steps += len(found) == 1 and digest not in found
+        found.add(digest)
 
     def wait(self, limit_s: float) -> None:
         """Collects steps for some time."""
@@ -111,10 +137,6 @@ class Soak:
         """Returns the bytes that a replica sends in a step in which all are present."""
         return median(self.bytes_per_step) if self.bytes_per_step else None
 
-    def wrong_steps(self) -> int:
-        """Returns after how many steps the replicas did not have equal parameters."""
-        return sum(len(found) > 1 for found in self.digests.values())
-
 
 @dataclass(frozen=True)
 class ElasticBench:
@@ -132,7 +154,7 @@ class ElasticBench:
         check_whole("elastic", "kills", self.kills, 1)
         check_whole("elastic", "replicas", self.replicas, FEWEST + 1)
         for case in self.cases:
-            if case not in (BASELINE, *LOCAL):
+            if case not in (*BASELINES, *LOCAL):
                 check_method(case)
         if find_spec("torchft") is None:
             raise MissingExtra("gradwire bench elastic", "torchft", "torchft")
@@ -176,23 +198,24 @@ class ElasticBench:
                 for number in soak.missing():
                     soak.start(number)
             hung = hung or not soak.wait_for_all(50)
-            ended = dict(supervisor.ended)
         return ElasticRecord(
             spec=case,
             replicas=self.replicas,
             kills=kills,
+            members_killed=soak.members_killed,
             survived=len(soak.recovery_s),
             hung=hung,
-            unexpected=tuple(f"replica {n}: {text}" for n, text in ended.items()),
-            steps=len(soak.digests),
+            unexpected=tuple(supervisor.ended),
+            lost_states=soak.lost_states,
+            steps=soak.steps,
             compared=soak.compared,
-            wrong_steps=soak.wrong_steps(),
+            wrong_steps=soak.wrong_steps,
             rollbacks=soak.rollbacks,
             recovery_s=tuple(round(value, 3) for value in soak.recovery_s),
             rejoin_s=tuple(round(value, 3) for value in soak.rejoin_s),
             first_loss=round(mean(soak.losses[:LOSSES]), 4) if soak.losses else None,
             last_loss=round(mean(soak.losses[-LOSSES:]), 4) if soak.losses else None,
-            sent_bytes=None if case == BASELINE else soak.typical_bytes(),
+            sent_bytes=None if case in BASELINES else soak.typical_bytes(),
             join_timeout_ms=JOIN_TIMEOUT_MS,
             heartbeat_timeout_ms=HEARTBEAT_TIMEOUT_MS,
             seed=self.seed,
@@ -221,6 +244,13 @@ def summary(record: ElasticRecord) -> str:
         f"{', HUNG' if record.hung else ''}, {record.wrong_steps} of {record.steps} steps with "
         f"different parameters, {record.rollbacks} rolled back, next commit after "
         f"{median(times):.2f} s (median), {times[-1]:.2f} s (most); loss {record.first_loss} -> "
-        f"{record.last_loss}{'; ' + '; '.join(record.unexpected) if record.unexpected else ''}; "
+        f"{record.last_loss}{_unexpected(record)}; "
         f"{record.took_s:.0f} s"
     )
+
+
+def _unexpected(record: ElasticRecord) -> str:
+    if not record.unexpected:
+        return ""
+    ends = f"{len(record.unexpected)} REPLICAS ENDED ({record.unexpected[0]}, ...)"
+    return f"; {ends}, and the state was lost {record.lost_states} times"

@@ -1,6 +1,6 @@
 """Starts, kills and restarts replicas, and collects what they report.
 
-They are forked from a process that has imported torch and torchft once, so they start quickly.
+They are forked from a process that has loaded torch, torchft and kernels, so they start quickly.
 """
 
 import multiprocessing as mp
@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -34,13 +35,15 @@ class Supervisor:
     """A Lighthouse, and replicas by their number; all end with the context."""
 
     case: str
-    ended: dict[int, str] = field(default_factory=dict)
+    ended: list[str] = field(default_factory=list)
     """The last words of replicas that ended by themselves."""
     _children: dict[int, _Child] = field(default_factory=dict)
 
     def __enter__(self) -> "Supervisor":
         self._context: ForkServerContext = mp.get_context("forkserver")
-        self._context.set_forkserver_preload(["gradwire.bench.elastic.replica", "torchft"])
+        self._context.set_forkserver_preload(
+            ["gradwire.bench.elastic.preload", "gradwire.bench.elastic.replica"]
+        )
         self._folder = TemporaryDirectory(prefix="gradwire-elastic-")
         here, there = self._context.Pipe()
         self._lighthouse = self._start("lighthouse", _serve_quorums, there)
@@ -69,7 +72,8 @@ class Supervisor:
         """Ends a replica without warning; returns the moment."""
         child = self._children.pop(number)
         assert child.process.pid is not None
-        os.kill(child.process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has just ended by itself
+            os.kill(child.process.pid, signal.SIGKILL)
         now_s = time.monotonic()
         child.process.join()
         child.pipe.close()
@@ -96,7 +100,7 @@ class Supervisor:
         child.process.join()
         lines = child.errors.read_text(errors="replace").strip().splitlines()
         code = child.process.exitcode
-        self.ended[number] = "ended" if not code else f"exit code {code}: {' '.join(lines[-1:])}"
+        self.ended.append(f"replica {number}: exit code {code} {' '.join(lines[-1:])}".rstrip())
 
     def _start(self, name: str, target: Callable[..., None], *args: object) -> ForkServerProcess:
         arguments = (str(self._errors(name)), target, *args)

@@ -409,14 +409,18 @@ class ElasticRecord:
     kind: Literal["elastic"] = "elastic"
     version: int = VERSION
     spec: str
-    """The method; "torchft" for its own DistributedDataParallel, without compression."""
+    """The method; "torchft" is its own `Manager.allreduce`, "torchft-ddp" its wrapper of DDP."""
     replicas: int
     kills: int
+    members_killed: int
+    """Kills of replicas that had joined; the others hit one that was joining."""
     survived: int
     """Kills after which the others committed a step."""
     hung: bool
     unexpected: tuple[str, ...]
     """The last words of replicas that ended by themselves."""
+    lost_states: int
+    """Times that no replica was left, so that the job began anew."""
     steps: int
     """Committed steps; of local methods, syncs."""
     compared: int
