@@ -27,6 +27,7 @@ TITLES = {
     "local": "Talking rarely",
     "adaptive": "Compression that sets itself",
     "reliability/faults": "Injected faults",
+    "reliability/elastic": "Replicas that are killed and join again",
     "reliability/fuzz": "Hostile bytes",
 }
 """Titles of files, by the name of the file or its folder, in the order of the page."""

@@ -21,7 +21,12 @@ from gradwire.bench.report.summary import (
     step_summary,
     train_summary,
 )
-from gradwire.bench.report.topics.robustness import fault_sections, fuzz_sections, guard_sections
+from gradwire.bench.report.topics.robustness import (
+    elastic_sections,
+    fault_sections,
+    fuzz_sections,
+    guard_sections,
+)
 from gradwire.bench.report.topics.timing import (
     follow_sections,
     forecast_sections,
@@ -39,6 +44,7 @@ TOPICS = (
     guard_sections,
     fuzz_sections,
     fault_sections,
+    elastic_sections,
 )
 """The sections after the runs and the kernels, in this order."""
 
