@@ -5,6 +5,7 @@ They are forked from a process that has loaded torch, torchft and kernels, so th
 
 import multiprocessing as mp
 import os
+import re
 import signal
 import sys
 import time
@@ -98,9 +99,10 @@ class Supervisor:
     def _note_end(self, number: int) -> None:
         child = self._children.pop(number)
         child.process.join()
-        lines = child.errors.read_text(errors="replace").strip().splitlines()
-        code = child.process.exitcode
-        self.ended.append(f"replica {number}: exit code {code} {' '.join(lines[-1:])}".rstrip())
+        written = child.errors.read_text(errors="replace")
+        named = re.findall(r"^[\w.]+Error\b.*", written, re.M)
+        text = f"replica {number}: exit code {child.process.exitcode} {' '.join(named[-1:])}"
+        self.ended.append(text.rstrip())
 
     def _start(self, name: str, target: Callable[..., None], *args: object) -> ForkServerProcess:
         arguments = (str(self._errors(name)), target, *args)
