@@ -1,7 +1,6 @@
 """`gradwire bench elastic`: kills replicas at random, starts them again, and checks every step."""
 
 import time
-from collections import defaultdict
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +27,9 @@ FEWEST = 2
 JOINING_SHARE = 0.25
 """Share of the kills that hit a replica which is still joining, if there is one."""
 
+SAME_STEP_S = 10.0
+"""Seconds within which all replicas end a step."""
+
 LOSSES = 40
 """Losses of which the first and the last mean are taken."""
 
@@ -41,9 +43,10 @@ class Soak:
     replicas: int
 
     def __post_init__(self) -> None:
-        self.digests: dict[int, set[str]] = defaultdict(set)
+        self._digests: dict[int, Step] = {}
         self.steps = self.compared = self.wrong_steps = self.rollbacks = 0
-        self.members_killed = self.lost_states = 0
+        self.repeated_steps = 0
+        self.hit_member: list[bool] = []
         self.losses: list[float] = []
         self.recovery_s: list[float] = []
         self.rejoin_s: list[float] = []
@@ -65,7 +68,7 @@ class Soak:
         may_kill_members = len(ready) > FEWEST or not joining
         prefers_joining = joining and self.random.random() < JOINING_SHARE
         number = self.random.choice(ready if may_kill_members and not prefers_joining else joining)
-        self.members_killed += number in self.last
+        self.hit_member.append(number in self.last)
         self._forget(number)
         return self.supervisor.kill(number)
 
@@ -74,13 +77,9 @@ class Soak:
         self._sent.pop(number, None)
 
     def _drop_ended(self) -> None:
-        """Forgets replicas that ended by themselves; with the last of them the state is gone."""
-        had_state = bool(self.last)
+        """Forgets replicas that ended by themselves."""
         for number in [n for n in self.last if n not in self.supervisor.alive()]:
             self._forget(number)
-        if had_state and not self.last:
-            self.lost_states += 1
-            self.digests.clear()
 
     def missing(self) -> list[int]:
         self._drop_ended()
@@ -93,7 +92,7 @@ class Soak:
         if step.replica not in self.last:
             self.rejoin_s.append(step.ended_s - self._started_s[step.replica])
         self.last[step.replica] = step
-        self._compare(step.step, step.digest)
+        self._compare(step)
         if step.loss is not None:
             self.losses.append(step.loss)
         before, sent = self._sent.get(step.replica, (step.step, 0))
@@ -101,12 +100,16 @@ class Soak:
             self.bytes_per_step.append(step.sent_bytes - sent)
         self._sent[step.replica] = step.step, step.sent_bytes
 
-    def _compare(self, step: int, digest: str) -> None:
-        found = self.digests[step]
-        self.steps += not found
-        self.compared += bool(found)
-        self.wrong_steps += len(found) == 1 and digest not in found
-        found.add(digest)
+    def _compare(self, step: Step) -> None:
+        """Compares the parameters with those of the replica that was the first after this step."""
+        first = self._digests.get(step.step)
+        if first is None or step.ended_s - first.ended_s > SAME_STEP_S:
+            self._digests[step.step] = step
+            self.steps += 1
+            self.repeated_steps += first is not None
+            return
+        self.compared += 1
+        self.wrong_steps += step.digest != first.digest
 
     def wait(self, limit_s: float) -> None:
         """Collects steps for some time."""
@@ -202,11 +205,11 @@ class ElasticBench:
             spec=case,
             replicas=self.replicas,
             kills=kills,
-            members_killed=soak.members_killed,
+            hit_member=tuple(soak.hit_member),
             survived=len(soak.recovery_s),
             hung=hung,
             unexpected=tuple(supervisor.ended),
-            lost_states=soak.lost_states,
+            repeated_steps=soak.repeated_steps,
             steps=soak.steps,
             compared=soak.compared,
             wrong_steps=soak.wrong_steps,
@@ -230,6 +233,7 @@ def is_bad(record: ElasticRecord) -> bool:
         record.hung
         or record.unexpected
         or record.wrong_steps
+        or record.repeated_steps
         or record.survived < record.kills
         or record.last_loss is None
         or record.first_loss is None
@@ -253,4 +257,4 @@ def _unexpected(record: ElasticRecord) -> str:
     if not record.unexpected:
         return ""
     ends = f"{len(record.unexpected)} REPLICAS ENDED ({record.unexpected[0]}, ...)"
-    return f"; {ends}, and the state was lost {record.lost_states} times"
+    return f"; {ends}, and {record.repeated_steps} steps were repeated"

@@ -412,15 +412,15 @@ class ElasticRecord:
     """The method; "torchft" is its own `Manager.allreduce`, "torchft-ddp" its wrapper of DDP."""
     replicas: int
     kills: int
-    members_killed: int
-    """Kills of replicas that had joined; the others hit one that was joining."""
+    hit_member: tuple[bool, ...]
+    """For each kill, whether it hit a replica that had joined, not one that was joining."""
     survived: int
     """Kills after which the others committed a step."""
     hung: bool
     unexpected: tuple[str, ...]
     """The last words of replicas that ended by themselves."""
-    lost_states: int
-    """Times that no replica was left, so that the job began anew."""
+    repeated_steps: int
+    """Steps that were committed a second time, since the state of the job was lost."""
     steps: int
     """Committed steps; of local methods, syncs."""
     compared: int

@@ -213,7 +213,8 @@ def elastic_sections(records: Sequence[AnyRecord]) -> list[Section]:
 
 
 def _is_elastic(job: ElasticRecord) -> bool:
-    return job.survived == job.kills and not (job.hung or job.wrong_steps or job.unexpected)
+    damaged = job.hung or job.wrong_steps or job.repeated_steps or job.unexpected
+    return job.survived == job.kills and not damaged
 
 
 def _median(values: Sequence[float]) -> float | None:
