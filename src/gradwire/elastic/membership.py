@@ -24,7 +24,7 @@ _JOINED, _SILENT = 1, 2
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a replica sends about itself: 64 bytes."""
+    """The 64 bytes that a replica sends about itself."""
 
     replica: bytes
     """A random number of 16 bytes, which a process draws when it starts."""
