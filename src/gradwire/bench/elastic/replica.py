@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from hashlib import sha256
 from typing import Any, TypeAlias
@@ -131,7 +131,7 @@ def gradient_steps(replica: Replica, model: nn.Module, port: int) -> Iterator[St
             replicas=manager.num_participants(),
             # A replica that joined in this step had parameters of its own.
             loss=float(loss.detach()) if manager.is_participating() else None,
-            sent_bytes=0 if reducer is None else sent_bytes(reducer.stats()),
+            sent_bytes=0 if reducer is None else count_of(reducer.stats(), "sent_bytes"),
         )
 
 
@@ -154,9 +154,10 @@ def local_steps(replica: Replica, model: nn.Module, port: int) -> Iterator[Step]
     )
     with method as workers:
         loss: float | None = None
-        task = Task()
+        task, rollbacks = Task(), 0
         while True:
-            yield Step(
+            stats = workers.stats()
+            synced = Step(
                 replica=replica.number,
                 step=manager.current_step(),
                 committed=True,
@@ -165,8 +166,13 @@ def local_steps(replica: Replica, model: nn.Module, port: int) -> Iterator[Step]
                 ended_s=time.monotonic(),
                 replicas=manager.num_participants(),
                 loss=loss,
-                sent_bytes=sent_bytes(workers.stats()),
+                sent_bytes=count_of(stats, "sent_bytes"),
             )
+            # The method has tried again by itself.
+            for _ in range(count_of(stats, "rollbacks") - rollbacks):
+                yield replace(synced, committed=False)
+            rollbacks = count_of(stats, "rollbacks")
+            yield synced
             for number in range(SYNC_EVERY):
                 if number == SYNC_EVERY - 1:
                     started_s = time.monotonic()
@@ -214,7 +220,7 @@ def digest(model: nn.Module) -> str:
     return content.hexdigest()[:16]
 
 
-def sent_bytes(stats: dict[str, object]) -> int:
-    sent = stats["sent_bytes"]
-    assert isinstance(sent, int)
-    return sent
+def count_of(stats: dict[str, object], name: str) -> int:
+    found = stats[name]
+    assert isinstance(found, int)
+    return found
