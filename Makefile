@@ -40,7 +40,7 @@ test-tf: $(READY)  ## the tests of gradwire.keras, for which TensorFlow is insta
 test-torchft: $(READY)  ## the tests of gradwire.elastic with real replicas, for which torchft is installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --constraint constraints-torchft.txt --editable '.[torchft]' \
 	    || echo "torchft cannot be installed here: its tests are skipped"
-	$(BIN)/python -m pytest tests/torchft
+	$(BIN)/python -m pytest tests/replicas
 
 smoke: $(READY)  ## a few steps of every case of every study, with tiny models
 	$(BIN)/gradwire study $$($(BIN)/gradwire study | cut -d: -f1) --smoke --minutes 60

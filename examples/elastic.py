@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import AdamW
+from torchft import Manager, Optimizer, ProcessGroupGloo
 
 import gradwire.elastic
-from torchft import Manager, Optimizer, ProcessGroupGloo
 
 
 def digits(count: int, seed: int) -> tuple[Tensor, Tensor]:

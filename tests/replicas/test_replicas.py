@@ -1,8 +1,12 @@
 """Real replicas with torchft: kills, rejoining, and a newcomer that is refused."""
 
+import re
+import subprocess
+import sys
 import time
 from collections import defaultdict
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -79,3 +83,24 @@ def test_a_newcomer_with_another_spec_ends_alone() -> None:
         assert end.startswith(text)
         supervisor.ended.clear()
         job.check()
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("method", ["gradients", "sparseloco"])
+def test_the_example_trains(method: str) -> None:
+    script = Path(__file__).parents[2] / "examples" / "elastic.py"
+    with Supervisor(method) as lighthouse:
+        options = ["--lighthouse", lighthouse.address, "--method", method, "--steps", "60"]
+        processes = [
+            subprocess.Popen(
+                [sys.executable, str(script), "--replica", str(number), "--width", "64", *options],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            for number in range(2)
+        ]
+        for process in processes:
+            printed, _ = process.communicate(timeout=scaled(60))
+            (accuracy,) = re.findall(r"accuracy ([\d.]+), \d+ commits", printed)
+            assert float(accuracy) > 0.3
