@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gradwire.version import VERSION
 
 if TYPE_CHECKING:
-    from gradwire import decentralized, local, optim
+    from gradwire import decentralized, elastic, local, optim
     from gradwire.auto.auto import Auto
     from gradwire.base import Compressor
     from gradwire.checkpoint.files import Checkpoints
@@ -83,6 +83,7 @@ __all__ = [
     "comm_hook",
     "decentralized",
     "doctor",
+    "elastic",
     "format_spec",
     "from_grace",
     "handle_of",
@@ -139,7 +140,7 @@ _MODULES = {
     "simulate": "gradwire.simulation",
     "wrap_optimizer": "gradwire.integrations.optimizer",
 }
-"""The modules of the names in `__all__`; `decentralized`, `local` and `optim` are modules."""
+"""The modules of the names in `__all__`; those that are not here are modules themselves."""
 
 
 def __getattr__(name: str) -> "type[Compressor] | ModuleType":

@@ -14,8 +14,10 @@ import gradwire
 
 def page() -> str:
     """Returns the page: all names of `gradwire`, then those of its public modules."""
-    modules = (gradwire, gradwire.local, gradwire.decentralized, gradwire.optim)
-    return "\n\n".join(text for m in modules for text in (f"## {m.__name__}", *_names(m)))
+    parts = gradwire.local, gradwire.decentralized, gradwire.optim, gradwire.elastic
+    return "\n\n".join(
+        text for m in (gradwire, *parts) for text in (f"## {m.__name__}", *_names(m))
+    )
 
 
 def _names(module: ModuleType) -> Iterator[str]:

@@ -29,6 +29,7 @@ TITLES = {
     "adaptive": "Compression that sets itself",
     "integrations": "Integrations",
     "reliability/faults": "Injected faults",
+    "reliability/elastic": "Replicas that are killed and join again",
     "reliability/fuzz": "Hostile bytes",
 }
 """Titles of files, by the name of the file or its folder, in the order of the page."""

@@ -120,6 +120,32 @@ def faults(
     raise typer.Exit(0 if bench.run(open_console(json)) else 1)
 
 
+def elastic(
+    kills: Annotated[int, typer.Option(help="Kills in each run.")] = 20,
+    case: Annotated[
+        str,
+        typer.Option(
+            "--cases",
+            help="Methods, separated by semicolons; torchft and torchft-ddp are its own means, "
+            "diloco and sparseloco local methods.",
+        ),
+    ] = "torchft;none;topk:ratio=0.01;sparseloco",
+    replicas: Annotated[int, typer.Option(help="Processes, each a replica.")] = 4,
+    seed: Annotated[int, typer.Option(help="The same seed draws the same kills.")] = 0,
+    minutes: Annotated[float, typer.Option(help="Time limit of all runs.")] = 40,
+    json: Json = None,
+) -> None:
+    """Kills replicas of a torchft job, which join again; fails if it hangs or their bits differ.
+
+    Needs the extra torchft. About six seconds per kill.
+    """
+    from gradwire.bench.elastic.soak import ElasticBench
+
+    cases = tuple(part.strip() for part in case.split(";"))
+    bench = ElasticBench(kills, cases, replicas, seed, minutes, json, command_line())
+    raise typer.Exit(0 if bench.run(open_console(json)) else 1)
+
+
 def step(
     workers: Workers = 4,
     rate: Rate = "1gbit",
