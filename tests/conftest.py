@@ -43,6 +43,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 LONG = (
     "test_lost_workers",
     "test_torchrun",
+    "test_tutorials",
     "test_recipe",
     "test_changing_link",
     "test_long_runs",

@@ -22,7 +22,7 @@ LEVELS = (
     ("catalogue", "checkpoint", "control"),
     ("auto", "plugins"),
     ("integrations", "local", "simulation"),
-    ("optim", "perfmodel", "testing"),
+    ("decentralized", "optim", "perfmodel", "testing"),
     # The package itself: its public names.
     ("gradwire", "keras"),
     ("bench",),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gradwire.version import VERSION
 
 if TYPE_CHECKING:
-    from gradwire import local, optim
+    from gradwire import decentralized, local, optim
     from gradwire.auto.auto import Auto
     from gradwire.base import Compressor
     from gradwire.checkpoint.files import Checkpoints
@@ -74,6 +74,7 @@ __all__ = [
     "attach",
     "attach_fsdp",
     "comm_hook",
+    "decentralized",
     "doctor",
     "format_spec",
     "from_grace",
@@ -127,7 +128,7 @@ _MODULES = {
     "simulate": "gradwire.simulation",
     "wrap_optimizer": "gradwire.integrations.optimizer",
 }
-"""The modules of the names in `__all__`; `local` and `optim` are modules themselves."""
+"""The modules of the names in `__all__`; `decentralized`, `local` and `optim` are modules."""
 
 
 def __getattr__(name: str) -> "type[Compressor] | ModuleType":

@@ -26,6 +26,12 @@ TOPICS: Mapping[str, Topic] = {
         "Encoding, decoding and a step with error feedback, against the traffic of memory.",
         ("kernels-cpu", "kernels-cpu-threads", "kernels-h200"),
     ),
+    "integrations.md": Topic(
+        "Cost of an integration",
+        "Steps with `none` through every integration and inside trainers, against the same steps "
+        "without Gradwire (`gradwire bench integrations --trainers`).",
+        ("integrations",),
+    ),
     "predictions.md": Topic(
         "Predicted and measured steps",
         "Predictions of the simulator beside steps of real processes.",

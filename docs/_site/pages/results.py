@@ -26,6 +26,7 @@ TITLES = {
     "validation": "Predicted and measured steps",
     "local": "Talking rarely",
     "adaptive": "Compression that sets itself",
+    "integrations": "Integrations",
     "reliability/faults": "Injected faults",
     "reliability/fuzz": "Hostile bytes",
 }

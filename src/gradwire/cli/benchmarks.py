@@ -247,17 +247,25 @@ def integrations(
     only: Annotated[
         list[str] | None, typer.Option(help="Integration, instead of all; repeat for more.")
     ] = None,
+    trainers: Annotated[
+        bool, typer.Option(help="Also inside Accelerate, Lightning and Transformers (minutes).")
+    ] = False,
     device: Device = "cpu",
     json: Json = None,
 ) -> None:
     """Compares `none` through DDP, FSDP2, loop and optimisers with the same steps without it."""
     from gradwire.bench.microbench.integrations import PAIRS, WIDTH, IntegrationBench, show
+    from gradwire.bench.records.files import append, check_writable
 
-    names = tuple(only or PAIRS)
-    rows = IntegrationBench(ranks, steps, width or WIDTH, names, device).run()
+    names, command = tuple(only or PAIRS), command_line()
+    measure = IntegrationBench(ranks, steps, width or WIDTH, names, device, trainers, command)
     if json is not None:
-        write_rows(json, (row._asdict() for row in rows))
-    show(rows, open_console(json))
+        check_writable(json)
+    records = measure.run()
+    if json is not None:
+        for record in records:
+            append(json, record)
+    show(records, open_console(json))
 
 
 def validate(
