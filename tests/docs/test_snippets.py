@@ -39,14 +39,16 @@ def test_a_loop_without_ddp(two_ranks: Ranks) -> None:
 
 
 def test_fsdp(four_ranks: Ranks) -> None:
-    [code, *_] = blocks_of("how-to/integrations.md", "FSDP2 and HSDP")
-    scatter, replicas = code.split("\n\n")
+    [code, *_] = blocks_of("how-to/fsdp2.md", "FSDP2 and HSDP")
+    legs, scatter, replicas = code.split("\n\n")
+    stats = four_ranks.run(jobs.on_shards, legs, False)[0]
+    assert (stats["spec"], stats["weights"]) == ("int4", "int8")
     assert four_ranks.run(jobs.on_shards, scatter, False)[0]["exchange"] == "sharded"
     assert four_ranks.run(jobs.on_shards, replicas, True)[0]["spec"] == "powersgd:rank=4"
 
 
 def test_accelerate(two_ranks: Ranks, tmp_path: Path) -> None:
-    [code] = blocks_of("how-to/integrations.md", "Accelerate")
+    [code, _] = blocks_of("how-to/integrations.md", "Accelerate")
     stats, files = two_ranks.run(jobs.under_accelerate, code, str(tmp_path))[0]
     assert (stats["spec"], stats["steps"], files) == ("int4", 1, 2)
 
@@ -58,7 +60,7 @@ def test_transformers(two_ranks: Ranks, tmp_path: Path) -> None:
 
 
 def test_lightning(two_ranks: Ranks) -> None:
-    [code] = blocks_of("how-to/integrations.md", "Lightning")
+    [code, *_] = blocks_of("how-to/integrations.md", "Lightning")
     small = shortened(code, {"devices=8": "devices=2"})
     made = two_ranks.run(jobs.under_lightning, small)[0]
     assert made == ["GradwireCallback", "GradwireStrategy"]
