@@ -18,6 +18,7 @@ from torch.distributed.pipelining import (
 )
 
 import gradwire
+from deadlines import scaled
 from gradwire.errors import GradwireError
 from gradwire.stages.samples import SampleMemory
 
@@ -62,11 +63,15 @@ class Run:
     """A pipeline of this test on all ranks, or on the first few."""
 
     def __init__(
-        self, schedule: str = "1f1b", make: Callable[[int], nn.Module] = layer, **static: Any
+        self,
+        schedule: str = "1f1b",
+        make: Callable[[int], nn.Module] = layer,
+        timeout_s: float = 40,
+        **static: Any,
     ) -> None:
         size, rank = dist.get_world_size(), dist.get_rank()
         # A group of its own: a step that fails leaves messages behind.
-        self.group = dist.new_group(list(range(size)), timeout=timedelta(seconds=40))
+        self.group = dist.new_group(list(range(size)), timeout=timedelta(seconds=timeout_s))
         count = size if schedule in SINGLE else 2 * size
         indices = [rank] if schedule in SINGLE else [rank, rank + size]
         if schedule == "zbv":
@@ -263,8 +268,8 @@ def failing_stage_job(failing: int) -> tuple[str, str]:
 
 
 def lost_rank_job() -> tuple[str, str]:
-    """Returns the error on rank 0 when the connections of rank 1 close in the middle of a step."""
-    run = Run("gpipe")
+    """Returns the error on rank 0 when rank 1 leaves in the middle of a step."""
+    run = Run("gpipe", timeout_s=scaled(6))
     gradwire.attach_pipeline(run.schedule, "int8", "int8")
     train(run, 1)
 
