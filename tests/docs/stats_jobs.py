@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
@@ -29,7 +32,7 @@ def handle_keys() -> tuple[set[str], set[str], set[str]]:
 
 
 def setting_keys() -> set[str]:
-    """Returns the keys of stats() with a controller, and those of an optimiser of updates."""
+    """Returns keys of stats() with a controller, an optimiser of updates, and FSDP2's weights."""
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(64, 64))
     controller = "schedule:last=0.1"
@@ -39,7 +42,10 @@ def setting_keys() -> set[str]:
     link.detach()
     optimizer = gradwire.optim.AdamW(model, lr=1e-3, compress="topk:ratio=0.1")
     train(model, optimizer)
-    return set(stats) | set(optimizer.gradwire.stats())
+    sharded = nn.Linear(64, 64)
+    fully_shard(sharded, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    shards = gradwire.attach_fsdp(sharded, "none", weights="int8")
+    return set(stats) | set(optimizer.gradwire.stats()) | set(shards.stats())
 
 
 def local_keys(asynchronous: bool) -> tuple[set[str], set[str]]:
