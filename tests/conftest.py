@@ -77,6 +77,7 @@ SLOW = (
     "test_auto_",
     "test_autopilot_simulated",
     "test_cluster_run",
+    "test_compiled",
     "test_control_ddp",
     "test_control_integrations",
     "test_dcp",

@@ -11,6 +11,7 @@ from gradwire.bench.records.schema import (
     KerasRecord,
     LevelsRecord,
     OtherRecord,
+    OverheadRecord,
     Phase,
 )
 from synthetic_runs import MACHINE
@@ -75,6 +76,23 @@ def levels(spec: str, numel: int, ratio: float) -> LevelsRecord:
         ratio=ratio,
         by="eager",
         command="gradwire bench kernels --levels 10,1000",
+        machine=MACHINE,
+    )
+
+
+def overhead(integration: str, ratio: float) -> OverheadRecord:
+    return OverheadRecord(
+        integration=integration,
+        workers=2,
+        device="cpu",
+        width=1024,
+        compared=200,
+        plain_ms=10.0,
+        none_ms=10.0 * ratio,
+        ratio=ratio,
+        quartiles=(ratio - 0.02, ratio + 0.02),
+        limit=1.03,
+        command="gradwire bench integrations",
         machine=MACHINE,
     )
 
@@ -184,6 +202,8 @@ def others() -> list[OtherRecord]:
         keras("none", 55.0),
         guard("topk:ratio=0.01", 1.01),
         guard("efsign", 1.05),
+        overhead("ddp", 1.01),
+        overhead("fsdp", 1.05),
         fuzz("acpsgd"),
         fuzz("adaq:ratio=0.3"),
         fault("wire", 1.5),

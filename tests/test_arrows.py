@@ -19,10 +19,10 @@ LEVELS = (
     ("spec",),
     ("policies",),
     ("engine",),
-    ("catalogue", "checkpoint", "control"),
+    ("catalogue", "checkpoint", "control", "stages"),
     ("auto", "plugins"),
     ("integrations", "local", "simulation"),
-    ("optim", "perfmodel", "testing"),
+    ("decentralized", "optim", "perfmodel", "testing"),
     # The package itself: its public names.
     ("gradwire", "keras"),
     ("bench",),

@@ -1,10 +1,13 @@
 """Per-parameter policies: the grammar, which method a parameter gets, and what knows of it."""
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import Tensor, nn
 
 import gradwire
@@ -24,6 +27,13 @@ SHAPES = {
 TENSORS = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
 TEXT = '"*embed*": int4; "*norm*": none; default: powersgd:rank=4'
 WORKERS = 4
+
+
+def test_the_documented_yaml_means_the_same_as_the_string() -> None:
+    page = Path(__file__).parents[1] / "docs" / "how-to" / "policies.md"
+    [block] = re.findall("```yaml\n(.*?)```", page.read_text(), re.DOTALL)
+    from_yaml = find_policies(yaml.safe_load(block))
+    assert from_yaml == find_policies(f"{TEXT} @ memory=residual")
 
 
 def gradients(step: int, size: int = WORKERS) -> list[dict[str, Tensor]]:

@@ -7,6 +7,7 @@ import torch
 
 import gradwire
 from gradwire.catalogue import BEGIN, END, markdown, rows
+from pages import readme_results
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -54,9 +55,21 @@ def test_versions_agree() -> None:
     assert f"version: {gradwire.__version__}" in (ROOT / "CITATION.cff").read_text()
 
 
+def test_the_table_of_results_is_that_of_the_records() -> None:
+    table = README.split(readme_results.BEGIN)[1].split(readme_results.END)[0].strip()
+    assert table == readme_results.results_table(ROOT / "results"), "run: make table"
+    assert "interrupted" not in table
+
+
+def test_the_first_page_is_short() -> None:
+    assert README.count("\n") <= 130
+
+
 def test_every_figure_that_links_to_a_result_is_on_its_page() -> None:
     """The pages themselves are compared with the records in tests/docs."""
-    links = re.findall(r"\[([^\]]*\d[^\]]*)\]\((docs/results/[\w-]+\.md)\)", README)
-    assert len(links) >= 5
+    before, after = README.split(readme_results.BEGIN)
+    outside = before + after.split(readme_results.END)[1]
+    links = re.findall(r"\[([^\]]*\d[^\]]*)\]\((docs/results/[\w-]+\.md)\)", outside)
+    assert links
     for figure, page in links:
         assert figure in (ROOT / page).read_text("utf-8"), f"{figure} is not in {page}"

@@ -151,8 +151,14 @@ def test_names_of_pipelines() -> None:
         ("| qsgd", f"no compressor named ''; there are {THERE_ARE}"),
         (
             "topk:ratio=0.1 | qsgd | fp16",
-            "a pipeline has two stages, got 3 in 'topk:ratio=0.1 | qsgd | fp16': a sparsifier, and "
-            "a method of one message that encodes the values it selects",
+            "'topk:ratio=0.1 | qsgd | fp16': the second of three stages is a sparsifier, qsgd is "
+            "none",
+        ),
+        (
+            "topk:ratio=1 | sidco:ratio=1 | qsgd | none",
+            "a pipeline has at most 3 stages, got 4 in 'topk:ratio=1 | sidco:ratio=1 | qsgd | "
+            "none': one or two sparsifiers, and a method of one message that encodes the values "
+            "they select",
         ),
         (
             "qsgd | efsign",

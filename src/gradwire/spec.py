@@ -21,6 +21,7 @@ from gradwire.base import (
     TwoLevelExchange,
 )
 from gradwire.base.aggregation import tolerated
+from gradwire.compressors._nested import NestedSelection
 from gradwire.compressors._sparsifier import Pipeline, Sparsifier
 from gradwire.errors import ConfigError
 from gradwire.identity import class_name, identity_of, is_own
@@ -30,6 +31,9 @@ T = TypeVar("T")
 
 POLICY_DEFAULT = "default"
 """The pattern of all parameters that no other pattern of a policy matches."""
+
+MOST_STAGES = 3
+"""Stages of a pipeline: two selections, one among the entries of the other, and a quantiser."""
 
 OTHER_NAMES: Mapping[str, str] = {
     "all-gather": "gather",
@@ -144,19 +148,25 @@ def parse(spec: str) -> Compressor:
     stages = [build_from(COMPRESSORS, stage) for stage in spec.split("|")]
     if len(stages) == 1:
         return stages[0]
-    if len(stages) > 2:
+    if len(stages) > MOST_STAGES:
         raise ConfigError(
-            f"a pipeline has two stages, got {len(stages)} in {spec!r}: a sparsifier, and a method "
-            "of one message that encodes the values it selects"
+            f"a pipeline has at most {MOST_STAGES} stages, got {len(stages)} in {spec!r}: one or "
+            "two sparsifiers, and a method of one message that encodes the values they select"
         )
-    first, second = stages
+    first, *nested, last = stages
     if not isinstance(first, Sparsifier):
         raise ConfigError(
             f"{spec!r}: a pipeline starts with a sparsifier, {name_of(first)} is none"
         )
-    if not isinstance(second, OneRound) or isinstance(second, Sparsifier):
-        raise ConfigError(f"{spec!r}: a pipeline ends with a quantiser, {name_of(second)} is none")
-    return Pipeline(first, second)
+    if not isinstance(last, OneRound) or isinstance(last, Sparsifier):
+        raise ConfigError(f"{spec!r}: a pipeline ends with a quantiser, {name_of(last)} is none")
+    for inner in nested:
+        if not isinstance(inner, Sparsifier):
+            raise ConfigError(
+                f"{spec!r}: the second of three stages is a sparsifier, {name_of(inner)} is none"
+            )
+        first = NestedSelection(first, inner)
+    return Pipeline(first, last)
 
 
 def is_policy_text(spec: str) -> bool:
@@ -243,6 +253,8 @@ def name_of(item: object) -> str:
     """Returns the name of an item: that of its class in the registry, or else the class."""
     if type(item) is Pipeline:
         return f"{name_of(item.sparsifier)}|{name_of(item.quantiser)}"
+    if type(item) is NestedSelection:
+        return f"{name_of(item.outer)}|{name_of(item.inner)}"
     cls = type(item)
     if is_own(cls):
         return shown(cls.__module__.rpartition(".")[2])
@@ -257,6 +269,8 @@ def format_spec(item: object) -> str:
     """
     if type(item) is Pipeline:
         return f"{format_spec(item.sparsifier)} | {format_spec(item.quantiser)}"
+    if type(item) is NestedSelection:
+        return f"{format_spec(item.outer)} | {format_spec(item.inner)}"
     if isinstance(item, type) or not is_dataclass(item):
         raise ConfigError(f"format_spec: expected a compressor or a memory, got {_described(item)}")
     if not is_own(type(item)) and plugin_name(type(item)) is None:

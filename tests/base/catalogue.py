@@ -5,6 +5,7 @@ from itertools import product
 
 import pytest
 
+from gradwire.compressors._sparsifier import Sparsifier
 from gradwire.errors import ConfigError
 from gradwire.spec import compressor_classes, format_spec, memory_classes, parse
 from gradwire.testing.case import Case, combinations, usual_case
@@ -40,6 +41,16 @@ def memories() -> list[str]:
     return [format_spec(cls(**e)) for cls in memory_classes().values() for e in cls.examples]
 
 
+def nested() -> list[str]:
+    """Returns pipelines of three stages: every kind of selection in either place."""
+    pairs = zip(usual_sparsifiers(), reversed(usual_sparsifiers()), strict=True)
+    return [format_spec(parse(f"{one} | {two} | fp16")) for one, two in pairs]
+
+
+def usual_sparsifiers() -> list[str]:
+    return [spec for spec in usual_specs() if isinstance(parse(spec), Sparsifier)]
+
+
 @cache
 def usual_cases() -> list[Case]:
     """Returns every setting of every method, and every pipeline, as `attach` would use it."""
@@ -70,7 +81,7 @@ def every_legal_case() -> pytest.MarkDecorator:
 
 
 def all_specs() -> list[str]:
-    return singles() + pipelines()
+    return singles() + pipelines() + nested()
 
 
 def every_compressor() -> pytest.MarkDecorator:

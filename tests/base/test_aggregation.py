@@ -1,5 +1,7 @@
 """Aggregations of gradients: by hand, and with lying ranks."""
 
+from typing import get_args
+
 import pytest
 import torch
 from torch import Tensor
@@ -35,6 +37,31 @@ def test_the_median_of_an_even_number_is_the_middle_of_two() -> None:
     assert aggregate(torch.tensor([[1.0], [2.0], [4.0], [9.0]]), "median").tolist() == [3.0]
 
 
+def test_gradients_above_the_median_norm_are_scaled_down_to_it() -> None:
+    """Norms 5, 10, 1 and 0: the median is 1, the lower of the two in the middle."""
+    gradients = torch.tensor([[3.0, 4.0], [0.0, 10.0], [1.0, 0.0], [0.0, 0.0]])
+    expected = torch.tensor([(0.6 + 0 + 1 + 0) / 4, (0.8 + 1 + 0 + 0) / 4])
+    torch.testing.assert_close(aggregate(gradients, "median_norm"), expected)
+
+
+def test_equal_norms_are_not_clipped() -> None:
+    gradients = torch.tensor([[3.0, 4.0], [-5.0, 0.0], [0.0, 5.0]])
+    assert torch.equal(aggregate(gradients, "median_norm"), aggregate(gradients, "mean"))
+    assert aggregate(torch.zeros(3, 2), "median_norm").tolist() == [0.0, 0.0]
+
+
+def test_an_entry_that_some_ranks_sent_is_divided_by_their_number() -> None:
+    gradients = torch.tensor([[2.0, 0.0, 0.0], [4.0, 5.0, 0.0], [0.0, 0.0, 0.0]])
+    assert aggregate(gradients, "coincident").tolist() == [3.0, 5.0, 0.0]
+
+
+@pytest.mark.parametrize("name", ["median_norm", "coincident"])
+def test_what_is_no_robust_aggregation_passes_nan_on(name: Aggregation) -> None:
+    for lie in (NAN, float("inf")):
+        gradients, _ = with_lying_rank(lie, 2)
+        assert not aggregate(gradients, name).isfinite().any()
+
+
 def test_a_tie_of_votes_is_zero() -> None:
     votes = torch.tensor([[1.0, -1.0, 1.0], [-1.0, -1.0, 1.0], [0.0, 0.0, -1.0]])
     assert aggregate(votes, "majority").tolist() == [0.0, -1.0, 1.0]
@@ -44,13 +71,13 @@ def test_votes_count_alike_however_large() -> None:
     assert aggregate(torch.tensor([[1e30], [-1e-30], [-1e-30]]), "majority").tolist() == [-1.0]
 
 
-@pytest.mark.parametrize("name", ["mean", "median", "trimmed", "diameter"])
+@pytest.mark.parametrize("name", ["mean", "median_norm", "coincident", *ROBUST])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 13])
 def test_gradients_that_agree_are_the_result(name: Aggregation, ranks: int) -> None:
     torch.testing.assert_close(aggregate(noise(9).repeat(ranks, 1), name), noise(9))
 
 
-@pytest.mark.parametrize("name", ["mean", "majority", "median", "trimmed", "diameter"])
+@pytest.mark.parametrize("name", get_args(Aggregation))
 def test_nothing_of_nothing(name: Aggregation) -> None:
     assert aggregate(torch.zeros(3, 0), name).shape == (0,)
 
@@ -113,7 +140,7 @@ def test_the_order_of_ranks_does_not_matter(name: Aggregation) -> None:
 
 
 def test_an_unknown_name_is_refused() -> None:
-    known = r"\['mean', 'majority', 'median', 'trimmed', 'diameter'\]"
+    known = r"\['mean', 'majority', 'median', 'trimmed', 'diameter', 'median_norm', 'coincident'\]"
     with pytest.raises(ConfigError, match=f"gather: aggregate must be one of {known}, got 'mode'"):
         check_aggregation("mode")
     with pytest.raises(ConfigError, match=f"gather: aggregate must be one of {known}, got 'mode'"):

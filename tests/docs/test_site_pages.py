@@ -15,8 +15,9 @@ ROOT = Path(__file__).parents[2]
 
 def test_every_public_name_is_on_the_page() -> None:
     page = api.page()
-    for name in [*gradwire.__all__, *gradwire.local.__all__, *gradwire.optim.__all__]:
-        if name not in ("local", "optim"):
+    modules = (gradwire.local, gradwire.decentralized, gradwire.optim)
+    for name in [*gradwire.__all__, *(name for module in modules for name in module.__all__)]:
+        if name not in ("decentralized", "local", "optim"):
             assert f"### {name}\n" in page
     assert ":::{py:function} gradwire.parse(spec: str) -> Compressor\n" in page
     method = "Compressor | str | Policies | Mapping[str, object] | Settings"

@@ -3,9 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
-from gradwire.bench.records.files import append
+from gradwire.bench.records.files import append, read_every
 from gradwire.bench.records.schema import (
     ForecastRecord,
+    GuardRecord,
     KernelRecord,
     Record,
     StepRecord,
@@ -177,3 +178,17 @@ def test_rows_of_an_unknown_form_are_shown() -> None:
     summary, lines = other_results.plain(rows)
     assert summary == "name a, good yes."
     assert lines.splitlines() == ["| x |", "| --- |", "| 1.00 |", "| 2.50 |"]
+
+
+def test_the_cost_of_guards_is_that_of_the_records() -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "explanation" / "reliability.md").read_text("utf-8")
+    found = read_every([root / "results" / "reliability" / "guards.jsonl"])
+    assert len(found) == 4
+    for record in found:
+        assert isinstance(record, GuardRecord)
+        low, high = record.quartiles
+        row = (
+            f"| `{record.spec}` | `{record.guard}` | {record.ratio:.3f} | {low:.3f} to {high:.3f} |"
+        )
+        assert row in page

@@ -35,3 +35,14 @@ def test_diloco_in_fragments(four_ranks: Ranks, method: str) -> None:
     for loss, stats in four_ranks.run(run_example, "diloco", method, 42, 64, 12, 3, 4):
         assert loss < 5.3
         assert stats["syncs"] == 10
+
+
+@pytest.mark.parametrize(("method", "ratio"), [("diloco", 10), ("sparseloco", 100)])
+def test_islands(four_ranks: Ranks, method: str, ratio: float) -> None:
+    results = four_ranks.run(run_example, "islands", method, 30, 64, 10)
+    for loss, _, stats in results:
+        assert loss == results[0][0] < 5.4
+        assert stats["syncs"] == 3
+        assert stats["ratio"] >= 0.98 * ratio
+        # With two islands a rank's message crosses the link between them once.
+        assert stats["sent_bytes"] == stats["message_bytes"]

@@ -2,7 +2,9 @@
 
 import io
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.nn.parallel.distributed import _MixedPrecision
 
 import gradwire
+from gradwire.comm.pipeline import _RunningProgram
 
 
 def mlp(dtype: torch.dtype = torch.float32) -> nn.Sequential:
@@ -460,6 +463,56 @@ def several_models_job(how: str) -> tuple[Tensor, Tensor]:
         assert link.stats()["steps"] == 6
         link.detach()
     return weights(first), weights(second)
+
+
+@contextmanager
+def interrupted(link: gradwire.Link, interrupt: Callable[[], None]) -> Iterator[list[int]]:
+    """Calls `interrupt` once when several buckets are on the wire; yields how many there were."""
+    pipeline = link._runner._pipeline  # type: ignore[attr-defined]
+    under_way: list[int] = []
+    original = _RunningProgram.receive
+
+    def receive(running: _RunningProgram) -> None:
+        count = sum(one._pending is not None for one in pipeline._running)
+        if count > 1 and running._pending is not None and not under_way:
+            under_way.append(count)
+            interrupt()
+        original(running)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_RunningProgram, "receive", receive)
+        yield under_way
+
+
+def failure_in_flight_job() -> tuple[list[str], int, str]:
+    """Returns the errors of two passes, the buckets on the wire at the first, and threads left."""
+    before = set(threading.enumerate())
+    model = DDP(mlp(), bucket_cap_mb=0.01)
+    link = gradwire.attach(model, "powersgd:rank=1", least_bytes=0)
+    train(model, 2)
+
+    def lost() -> None:
+        raise gradwire.PeerError("rank 3 is gone")
+
+    with interrupted(link, lost) as under_way:
+        errors = [failure_of(lambda: loss_of(model, 5).backward()) for _ in range(2)]
+    left = [thread.name for thread in set(threading.enumerate()) - before]
+    link.detach()
+    return errors, under_way[0], str(left)
+
+
+def switch_in_flight_job() -> tuple[str, int, Tensor]:
+    """Returns the error of a switch while buckets are under way, their number, and parameters."""
+    model = DDP(mlp(), bucket_cap_mb=0.01)
+    link = gradwire.attach(model, "powersgd:rank=1", least_bytes=0)
+    train(model, 2)
+    errors: list[str] = []
+    switch = partial(failure_of, lambda: link.switch("int4"))
+    with interrupted(link, lambda: errors.append(switch())) as under_way:
+        train(model, 1, first=2)
+    train(model, 1, first=3)
+    link.detach()
+    return errors[0], under_way[0], weights(model)
 
 
 def failed_runner_job() -> tuple[list[str], str]:

@@ -270,6 +270,21 @@ def test_after_a_failure_the_communication_thread_has_ended(four_ranks: Ranks) -
         assert left == "[]"
 
 
+def test_a_failure_ends_all_buckets_that_are_under_way(four_ranks: Ranks) -> None:
+    for errors, under_way, left in four_ranks.run(jobs.failure_in_flight_job):
+        assert errors == ["PeerError: rank 3 is gone"] * 2
+        assert under_way >= 2
+        assert left == "[]"
+
+
+def test_a_switch_while_buckets_are_under_way_changes_nothing(four_ranks: Ranks) -> None:
+    results = four_ranks.run(jobs.switch_in_flight_job)
+    for error, under_way, _ in results:
+        assert error.startswith("ConfigError: switch: ")
+        assert under_way >= 2
+    assert_equal([parameters for _, _, parameters in results])
+
+
 def test_several_models_and_groups_in_one_process(four_ranks: Ranks) -> None:
     together = four_ranks.run(jobs.several_models_job, "together")
     in_turns = four_ranks.run(jobs.several_models_job, "in turns")

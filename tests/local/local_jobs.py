@@ -17,6 +17,7 @@ from gradwire.local import (
     BlockCSER,
     DiLoCo,
     LocalSGD,
+    MuLoCo,
     QsparseLocalSGD,
     SparseLoCo,
 )
@@ -39,6 +40,9 @@ METHODS: dict[str, Setting] = {
     "diloco-delayed": (DiLoCo, (), {"sync_every": 4, "delay": 4}),
     "streaming": (DiLoCo, ("fp16",), {"sync_every": 4, "fragments": 2, "delay": 1}),
     "sparseloco": (SparseLoCo, ("chunktopk:k=8,chunk=64 | codebook",), {"sync_every": 4}),
+    "muloco": (MuLoCo, ("codebook:bits=2",), {"sync_every": 4}),
+    "diloco-bf16": (DiLoCo, ("fp16",), {"sync_every": 4, "anchors": "bf16"}),
+    "diloco-host": (DiLoCo, (), {"sync_every": 4, "fragments": 2, "delay": 1, "anchors": "host"}),
     "qsparse-sign": (QsparseLocalSGD, ("topk:ratio=0.1 | sign",), {"sync_every": 4}),
 }
 

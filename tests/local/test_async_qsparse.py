@@ -225,8 +225,8 @@ def with_one_lost(steps: int) -> tuple[list[int], list[str], int]:
         if rank == 3 and step == 4:
             assert isinstance(worker._endpoint, RemoteServer)
             worker._endpoint._disconnect()
-            assert worker._hook is not None
-            worker._hook.remove()
+            assert worker._follower is not None
+            worker._follower.end()
             return [], [], step
     if rank == 0:
         alive = worker.workers()

@@ -148,6 +148,10 @@ def test_tied_frozen_and_unused_parameters_and_buffers(
         return SGD(parameters, lr=0.02)
 
     start = mixed_model().state_dict()
+    unused = start["unused.weight"]
+    if name == "diloco-bf16":
+        # Parameters are rounded once, when the context is entered.
+        unused = unused.bfloat16().float()
     with simulated_run(name, model=mixed_model, optimizer=optimizer) as run:
         losses = run.train(24)
     assert losses[-1] < losses[0]
@@ -155,28 +159,20 @@ def test_tied_frozen_and_unused_parameters_and_buffers(
         assert isinstance(model, Mixed)
         assert model.first.weight is model.second.weight
         assert torch.equal(model.frozen.weight, start["frozen.weight"])
-        torch.testing.assert_close(model.unused.weight.detach(), start["unused.weight"])
+        torch.testing.assert_close(model.unused.weight.detach(), unused)
     assert not torch.equal(run.models[0].state_dict()["first.weight"], start["first.weight"])
 
 
-@pytest.mark.parametrize(
-    ("kind", "what"),
-    [
-        ("fsdp2", "the model is sharded by fully_shard"),
-        ("fsdp2 unsharded", "the model is sharded by fully_shard"),
-        (
-            "tensor parallel",
-            "1 tensors of the model have type DTensor (FSDP2 or tensor parallelism): ",
-        ),
-    ],
-)
-def test_sharded_parameters(two_ranks: Ranks, kind: str, what: str) -> None:
+@pytest.mark.parametrize("kind", ["fsdp2", "fsdp2 unsharded", "tensor parallel"])
+def test_a_model_sharded_over_all_workers(two_ranks: Ranks, kind: str) -> None:
+    where = "0.weight is sharded over ranks [0, 1] (Shard(dim=0) on mesh dimension 0), but [0, 1]"
     for found in two_ranks.run(refused_constructions, kind):
         for name, text in found.items():
             method = ALL_METHODS[name][0].__name__
-            assert text.startswith(f"{method}: {what}")
-            assert "DTensor" in text
-            assert "do not support sharded parameters yet" in text
+            if name == "async":
+                assert text.startswith(f"{method}: 0.weight is a DTensor, and this method takes")
+            else:
+                assert text.startswith(f"{method}: {where} of them are workers")
 
 
 @pytest.mark.parametrize("kind", ["fsdp1", "fsdp1 original"])
@@ -184,8 +180,8 @@ def test_flat_parameters(two_ranks: Ranks, kind: str) -> None:
     for found in two_ranks.run(refused_constructions, kind):
         for name, text in found.items():
             method = ALL_METHODS[name][0].__name__
-            assert text.startswith(f"{method}: the model is a FullyShardedDataParallel")
-            assert "do not support sharded parameters yet" in text
+            assert text.startswith(f"{method}: the model is a FullyShardedDataParallel (FSDP1)")
+            assert "use fully_shard" in text
 
 
 @pytest.mark.parametrize("kind", ["ddp", "compiled ddp", "ddp inside"])

@@ -13,8 +13,8 @@ import gradwire
 
 
 def page() -> str:
-    """Returns the page: all names of `gradwire`, then those of its two public modules."""
-    modules = (gradwire, gradwire.local, gradwire.optim)
+    """Returns the page: all names of `gradwire`, then those of its public modules."""
+    modules = (gradwire, gradwire.local, gradwire.decentralized, gradwire.optim)
     return "\n\n".join(text for m in modules for text in (f"## {m.__name__}", *_names(m)))
 
 

@@ -26,6 +26,12 @@ TOPICS: Mapping[str, Topic] = {
         "Encoding, decoding and a step with error feedback, against the traffic of memory.",
         ("kernels-cpu", "kernels-cpu-threads", "kernels-h200"),
     ),
+    "integrations.md": Topic(
+        "Cost of an integration",
+        "Steps with `none` through every integration and inside trainers, against the same steps "
+        "without Gradwire (`gradwire bench integrations --trainers`).",
+        ("integrations",),
+    ),
     "predictions.md": Topic(
         "Predicted and measured steps",
         "Predictions of the simulator beside steps of real processes.",
@@ -38,6 +44,11 @@ TOPICS: Mapping[str, Topic] = {
     ),
     "local-methods.md": Topic(
         "Local methods on real processes", "Steps between syncs on the testbed.", ("local",)
+    ),
+    "pipeline.md": Topic(
+        "Pipeline stages",
+        "Losses and bytes of a GPT whose stages send each other compressed messages.",
+        ("pipeline",),
     ),
     "reliability.md": Topic(
         "Reliability",

@@ -22,10 +22,12 @@ TITLES = {
     "gpu-step-mps": "Step times on a GPU that four workers use at the same time (MPS)",
     "kernels-cpu": "Kernels on a CPU",
     "kernels-h200": "Kernels on a GPU",
+    "pipeline": "Pipeline stages",
     "adaptive/levels": "Two levels of a sparsifier",
     "validation": "Predicted and measured steps",
     "local": "Talking rarely",
     "adaptive": "Compression that sets itself",
+    "integrations": "Integrations",
     "reliability/faults": "Injected faults",
     "reliability/fuzz": "Hostile bytes",
 }

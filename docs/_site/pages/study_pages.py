@@ -10,6 +10,7 @@ from gradwire.bench import human
 from gradwire.bench.records.compare import group
 from gradwire.bench.records.files import read
 from gradwire.bench.records.schema import BASELINE, TrainRecord
+from gradwire.bench.report.run_lengths import best_length_grid
 from gradwire.bench.report.study_facts import PERCENT, metric_text
 from gradwire.bench.report.study_grids import study_grid
 from gradwire.bench.studies.claim import Claim
@@ -19,10 +20,10 @@ from gradwire.bench.studies.paper_tables import GRACE_TASKS
 from gradwire.bench.studies.study import Study
 from gradwire.bench.studies.table_claims import TABLE_CLAIMS
 from gradwire.spec import read_settings
-from pages import grace_page, measured_pages
+from pages import demo_page, grace_page, measured_pages
 from pages.markdown import GENERATED, code, fence, fold, listed, table
 from pages.results import FACTS, grid_table, raw_tables
-from pages.study_plot import Curve, Method, MethodsPlot, draw_factors, draw_methods
+from pages.study_plot import Curve, Drawn, Method, MethodsPlot, draw
 
 SIMULATED = (
     "Workers are simulated in lock step: losses and bytes are those of a cluster, times are "
@@ -51,18 +52,19 @@ def texts(results: Path) -> dict[str, str]:
     pages = {f"{name}.md": _page(name, results) for name in decided(results)}
     pages["grace.md"] = grace_page.page(results, all_runs(results))
     pages |= measured_pages.texts(results)
+    pages |= demo_page.texts(results)
     return pages | {"index.md": _index(results)}
 
 
-def plots(results: Path) -> dict[str, MethodsPlot | tuple[Curve, ...]]:
+def plots(results: Path) -> dict[str, Drawn]:
     """Returns what each plot shows, by its file name in docs/results/."""
-    found: dict[str, MethodsPlot | tuple[Curve, ...]] = {}
+    found: dict[str, Drawn] = {}
     for name, claim in decided(results).items():
         runs = study_runs(name, claim, results)
         found[f"{name}.svg"] = methods_plot(runs)
         if curves := factor_curves(runs, claim.rate):
             found[f"{name}-factors.svg"] = curves
-    return found | grace_page.plots(all_runs(results))
+    return found | grace_page.plots(all_runs(results)) | demo_page.plots(results)
 
 
 def write(folder: Path, results: Path) -> None:
@@ -70,9 +72,7 @@ def write(folder: Path, results: Path) -> None:
     folder.mkdir(exist_ok=True)
     written = texts(results)
     for name, drawn in plots(results).items():
-        title = f"{Path(name).stem}: results"
-        draws = isinstance(drawn, MethodsPlot)
-        written[name] = draw_methods(drawn, title) if draws else draw_factors(drawn, title)  # type: ignore[arg-type]
+        written[name] = draw(drawn, f"{Path(name).stem}: results")
     for name, text in written.items():
         (folder / name).write_text(text, encoding="utf-8")
     for path in made(folder):
@@ -113,6 +113,7 @@ def _page(name: str, results: Path) -> str:
         grid_table(grid),
         *_gravac_table(claim, runs),
         *_by_learning_rate(name, claim, results),
+        *_by_length(name, claim, results),
         *_times_to_quality(claim, runs),
         "## Repeat it",
         _repeat(name, study, claim, runs),
@@ -196,6 +197,22 @@ def _by_learning_rate(name: str, claim: Claim, results: Path) -> list[str]:
         "The table above has each method at its best learning rate. At all of them:",
         table(columns, lines),
     ]
+
+
+def _by_length(name: str, claim: Claim, results: Path) -> list[str]:
+    """Returns the times to the target at each method's best length of run, if there are several."""
+    study = STUDIES[name]
+    steps = {form.steps for form in study.by_length()}
+    grid = best_length_grid(
+        [
+            r
+            for r in all_runs(results)
+            if (r.workload_spec, r.workers, r.rate) == (study.workload, study.workers, claim.rate)
+            and r.steps in steps
+            and r.spec in study.cases
+        ]
+    )
+    return [] if grid is None else ["At the best length of run of each method:", grid_table(grid)]
 
 
 def _end_of(runs: Sequence[TrainRecord]) -> str:
@@ -325,6 +342,8 @@ def _index(results: Path) -> str:
     ]
     rows.append(grace_page.index_row(all_runs(results)))
     others = [f"- [{title}]({name})" for name, title in measured_pages.titles().items()]
+    if demo_page.records_of(results):
+        others.insert(0, f"- [{demo_page.TITLE}]({demo_page.PAGE})")
     waiting = sorted(set(STUDIES) - set(decided(results)) - set(GRACE_TASKS))
     parts = [
         GENERATED,

@@ -1,4 +1,4 @@
-"""Draws a study as SVG: quality, bytes and speed of every method; and factors over time.
+"""Draws a study as SVG: quality, bytes and speed of every method; factors and losses over time.
 
 The file is legible on white and on black. Its description holds a digest of what was drawn, so that
 a test can compare it with the records without drawing.
@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from pages.plot import STYLE
 
@@ -56,7 +56,19 @@ class Curve:
     last_step: int
 
 
-def digest(drawn: MethodsPlot | Sequence[Curve]) -> str:
+@dataclass(frozen=True)
+class Race:
+    """The losses of a method over the time of its training."""
+
+    label: str
+    seconds: tuple[float, ...]
+    losses: tuple[float, ...]
+
+
+Drawn: TypeAlias = MethodsPlot | tuple[Curve, ...] | tuple[Race, ...]
+
+
+def digest(drawn: Drawn) -> str:
     """Returns a digest of what is drawn."""
     data = asdict(drawn) if isinstance(drawn, MethodsPlot) else [asdict(c) for c in drawn]
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
@@ -87,6 +99,29 @@ def draw_methods(drawn: MethodsPlot, title: str) -> str:
     return _svg(figure, title, digest(drawn))
 
 
+def draw_races(races: Sequence[Race], title: str) -> str:
+    """Draws the loss of every method over the logarithm of the time."""
+    figure = _figure(3.4)
+    axes = figure.subplots()
+    for race, colour in zip(races, COLOURS * len(races), strict=False):
+        axes.plot(race.seconds, race.losses, color=colour, linewidth=1.4, label=_short(race.label))
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set(xlabel="seconds of training", ylabel="held-out loss")
+    axes.legend(frameon=False, fontsize=7)
+    axes.grid(color=INK, alpha=0.3, linewidth=0.5)
+    return _svg(figure, title, digest(tuple(races)))
+
+
+def draw(drawn: Drawn, title: str) -> str:
+    """Draws whichever plot it is."""
+    if isinstance(drawn, MethodsPlot):
+        return draw_methods(drawn, title)
+    races = [race for race in drawn if isinstance(race, Race)]
+    curves = [curve for curve in drawn if isinstance(curve, Curve)]
+    return draw_races(races, title) if races else draw_factors(curves, title)
+
+
 def draw_factors(curves: Sequence[Curve], title: str) -> str:
     """Draws the compression factor of every controller over the steps, dense as 1."""
     figure = _figure(3.0)
@@ -100,7 +135,7 @@ def draw_factors(curves: Sequence[Curve], title: str) -> str:
     axes.set(xlabel="step", ylabel="compression factor")
     axes.legend(frameon=False, fontsize=6.5, loc="upper left", bbox_to_anchor=(0, -0.2))
     axes.grid(color=INK, alpha=0.3, linewidth=0.5)
-    return _svg(figure, title, digest(curves))
+    return _svg(figure, title, digest(tuple(curves)))
 
 
 def _quality(axes: "Axes", drawn: MethodsPlot) -> None:

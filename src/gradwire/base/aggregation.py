@@ -1,4 +1,4 @@
-"""Aggregation of the gradients of all ranks: the mean, or a robust alternative."""
+"""Aggregation of the gradients of all ranks: the mean, or an alternative to it."""
 
 from itertools import combinations
 from typing import Literal, TypeAlias, get_args
@@ -8,7 +8,9 @@ from torch import Tensor
 
 from gradwire.errors import ConfigError
 
-Aggregation: TypeAlias = Literal["mean", "majority", "median", "trimmed", "diameter"]
+Aggregation: TypeAlias = Literal[
+    "mean", "majority", "median", "trimmed", "diameter", "median_norm", "coincident"
+]
 
 
 def check_aggregation(name: str) -> None:
@@ -33,21 +35,35 @@ def tolerated(name: str, ranks: int) -> int:
 def aggregate(gradients: Tensor, name: Aggregation) -> Tensor:
     """Combines the rows of `gradients`, one per rank; bitwise the same on every rank."""
     ranks = gradients.shape[0]
-    if name == "mean":
-        return gradients.mean(dim=0)
+    if name in ("mean", "median_norm"):
+        rows = gradients if name == "mean" else _within_median_norm(gradients)
+        return rows.mean(dim=0)
     if name == "majority":
         # A tie is zero, so an entry that no majority wants to move stays.
         return gradients.sign().sum(dim=0).sign()
-    if name == "median":
-        return _trimmed_mean(gradients, (ranks - 1) // 2)
-    if name == "trimmed":
-        return _trimmed_mean(gradients, trimmed_ranks(ranks))
+    if name == "coincident":
+        # Sparse messages hold few entries in common, and zeros stand for what was not sent.
+        return gradients.sum(dim=0) / (gradients != 0).sum(dim=0).clamp(min=1)
+    if name in ("median", "trimmed"):
+        trim = (ranks - 1) // 2 if name == "median" else trimmed_ranks(ranks)
+        return _trimmed_mean(gradients, trim)
     return _closest(gradients, trimmed_ranks(ranks)).mean(dim=0)
 
 
 def _trimmed_mean(gradients: Tensor, trim: int) -> Tensor:
     """Returns the mean of each entry without its `trim` smallest and largest values."""
     return gradients.sort(dim=0).values[trim : gradients.shape[0] - trim].mean(dim=0)
+
+
+def _within_median_norm(gradients: Tensor) -> Tensor:
+    """Returns the rows, of which those above the median norm are scaled down to it.
+
+    Of an even number of norms the median is the lower of the two in the middle (Sarfi et al. 2025).
+    """
+    norms = torch.linalg.vector_norm(gradients, dim=1)
+    # A norm of zero divides its own zeros by the least positive number.
+    limits: Tensor = norms.median() / norms.clamp(min=torch.finfo(norms.dtype).tiny)
+    return gradients * limits.clamp(max=1).unsqueeze(1)
 
 
 def _closest(gradients: Tensor, excluded: int) -> Tensor:

@@ -26,6 +26,11 @@ class Memory(ABC):
     is_debt: ClassVar[bool]
     """True if what was not sent is an update still to be made, not a difference to a target."""
 
+    @property
+    def keeps_mean(self) -> bool:
+        """True if the state holds the mean that all ranks receive."""
+        return not self.is_debt
+
     @abstractmethod
     def state(self, numel: int, device: torch.device) -> State: ...
 

@@ -19,6 +19,8 @@ class UpdateRule(ABC):
     name: ClassVar[str]
     is_elementwise: ClassVar[bool] = True
     """True if the update of an entry depends on that entry alone, unless a norm is bounded."""
+    keeps_mean: ClassVar[bool] = False
+    """True if `of_mean` keeps the mean in the state, so that every rank needs it."""
     clip: float
     """The largest norm of a tensor's gradient on this worker; 0 means no limit."""
 
@@ -38,3 +40,14 @@ class UpdateRule(ABC):
         The gradient is contiguous float32, and may be overwritten. A gradient that is not finite,
         or overflows a moment, gives an update that is not finite, so that the step is skipped.
         """
+
+    def of_mean(self, mean: Tensor, state: State, pending: State) -> Tensor:
+        """Returns the update that parameters take, for the mean of the workers' updates.
+
+        The mean has the shape of the parameter and may be overwritten. By default it is the update.
+        """
+        return mean
+
+    def dense(self) -> "UpdateRule":
+        """Returns the rule that takes the mean gradient, where nothing is compressed."""
+        return self

@@ -39,6 +39,7 @@ bench.command()(with_quiet(benchmarks.workloads))
 bench.command()(with_quiet(benchmarks.fuzz))
 bench.command()(with_quiet(benchmarks.faults))
 bench.command()(with_quiet(benchmarks.guards))
+bench.command()(with_quiet(benchmarks.pipeline))
 bench.command()(with_quiet(benchmarks.integrations))
 bench.command()(with_quiet(benchmarks.validate))
 

@@ -240,6 +240,43 @@ def guards(
     measure.run(open_console(json))
 
 
+def pipeline(
+    workload: WorkloadText = "gpt:layers=4,heads=4,width=128,context=64,learning_rate=0.002",
+    stages: Annotated[int, typer.Option(help="Stages of the model.")] = 2,
+    microbatches: Annotated[int, typer.Option(help="Micro-batches of a step.")] = 4,
+    case: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--case", "--cases", help="Methods as 'ACTIVATIONS / GRADIENTS'; repeat for more."
+        ),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Steps of each run.")] = 500,
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0",
+    data: Data = None,
+    device: Device = "cpu",
+    json: Json = None,
+) -> None:
+    """Compares losses of a model whose stages send compressed activations and gradients.
+
+    All stages run in this process. The GPT of 31 million parameters is
+    --workload gpt:layers=10,heads=8,width=512 --device cuda.
+    """
+    from gradwire.bench.runs.pipeline import CASES, PipelineBench
+
+    PipelineBench(
+        workload,
+        device,
+        stages,
+        microbatches,
+        tuple(case or CASES),
+        steps,
+        parse_seeds(seeds),
+        json,
+        command_line(),
+        data,
+    ).run(open_console(json))
+
+
 def integrations(
     ranks: Annotated[int, typer.Option(help="Processes on this machine.")] = 2,
     steps: Annotated[int, typer.Option(help="Timed steps of each kind.")] = 200,
@@ -247,17 +284,25 @@ def integrations(
     only: Annotated[
         list[str] | None, typer.Option(help="Integration, instead of all; repeat for more.")
     ] = None,
+    trainers: Annotated[
+        bool, typer.Option(help="Also inside Accelerate, Lightning and Transformers (minutes).")
+    ] = False,
     device: Device = "cpu",
     json: Json = None,
 ) -> None:
     """Compares `none` through DDP, FSDP2, loop and optimisers with the same steps without it."""
     from gradwire.bench.microbench.integrations import PAIRS, WIDTH, IntegrationBench, show
+    from gradwire.bench.records.files import append, check_writable
 
-    names = tuple(only or PAIRS)
-    rows = IntegrationBench(ranks, steps, width or WIDTH, names, device).run()
+    names, command = tuple(only or PAIRS), command_line()
+    measure = IntegrationBench(ranks, steps, width or WIDTH, names, device, trainers, command)
     if json is not None:
-        write_rows(json, (row._asdict() for row in rows))
-    show(rows, open_console(json))
+        check_writable(json)
+    records = measure.run()
+    if json is not None:
+        for record in records:
+            append(json, record)
+    show(records, open_console(json))
 
 
 def validate(

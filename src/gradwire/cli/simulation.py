@@ -1,5 +1,6 @@
 """Commands that simulate or predict: `gradwire simulate`, `advise` and `study`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -30,6 +31,10 @@ def simulate(
     inside: Annotated[str | None, typer.Option(help="Rate of links inside nodes.")] = None,
     links: LinksFile = None,
     case: Cases = None,
+    topology: Annotated[
+        str | None,
+        typer.Option(help="Neighbors exchange messages over this graph: ring, torus, exponential."),
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Trains for this number of steps.")] = None,
     evaluate_every: Annotated[int, typer.Option(help="Steps between two evaluations.")] = 50,
     seed: Annotated[int, typer.Option(help="Seed of the model and the batches.")] = 0,
@@ -40,15 +45,22 @@ def simulate(
     """Predicts the step time and the bytes of any number of workers, or trains them in lock step.
 
     With --steps the workers train in this process; bytes are exact and times are predicted. A file
-    of --links, as `gradwire net` takes it, replaces rate, latency and inside.
+    of --links, as `gradwire net` takes it, replaces rate, latency and inside. With --topology every
+    method is the compressor of CHOCO-SGD, whose messages go to neighbors alone.
     """
     from gradwire.bench.cases.parse import split_cases
     from gradwire.bench.machine import check_device
+    from gradwire.bench.predictions import neighbors
     from gradwire.bench.predictions.simulate import CASES, SimulateBench, links_of
     from gradwire.bench.simulated.train import SimulatedTrain
     from gradwire.bench.workloads.base import parse_workload
     from gradwire.testbed.links import plan_network
 
+    if topology is not None and steps is not None:
+        raise ConfigError(
+            "simulate: with --steps a topology is part of a case, such as "
+            "'topk:ratio=0.1 @ local=(choco:topology=ring,gamma=0.3)' of gradwire study"
+        )
     check_device(device)
     sizes = parse_sizes("workers", workers)
     network = parse_links(rate, latency, inside)
@@ -56,11 +68,12 @@ def simulate(
         network = links_of(plan_network(max(sizes), {}, links))
     bench = SimulateBench(
         parse_workload(workload, data, device),
-        split_cases(case or CASES),
+        split_cases(case or (CASES if topology is None else neighbors.CASES)),
         sizes,
         network,
         json,
         command_line(),
+        topology,
     )
     if steps is None:
         bench.run(open_console(json))
@@ -128,7 +141,11 @@ def advise(
 
 def study(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Names of studies; without any, all are listed.")
+        list[str] | None,
+        typer.Argument(
+            help="Names of studies, such as cifar10, grace (all grace-...) or 'gravac*'; without "
+            "any, all are listed."
+        ),
     ] = None,
     json: Json = None,
     minutes: Annotated[float, typer.Option(help="Time limit of all runs.")] = 60,
@@ -143,21 +160,25 @@ def study(
     data: Data = None,
     device: Device = "cpu",
     commit: Commit = None,
+    page: Annotated[
+        Path | None, typer.Option(help="Writes an HTML page of all records of --json at the end.")
+    ] = None,
     smoke: Annotated[
         bool, typer.Option(help="Takes a few steps of tiny models on the CPU; keeps no records.")
     ] = False,
 ) -> None:
     """Runs convergence studies of simulated workers; resumes an earlier call."""
-    from gradwire.bench.studies.definitions import STUDIES, find_study
+    from gradwire.bench.studies.definitions import STUDIES, find_studies
 
     if not names:
         for key, one in STUDIES.items():
             show(f"{key}: {one.summary} ({len(one.cases)} cases, {one.steps:,} steps)")
         return
     if smoke:
-        if json is not None or device != "cpu":
+        if json is not None or page is not None or device != "cpu":
             raise ConfigError(
-                "study: --smoke keeps no records and runs on the CPU; omit --json and --device"
+                "study: --smoke keeps no records and runs on the CPU; omit --json, --page and "
+                "--device"
             )
         _smoke(names, minutes)
         return
@@ -172,12 +193,13 @@ def study(
     chosen = tuple(
         form
         for name in names
-        for form in find_study(name)
-        .with_changes(workload, steps, numbers, case, workers)
-        .by_learning_rate()
+        for one in find_studies(name).values()
+        for length in one.with_changes(workload, steps, numbers, case, workers).by_length()
+        for form in length.by_learning_rate()
     )
     setting = CommandSettings(data, device, command_line(), commit)
-    exit_with(StudyBench(chosen, setting, json, minutes, jobs).run(open_console(json)))
+    bench = StudyBench(chosen, setting, json, minutes, jobs, page)
+    exit_with(bench.run(open_console(json)))
 
 
 def _smoke(names: list[str], minutes: float) -> None:
@@ -185,15 +207,15 @@ def _smoke(names: list[str], minutes: float) -> None:
 
     A case that several of them have is run in the first one only.
     """
-    from pathlib import Path
     from tempfile import TemporaryDirectory
 
     from gradwire.bench.studies.bench import StudyBench
-    from gradwire.bench.studies.definitions import find_study
+    from gradwire.bench.studies.definitions import find_studies
     from gradwire.bench.studies.run import CommandSettings
     from gradwire.bench.studies.study import distinct_cases
 
-    chosen = distinct_cases([find_study(name).smoke() for name in names])
+    studies = {key: one for name in names for key, one in find_studies(name).items()}
+    chosen = distinct_cases([one.smoke() for one in studies.values()])
     setting = CommandSettings(None, "cpu", command_line(), None)
     with TemporaryDirectory() as folder:
         bench = StudyBench(chosen, setting, Path(folder) / "smoke.jsonl", minutes)

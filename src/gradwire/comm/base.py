@@ -1,7 +1,7 @@
 """Collectives, programs that issue them one after another, and the `Comm` that runs them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal, TypeAlias, TypeVar
@@ -14,7 +14,17 @@ from gradwire.errors import WireError
 
 T = TypeVar("T")
 
-Kind: TypeAlias = Literal["mean", "gather", "all_to_all", "broadcast"]
+Kind: TypeAlias = Literal["mean", "gather", "all_to_all", "broadcast", "neighbors"]
+
+
+@dataclass(frozen=True)
+class Neighbors:
+    """The ranks that one rank exchanges messages with, in ascending order, without itself."""
+
+    targets: tuple[int, ...]
+    """The ranks that it sends to."""
+    sources: tuple[int, ...]
+    """The ranks that it receives from; each of them has this rank among its targets."""
 
 
 @dataclass(frozen=True)
@@ -40,24 +50,34 @@ class Collective:
 
     mean: takes one float buffer, returns its mean over ranks. gather: takes one buffer of bytes,
     returns one per rank. scatter: takes one buffer for each rank, returns one from each.
-    broadcast: takes one buffer, returns the root's.
+    broadcast: takes one buffer, returns the root's. neighbors: takes one buffer of bytes, sends it
+    to every target and returns one from every source, in their order; no other rank is waited for.
     """
 
     kind: Kind
     buffers: list[Tensor]
     sizes: list[int] | None = None
-    """Bytes to expect from each rank; None when the ranks must exchange the sizes first."""
+    """Bytes to expect from each rank, or from each source; None when the ranks must exchange the
+    sizes first."""
     limits: list[int] | None = None
     """Upper bound of each rank's size if `sizes` is None, checked before memory is allocated."""
     root: int = 0
     subgroup: Subgroup | None = None
     """The groups in which the collective runs; None means one group of all ranks."""
+    neighbors: Neighbors | None = None
+    """The peers of this rank; given for the kind "neighbors" only."""
 
 
-def checked_sizes(sizes: list[int], limits: list[int] | None) -> list[int]:
-    """Returns the sizes that ranks announced; raises WireError if one exceeds its limit."""
+def checked_sizes(
+    sizes: list[int], limits: list[int] | None, ranks: Sequence[int] | None = None
+) -> list[int]:
+    """Returns the sizes that ranks announced; raises WireError if one exceeds its limit.
+
+    `ranks` are those that announced them, by default all in order.
+    """
     assert limits is not None, "sizes that ranks announce need limits"
-    for rank, (size, limit) in enumerate(zip(sizes, limits, strict=True)):
+    announcers = range(len(sizes)) if ranks is None else ranks
+    for rank, size, limit in zip(announcers, sizes, limits, strict=True):
         if not 0 <= size <= limit:
             raise WireError(f"rank {rank} announces {size} bytes where {limit} is the most")
     return sizes

@@ -42,7 +42,11 @@ def verified(collective: Collective, received: list[Tensor], rank: int) -> list[
     if collective.kind == "mean":
         return received
     sent = {rank: collective.buffers[0]} if collective.kind == "gather" else {}
-    return [_strip_crc(message, peer, sent.get(peer)) for peer, message in enumerate(received)]
+    peers = range(len(received)) if collective.neighbors is None else collective.neighbors.sources
+    return [
+        _strip_crc(message, peer, sent.get(peer))
+        for peer, message in zip(peers, received, strict=True)
+    ]
 
 
 def _with_crc_bytes(sizes: list[int] | None) -> list[int] | None:

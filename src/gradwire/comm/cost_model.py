@@ -2,8 +2,8 @@
 
 The algorithms are those that gloo and NCCL use for large messages. Mean is a ring in which every
 rank sends 2(N-1) pieces of m/N bytes; gather is a ring that forwards N-1 messages; scatter sends
-N-1 pieces at once; broadcast is a tree of log2 N levels, each of which takes the whole message.
-Rates are written like "100mbit", latencies like "0.1ms".
+N-1 pieces at once, as a rank does to its neighbors; broadcast is a tree of log2 N levels, each of
+which takes the whole message. Rates are written like "100mbit", latencies like "0.1ms".
 """
 
 import re
@@ -52,8 +52,9 @@ def parse_latency(text: str) -> float:
     return float(match[1]) * _LATENCY_UNITS[match[2].lower()]
 
 
-Kind: TypeAlias = Literal["mean", "gather", "all_to_all", "broadcast"]
+Kind: TypeAlias = Literal["mean", "gather", "all_to_all", "broadcast", "neighbors"]
 KINDS: tuple[Kind, ...] = ("mean", "gather", "all_to_all", "broadcast")
+"""The kinds that a probe measures."""
 
 
 class Transfer(NamedTuple):
@@ -69,14 +70,14 @@ def transfer(kind: Kind, nbytes: float, size: int) -> Transfer:
     """Returns the load of a collective of `size` ranks.
 
     `nbytes` is the length of the buffer (mean, broadcast), of one rank's message (gather), or of
-    all messages of one rank to the others (scatter).
+    all messages of one rank to the others (scatter) or to its neighbors.
     """
     others = size - 1
     if kind == "mean":
         return Transfer(2 * others, 2 * others * nbytes / size)
     if kind == "gather":
         return Transfer(others, others * nbytes)
-    if kind == "all_to_all":
+    if kind in ("all_to_all", "neighbors"):
         return Transfer(min(1, others), nbytes * min(1, others))
     levels = others.bit_length()
     return Transfer(levels, levels * nbytes)

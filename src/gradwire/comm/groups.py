@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire.comm.base import Subgroup
 from gradwire.errors import ConfigError
@@ -39,6 +40,20 @@ def check_member(group: object) -> None:
         )
     if not isinstance(group, dist.ProcessGroup):
         raise ConfigError(f"process_group: expected a ProcessGroup, got {group!r}")
+
+
+def group_of_mesh(mesh: DeviceMesh) -> dist.ProcessGroup:
+    """Returns the group of a mesh; raises ConfigError unless it has one dimension and this rank."""
+    if mesh.ndim != 1:
+        raise ConfigError(
+            f"process_group: expected a mesh of one dimension, got {mesh.ndim} "
+            f"{mesh.mesh_dim_names or ''}; pick one, like mesh['replicate']"
+        )
+    if mesh.get_coordinate() is None:
+        raise ConfigError(
+            f"process_group: rank {dist.get_rank()} is not in this mesh; call on its ranks only"
+        )
+    return mesh.get_group()
 
 
 class GroupLease:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields
 class Meter:
     """Counts bytes as the usual algorithms move them, which interface counters confirm on gloo.
 
-    Mean is a ring all-reduce, gather a ring on which blocks are forwarded, scatter is pairwise.
+    Mean is a ring all-reduce, gather a ring on which blocks are forwarded, scatter is pairwise, and
+    neighbors sends one message over each edge.
     `inside` means that only ranks of one node took part.
     """
 
@@ -42,8 +43,16 @@ class Meter:
     def all_to_all(self, sent: int, received: int, *, inside: bool = False) -> None:
         self._count(sent, sent, received, inside)
 
+    def neighbors(self, nbytes: int, targets: int, received: int) -> None:
+        """Counts a message of `nbytes` to every target, and what came from all sources."""
+        self._count(nbytes, targets * nbytes, received, inside=False)
+
     def broadcast(self, nbytes: int, is_root: bool, *, inside: bool = False) -> None:
         self._count(nbytes * is_root, nbytes * is_root, nbytes * (not is_root), inside)
+
+    def point_to_point(self, sent: int, received: int) -> None:
+        """Counts a message to one rank, or from it."""
+        self._count(sent, sent, received, inside=False)
 
     def add_time(self, encode_s: float, wire_s: float, decode_s: float) -> None:
         self.encode_s += encode_s

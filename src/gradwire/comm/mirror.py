@@ -20,7 +20,7 @@ class CollectiveRecord(NamedTuple):
     kind: Kind
     nbytes: int
     """Bytes of a mean's or broadcast's buffer, of one rank's message in a gather, or of all
-    messages to other ranks in a scatter."""
+    messages to other ranks in a scatter or to neighbors."""
     size: int
     """Ranks that take part."""
     inside: bool
@@ -68,6 +68,8 @@ class MirrorComm(Comm):
             return self._gather(collective, group)
         if collective.kind == "all_to_all":
             return self._scatter(collective, group)
+        if collective.kind == "neighbors":
+            return self._neighbors(collective, group)
         return self._broadcast(collective, group)
 
     def _group(self, subgroup: Subgroup | None) -> _Group:
@@ -108,6 +110,18 @@ class MirrorComm(Comm):
         # equal messages would add up to one as sparse as each, which is not what ranks encode.
         sent_to = enumerate(collective.buffers)
         return [other if rank in self.alike else own for rank, other in sent_to]
+
+    def _neighbors(self, collective: Collective, group: _Group) -> list[Tensor]:
+        [buffer], peers = collective.buffers, collective.neighbors
+        assert peers is not None, "a collective among neighbors needs them"
+        targets, sources = len(peers.targets), len(peers.sources)
+        lengths = [buffer.numel()]
+        if collective.sizes is None and targets:
+            lengths.insert(0, torch.int64.itemsize)
+        for nbytes in lengths:
+            self.meter.neighbors(nbytes, targets, sources * nbytes)
+            self._record("neighbors", targets * nbytes, group)
+        return [buffer] * sources
 
     def _broadcast(self, collective: Collective, group: _Group) -> list[Tensor]:
         [buffer] = collective.buffers

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire.comm.base import Collective, Comm, Subgroup, checked_sizes
+from gradwire.comm.base import Collective, Comm, Neighbors, Subgroup, checked_sizes
 from gradwire.comm.checksum import verified, with_checksum
 from gradwire.comm.groups import subgroup_process_group
 from gradwire.comm.meter import Meter
@@ -178,6 +178,7 @@ class ProcessGroupComm(Comm):
             staged.copied.synchronize()
         if self.checksum:
             collective = with_checksum(collective)
+        wait = self._wait_for_peer if collective.kind == "neighbors" else self._wait
         start_s = monotonic()
         with self._peer_errors(collective.kind, start_s):
             works, results = self._begin(collective)
@@ -185,7 +186,7 @@ class ProcessGroupComm(Comm):
         def finish() -> list[Tensor]:
             with self._peer_errors(collective.kind, start_s):
                 for work in works:
-                    self._wait(work)
+                    wait(work)
             ended()
             received = results()
             if self.checksum:
@@ -235,6 +236,8 @@ class ProcessGroupComm(Comm):
             return self._gather(collective)
         if collective.kind == "all_to_all":
             return self._scatter(collective)
+        if collective.kind == "neighbors":
+            return self._neighbors(collective)
         return self._broadcast(collective)
 
     def _mean(self, buffer: Tensor) -> "Begun":
@@ -322,6 +325,47 @@ class ProcessGroupComm(Comm):
             works = [dist.broadcast(buffer, group=self.group, group_src=root, async_op=True)]
         return works, lambda: [buffer]
 
+    def _neighbors(self, collective: Collective) -> "Begun":
+        [buffer] = collective.buffers
+        peers, sizes = collective.neighbors, collective.sizes
+        assert peers is not None, "a collective among neighbors needs them"
+        if sizes is None and peers.targets:
+            own = torch.tensor([buffer.numel()], device=buffer.device).view(torch.uint8)
+            works, words = self._swap(own, peers, [own.numel()] * len(peers.sources))
+            for work in works:
+                self._wait_for_peer(work)
+            self.meter.neighbors(own.numel(), len(peers.targets), len(words) * own.numel())
+            announced = [int(word.view(torch.int64)) for word in words]
+            sizes = checked_sizes(announced, collective.limits, peers.sources)
+        self.meter.neighbors(buffer.numel(), len(peers.targets), sum(sizes or ()))
+        works, received = self._swap(buffer, peers, sizes or [])
+        return works, lambda: received
+
+    def _swap(
+        self, buffer: Tensor, peers: Neighbors, sizes: list[int]
+    ) -> tuple[list[dist.Work], list[Tensor]]:
+        """Starts to send a buffer to all targets and to receive from all sources, in one batch.
+
+        No operation of a batch waits for another, so that no order of the ranks can block it.
+        """
+        received = [_room(size, buffer) for size in sizes]
+        pairs = [
+            *(
+                (dist.irecv, row, source)
+                for source, row in zip(peers.sources, received, strict=True)
+            ),
+            *((dist.isend, buffer, target) for target in peers.targets),
+        ]
+        # An empty message is one that both ends know to be empty.
+        ops = [
+            dist.P2POp(operation, tensor, group=self.group, group_peer=peer)
+            for operation, tensor, peer in pairs
+            if tensor.numel()
+        ]
+        # gloo returns one work per operation, NCCL one for all of them.
+        works = dist.batch_isend_irecv(ops) if ops else []
+        return works, received
+
     def _wait(self, work: dist.Work) -> None:
         """Waits for a collective; with NCCL only the stream waits, not the host."""
         while not self.on_device and not work.is_completed():
@@ -330,6 +374,16 @@ class ProcessGroupComm(Comm):
             if SHUTDOWN.is_set():
                 raise RuntimeError("this process is ending")
         work.wait()
+
+    def _wait_for_peer(self, work: dist.Work) -> None:
+        """Waits for a message to or from one rank, for the group's timeout at most.
+
+        gloo closes all connections of the group when such a wait ends early, so it is one wait.
+        """
+        if self.on_device:
+            work.wait()
+        else:
+            work.wait(self.group._get_backend(torch.device("cpu")).options._timeout)
 
 
 def _room(numel: int, like: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from gradwire.comm.base import Collective, CollectiveProgram
+from gradwire.comm.base import Collective, CollectiveProgram, Neighbors, checked_sizes
 from gradwire.comm.meter import Meter
 from gradwire.errors import PeerError
 
@@ -68,6 +68,8 @@ class _Peers:
             return self._gather([c.buffers[0] for c in collectives], collectives[0].sizes)
         if kind == "all_to_all":
             return self._scatter([c.buffers for c in collectives], collectives[0].sizes)
+        if kind == "neighbors":
+            return self._neighbors(collectives)
         return self._broadcast(collectives)
 
     def _mean(self, buffers: list[Tensor]) -> list[list[Tensor]]:
@@ -97,12 +99,39 @@ class _Peers:
             meter.all_to_all(sent_bytes, received_bytes, inside=self.inside)
         return received
 
+    def _neighbors(self, collectives: list[Collective]) -> list[list[Tensor]]:
+        buffers = [collective.buffers[0] for collective in collectives]
+        received = [[buffers[source] for source in own.sources] for own in _peers_of(collectives)]
+        for collective, meter, arrived in zip(collectives, self.meters, received, strict=True):
+            assert collective.neighbors is not None
+            targets, sizes = len(collective.neighbors.targets), [b.numel() for b in arrived]
+            if collective.sizes is None and collective.neighbors.targets:
+                word = torch.int64.itemsize
+                meter.neighbors(word, targets, len(arrived) * word)
+                checked_sizes(sizes, collective.limits, collective.neighbors.sources)
+            meter.neighbors(collective.buffers[0].numel(), targets, sum(sizes))
+        return received
+
     def _broadcast(self, collectives: list[Collective]) -> list[list[Tensor]]:
         root = collectives[0].root
         buffer = collectives[root].buffers[0]
         for rank, meter in enumerate(self.meters):
             meter.broadcast(buffer.numel(), rank == root, inside=self.inside)
         return [[buffer] for _ in collectives]
+
+
+def _peers_of(collectives: list[Collective]) -> list[Neighbors]:
+    """Returns the peers of every rank; raises PeerError if a message has only one end."""
+    found = []
+    for rank, collective in enumerate(collectives):
+        assert collective.neighbors is not None, f"rank {rank} names no neighbors"
+        found.append(collective.neighbors)
+    sent = {(rank, to) for rank, own in enumerate(found) for to in own.targets}
+    expected = {(source, rank) for rank, own in enumerate(found) for source in own.sources}
+    if sent != expected:
+        pairs = ", ".join(f"{source} to {to}" for source, to in sorted(sent ^ expected))
+        raise PeerError(f"simulated ranks have different neighbors: only one end knows {pairs}")
+    return found
 
 
 def _signature(collective: Collective) -> tuple[object, ...]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import gradwire.control
 from gradwire.base import Compressor
+from gradwire.compressors._nested import NestedSelection
 from gradwire.compressors._sparsifier import Pipeline
 from gradwire.control.timing import StepTiming
 from gradwire.engine.step import SAMPLE_EVERY
@@ -187,10 +188,6 @@ def with_setting(compressor: Compressor, key: str, value: float) -> Compressor:
     if isinstance(old, bool) or not isinstance(old, int | float):
         raise ConfigError(f"{name_of(compressor)}: {key} is {old!r}, which is not a number")
     new: float = round(value) if isinstance(old, int) else value
-    if isinstance(compressor, Pipeline):
-        if key in _keys(compressor.sparsifier):
-            return replace(compressor, sparsifier=_with(compressor.sparsifier, key, new))
-        return replace(compressor, quantiser=_with(compressor.quantiser, key, new))
     return _with(compressor, key, new)
 
 
@@ -203,13 +200,25 @@ def at_setting(compressor: Compressor, key: str, value: float) -> Compressor:
 
 
 def _with(method: T, key: str, value: float) -> T:
+    """Returns the method with another value, in the first of its stages that has the setting."""
+    for name, stage in _fields_of_stages(method).items():
+        if any(key in _keys(one) for one in _stages(stage)):
+            return replace(method, **{name: _with(stage, key, value)})  # type: ignore[type-var]
     return replace(method, **{key: value})  # type: ignore[type-var]
 
 
 def _stages(compressor: Compressor) -> tuple[Compressor, ...]:
-    if isinstance(compressor, Pipeline):
-        return compressor.sparsifier, compressor.quantiser
-    return (compressor,)
+    """Returns the stages of a pipeline, or the compressor alone."""
+    inside = [one for stage in _fields_of_stages(compressor).values() for one in _stages(stage)]
+    return tuple(inside) or (compressor,)
+
+
+def _fields_of_stages(method: object) -> dict[str, Compressor]:
+    if isinstance(method, Pipeline):
+        return {"sparsifier": method.sparsifier, "quantiser": method.quantiser}
+    if isinstance(method, NestedSelection):
+        return {"outer": method.outer, "inner": method.inner}
+    return {}
 
 
 def _keys(method: Compressor) -> list[str]:

@@ -67,6 +67,8 @@ class Engine:
         self.loss_scale = 1.0
         self.skipped = SkippedSteps(logs=rank == 0)
         self.observer: StepObserver | None = None
+        self.any_rank: Callable[[bool], bool] | None = None
+        """Combines the non-finite flag with that of ranks outside the group, with a collective."""
         self._verdict = StepVerdict()
         self._graphs = GraphCache()
 
@@ -82,7 +84,7 @@ class Engine:
         }
         for lane in self.lanes.values():
             # A memory such as ef21, which keeps the mean itself, needs it on every rank.
-            wants_mean = self.wants_mean or not lane.memory.is_debt
+            wants_mean = self.wants_mean or lane.keeps_mean
             lane.ctx = lane.ctx._replace(wants_mean=wants_mean)
         # The moments of a dense optimiser change after the exchange, which reads none of them.
         keeps = any(lane.keeps_state for lane in self.lanes.values())
@@ -265,6 +267,8 @@ class Engine:
         if verdict is None:
             return None
         bad = verdict.nonfinite
+        if self.any_rank is not None and self.nan_policy != "ignore":
+            bad = self.any_rank(bad)
         for lane in self.lanes.values():
             lane.discard() if bad else lane.commit()
         if verdict.corrupted:

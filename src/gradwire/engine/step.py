@@ -94,7 +94,7 @@ class Lane:
     @property
     def keeps_mean(self) -> bool:
         """True if the memory keeps the mean that all ranks receive."""
-        return not self.memory.is_debt
+        return self.memory.keeps_mean
 
     @property
     def keeps_state(self) -> bool:

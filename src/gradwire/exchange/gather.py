@@ -14,7 +14,9 @@ class GatherExchange(Exchange):
     """One round for any message: N-1 messages pass through each rank's link.
 
     `aggregate` combines the N messages: their mean; the majority of their signs; or, if ranks may
-    be faulty, their median, trimmed mean or minimum-diameter mean.
+    be faulty, their median, trimmed mean or minimum-diameter mean. "median_norm" is the mean after
+    messages above the median norm were scaled down to it; "coincident" divides the sum of an entry
+    by the number of ranks that sent it instead of N.
     """
 
     codec: OneRound

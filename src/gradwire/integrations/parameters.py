@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from gradwire.comm.groups import check_member
+from gradwire.comm.groups import check_member, group_of_mesh
 from gradwire.errors import ConfigError
 
 COMPILED = "_orig_mod."
@@ -70,12 +70,7 @@ def group_of(given: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup:
     if not dist.is_initialized():
         raise ConfigError("there is no process group; call torch.distributed.init_process_group")
     if isinstance(given, DeviceMesh):
-        if given.ndim != 1:
-            raise ConfigError(
-                f"process_group: expected a mesh of one dimension, got {given.ndim} "
-                f"{given.mesh_dim_names or ''}; pick one, like mesh['replicate']"
-            )
-        return given.get_group()
+        return group_of_mesh(given)
     world = dist.group.WORLD
     assert world is not None
     if given is None:

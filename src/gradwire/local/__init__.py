@@ -5,6 +5,7 @@ from gradwire.local.block_cser import BlockCSER
 from gradwire.local.cser import CSER
 from gradwire.local.diloco import DiLoCo
 from gradwire.local.local_sgd import LocalSGD
+from gradwire.local.muloco import MuLoCo, muon_and_adamw
 from gradwire.local.qsparse import QsparseLocalSGD
 from gradwire.local.rejoin import RejoinedWorker
 from gradwire.local.sparseloco import SparseLoCo
@@ -16,9 +17,11 @@ __all__ = [
     "BlockCSER",
     "DiLoCo",
     "LocalSGD",
+    "MuLoCo",
     "QsparseLocalSGD",
     "RejoinedWorker",
     "SimulatedWorker",
     "SparseLoCo",
+    "muon_and_adamw",
     "simulated",
 ]

@@ -10,12 +10,11 @@ import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from threading import Timer
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from gradwire.base import Compressor, OneRound, encode_with_feedback
 from gradwire.checks import check_number
@@ -25,6 +24,7 @@ from gradwire.engine.engine import Engine
 from gradwire.engine.step import Lane
 from gradwire.errors import ConfigError, NonFiniteError, WireError
 from gradwire.local.base import LocalMethod, drift_plan, message_ratio
+from gradwire.local.optimizers import Optimizers
 from gradwire.local.rejoin import SERVER_KEY, RejoinedWorker
 from gradwire.local.server import MessageFormat, Reply, Server, nonfinite_name, reply_bytes
 from gradwire.local.server_protocol import RemoteServer, ServerAddress, ServerEndpoint, serve
@@ -60,10 +60,12 @@ class AsyncQsparseLocalSGD(LocalMethod):
     `process_group=RejoinedWorker(...)`.
     """
 
+    takes_shards: ClassVar = False
+
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizers,
         compressor: Compressor | str = "topk:ratio=0.01 | qsgd:bits=4",
         *,
         sync_every: int,
@@ -310,7 +312,7 @@ class AsyncQsparseLocalSGD(LocalMethod):
     def _tensors(self) -> dict[str, State]:
         own = {"anchor": self._anchor, "next_sync": {"step": self._next_sync}}
         # While the server runs its model may change at any time.
-        if self._server is not None and self._hook is not None:
+        if self._server is not None and self._follower is not None:
             return {**own, "server": self._server.snapshot()}
         return {**own, "server": self._server_model}
 

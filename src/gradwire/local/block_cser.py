@@ -6,7 +6,6 @@ The second implementation of Xie et al. 2020, arXiv:2007.13221.
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from gradwire.base import Compressor
 from gradwire.comm.base import CollectiveProgram
@@ -15,6 +14,8 @@ from gradwire.engine.engine import Engine
 from gradwire.engine.step import run_rounds
 from gradwire.errors import ConfigError
 from gradwire.local.base import LocalMethod, drift_plan
+from gradwire.local.island import forms_of, local_part
+from gradwire.local.optimizers import Optimizers
 from gradwire.local.workers import Group
 from gradwire.spec import compressor_of, format_spec
 from gradwire.types import EFInput, EncodeContext, Mean, Rounds, State, mix
@@ -33,7 +34,7 @@ class BlockCSER(LocalMethod):
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizers,
         updates: Compressor | str | None,
         errors: Compressor | str,
         *,
@@ -56,13 +57,13 @@ class BlockCSER(LocalMethod):
         sent = share * self._block_bytes(self._errors)
         if self._updates is not None:
             sent += (1 - share) * self._block_bytes(self._updates)
-        return sum(p.nbytes for p in self.parameters.values()) / sent
+        return sum(form.nbytes for form in self._errors.tensors.values()) / sent
 
     def _block_bytes(self, engine: Engine) -> int:
         """Returns the bytes of the blocks that are averaged at one step."""
         return sum(
-            p.itemsize * _count(engine.lanes[name].compressor, p.numel())
-            for name, p in self.parameters.items()
+            form.itemsize * _count(engine.lanes[name].compressor, form.numel())
+            for name, form in engine.tensors.items()
         )
 
     def _initialize(self) -> None:
@@ -80,7 +81,7 @@ class BlockCSER(LocalMethod):
         for name, parameter in self.parameters.items():
             lane = engine.lanes[name]
             ctx = lane.ctx._replace(step=self.steps)
-            rounds.append(_mean_of_blocks(parameter.detach(), lane.compressor, ctx))
+            rounds.append(_mean_of_blocks(local_part(parameter), lane.compressor, ctx))
         yield from run_rounds(rounds)
 
     def _engines(self) -> Sequence[Engine]:
@@ -94,7 +95,7 @@ class BlockCSER(LocalMethod):
         return {}
 
     def _make_engine(self, compressor: Compressor | str, seed: int) -> Engine:
-        rank, size, tensors = self._workers.rank, self._workers.size, self.parameters
+        rank, size, tensors = self._workers.rank, self._workers.size, forms_of(self.parameters)
         chosen = compressor_of(compressor)
         is_shared = isinstance(chosen, Sparsifier) and not chosen.sends_indices
         if not is_shared and chosen.family != "dense":

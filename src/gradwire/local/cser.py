@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from gradwire.comm.base import CollectiveProgram
 from gradwire.engine.engine import Engine
@@ -20,6 +19,8 @@ from gradwire.local.base import (
     message_ratio,
     overall_ratio,
 )
+from gradwire.local.island import forms_of, local_part
+from gradwire.local.optimizers import Optimizers
 from gradwire.local.psync import ReturnedResidual, psync
 from gradwire.local.state import buffer_for, float_copies
 from gradwire.local.workers import Group
@@ -47,7 +48,7 @@ class CSER(LocalMethod):
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizers,
         updates: MethodSpec | None,
         errors: MethodSpec,
         *,
@@ -61,9 +62,11 @@ class CSER(LocalMethod):
         LocalMethod.__init__(self, model, optimizer, sync_every, process_group, seed, broadcast)
         check_nan_policy("CSER", nan_policy)
         self._exchange, self._nan_policy = exchange, nan_policy
-        # Each draws random numbers of its own.
-        self._errors = self._make_engine(errors, mix(seed, 1))
-        self._updates = None if updates is None else self._make_engine(updates, mix(seed, 2))
+        # A shard may be too small for a method that another rank's is large enough for.
+        with self._island.same_errors():
+            # Each draws random numbers of its own.
+            self._errors = self._make_engine(errors, mix(seed, 1))
+            self._updates = None if updates is None else self._make_engine(updates, mix(seed, 2))
         self._common_part = float_copies(self.parameters)
         self._error = {n: torch.zeros_like(t) for n, t in self._common_part.items()}
         self._buffers: State = {}
@@ -78,8 +81,11 @@ class CSER(LocalMethod):
         return overall_ratio(updates, message_ratio(self._errors), self.sync_every)
 
     def error(self) -> State:
-        """Returns the part of the parameters that only this worker has applied, by name."""
-        return {n: e.view(self.parameters[n].shape) for n, e in self._error.items()}
+        """Returns the part of the parameters that only this worker has applied, by name.
+
+        Of a sharded parameter it is that of this rank's part.
+        """
+        return {n: e.view(local_part(self.parameters[n]).shape) for n, e in self._error.items()}
 
     def _initialize(self) -> None:
         for name, copy in float_copies(self.parameters).items():
@@ -107,8 +113,9 @@ class CSER(LocalMethod):
         for name, parameter in self.parameters.items():
             # Rounded as the parameter was, which in 16 bits is only near the sum.
             before = (self._common_part[name] + self._error[name]).to(parameter.dtype)
-            buffer = buffer_for(self._buffers, name, self._error[name])
-            update[name] = buffer.copy_(before).sub_(parameter.detach().reshape(-1))
+            error = self._error[name]
+            buffer = buffer_for(self._buffers, name, error.numel(), error.device)
+            update[name] = buffer.copy_(before).sub_(local_part(parameter).reshape(-1))
         return update
 
     def _sync(self, update: State, is_reset: bool) -> CollectiveProgram[None]:
@@ -116,10 +123,9 @@ class CSER(LocalMethod):
             yield from self._send_update(self._updates, update)
         if is_reset:
             yield from self._reset()
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                total = self._common_part[name] + self._error[name]
-                parameter.copy_(total.view(parameter.shape))
+        for name, parameter in self.parameters.items():
+            part = local_part(parameter)
+            part.copy_((self._common_part[name] + self._error[name]).view(part.shape))
 
     def _send_update(self, engine: Engine, update: State) -> CollectiveProgram[None]:
         """Computes p', r = PSync(p, C2); x -= p', e -= r."""
@@ -150,7 +156,7 @@ class CSER(LocalMethod):
         return self._common_part
 
     def _make_engine(self, compressor: MethodSpec, seed: int) -> Engine:
-        rank, size, tensors = self._workers.rank, self._workers.size, self.parameters
+        rank, size, tensors = self._workers.rank, self._workers.size, forms_of(self.parameters)
         memory, exchange = ReturnedResidual(), self._exchange
         plan = drift_plan("CSER", compressor, memory, exchange, tensors, size)
         for method in plan.methods:

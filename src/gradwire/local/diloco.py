@@ -5,11 +5,12 @@ arXiv:2501.18512.
 """
 
 from torch import nn
-from torch.optim import Optimizer
 
 from gradwire.base import Memory
+from gradwire.local.anchors import Anchors
 from gradwire.local.base import LocalNanPolicy
 from gradwire.local.fragment import OuterSGD, Partition
+from gradwire.local.optimizers import Optimizers
 from gradwire.local.outer_loop import DriftCompression, OuterLoopMethod, Streaming
 from gradwire.local.workers import Group
 from gradwire.policies import MethodSpec
@@ -23,13 +24,14 @@ class DiLoCo(OuterLoopMethod):
     every `sync_every / fragments` steps, so that the network load is even; a list of lists names
     the parts by prefixes of parameter names. With `delay` training continues for that many steps
     while a part is in flight; then the anchor moves, and parameters become
-    (1 - alpha) anchor + alpha parameters, where `alpha` is 0.5 by default.
+    (1 - alpha) anchor + alpha parameters, where `alpha` is 0.5 by default. Anchors and outer
+    momenta are kept on the device, or with `anchors` "host" or "bf16" in less of its memory.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizers,
         compressor: MethodSpec = "none",
         *,
         sync_every: int,
@@ -41,6 +43,7 @@ class DiLoCo(OuterLoopMethod):
         alpha: float | None = None,
         memory: Memory | str | None = None,
         exchange: str = "auto",
+        anchors: Anchors = "device",
         process_group: Group = None,
         seed: int = 0,
         broadcast: bool = False,
@@ -50,7 +53,7 @@ class DiLoCo(OuterLoopMethod):
         compression = DriftCompression(compressor, memory, exchange, nan_policy)
         outer = OuterSGD(outer_lr, outer_momentum, nesterov)
         streaming = Streaming(fragments, delay, alpha)
-        common = process_group, seed, broadcast
+        common = process_group, seed, broadcast, anchors
         OuterLoopMethod.__init__(
             self, model, optimizer, compression, outer, streaming, sync_every, *common
         )

@@ -17,11 +17,15 @@ from gradwire.comm.base import CollectiveProgram
 from gradwire.engine.engine import Engine
 from gradwire.errors import ConfigError
 from gradwire.kernels.specs import DriftTensors
+from gradwire.local.anchors import AnchorStore
+from gradwire.local.island import local_part
 from gradwire.local.state import buffer_for, float_copies
 from gradwire.types import State
 
 Partition: TypeAlias = int | Sequence[Sequence[str]]
 """A number of parts, to which layers are dealt in turn; or each part's parameter-name prefixes."""
+
+ON_DEVICE = AnchorStore("device")
 
 Named: TypeAlias = dict[str, nn.Parameter]
 
@@ -115,12 +119,14 @@ class Fragment:
         outer: OuterSGD,
         alpha: float | None,
         ahead: float,
+        store: AnchorStore = ON_DEVICE,
     ) -> None:
         self.parameters, self.engine, self.outer = parameters, engine, outer
         self.alpha, self.ahead = alpha, ahead
-        self.anchor = float_copies(parameters)
+        self._store, self._device = store, next(iter(parameters.values())).device
+        self.anchor = store.kept(float_copies(parameters))
         zeros = {name: torch.zeros_like(anchor) for name, anchor in self.anchor.items()}
-        self.momentum: State = zeros if outer.momentum else {}
+        self.momentum: State = store.kept(zeros) if outer.momentum else {}
         self.base: State = float_copies(parameters) if alpha is None else {}
         self.drift: State = {}
         # A tensor, so that it is saved with the drift: zeros in flight are not the same as none.
@@ -128,11 +134,16 @@ class Fragment:
         self._buffers: State = {}
 
     def initialize(self) -> None:
-        """Sets the anchor to the current parameters, which are equal on all workers."""
+        """Sets the anchor to the current parameters, which are equal on all workers.
+
+        If it is kept in bfloat16, they are rounded to it.
+        """
         for name, copy in float_copies(self.parameters).items():
             self.anchor[name].copy_(copy)
             if self.base:
                 self.base[name].copy_(copy)
+        if self._store.kind == "bf16":
+            self._mix_with_anchor(0.0)
 
     def saved_drift(self) -> State:
         """Returns the buffers of the drift to save or load; they are zeros if none is in flight."""
@@ -162,12 +173,12 @@ class Fragment:
 
     def apply_mean(self) -> None:
         """Moves the anchor along the mean drift, and the parameters with it."""
-        steps = self.outer.direction(list(self.drift.values()), list(self.momentum.values()))
         if self.alpha is None:
+            steps = self.outer.direction(list(self.drift.values()), list(self.momentum.values()))
             with self._kernel_tensors(steps) as tensors:
                 kernels.on(steps[0].device).apply_outer_mean(tensors, self.outer.rate)
         else:
-            torch._foreach_sub_(list(self.anchor.values()), steps, alpha=self.outer.rate)
+            self._step_anchor()
             self._mix_with_anchor(self.alpha)
         self.status.fill_(IDLE)
         self.drift.clear()
@@ -195,20 +206,33 @@ class Fragment:
         yield from self.average_drift()
         self.apply_mean()
 
+    def _step_anchor(self) -> None:
+        """Moves the anchor along the mean drift."""
+        store, lanes = self._store, self.engine.lanes
+        for names in store.batches(list(self.drift)):
+            anchors = store.load(self.anchor, names, self._device)
+            momenta = store.load(self.momentum, names, self._device)
+            steps = self.outer.direction([self.drift[name] for name in names], momenta)
+            torch._foreach_sub_(anchors, steps, alpha=self.outer.rate)
+            store.save(anchors, self.anchor, names, lanes, word=0)
+            store.save(momenta, self.momentum, names, lanes, word=1)
+
     def _mix_with_anchor(self, alpha: float) -> None:
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                anchor = self.anchor[name].view(parameter.shape).to(parameter.dtype)
-                parameter.copy_(anchor.lerp(parameter, alpha) if alpha else anchor)
+                part = local_part(parameter)
+                anchor = self.anchor[name].view(part.shape).to(part.device, part.dtype)
+                part.copy_(anchor.lerp(part, alpha) if alpha else anchor)
 
     def _drift_buffers(self) -> list[Tensor]:
         for name, anchor in self.anchor.items():
             if name not in self.drift:
-                self.drift[name] = buffer_for(self._buffers, name, anchor)
+                size = anchor.numel()
+                self.drift[name] = buffer_for(self._buffers, name, size, self._device)
         return list(self.drift.values())
 
     def _flat(self) -> list[Tensor]:
-        return [parameter.detach().reshape(-1) for parameter in self.parameters.values()]
+        return [local_part(parameter).reshape(-1) for parameter in self.parameters.values()]
 
     @contextmanager
     def _kernel_tensors(self, drifts: list[Tensor]) -> Iterator[DriftTensors]:
@@ -216,9 +240,10 @@ class Fragment:
         flat = self._flat()
         yield DriftTensors(flat, list(self.base.values()), list(self.anchor.values()), drifts)
         for parameter, vector in zip(self.parameters.values(), flat, strict=True):
-            if vector.data_ptr() != parameter.data_ptr():
-                parameter.detach().copy_(vector.view(parameter.shape))
+            part = local_part(parameter)
+            if vector.data_ptr() != part.data_ptr():
+                part.copy_(vector.view(part.shape))
 
     def _rounded_anchor(self) -> list[Tensor]:
         """Returns the values that parameters got from the anchor, which 16-bit types round."""
-        return [self.anchor[name].to(p.dtype) for name, p in self.parameters.items()]
+        return [self.anchor[name].to(p.device, p.dtype) for name, p in self.parameters.items()]

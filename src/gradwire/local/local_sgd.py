@@ -5,9 +5,9 @@ DaSGD, Zhou et al. 2020.
 """
 
 from torch import nn
-from torch.optim import Optimizer
 
 from gradwire.local.fragment import OuterSGD
+from gradwire.local.optimizers import Optimizers
 from gradwire.local.outer_loop import DriftCompression, OuterLoopMethod, keep_local_steps
 from gradwire.local.workers import Group
 
@@ -23,7 +23,7 @@ class LocalSGD(OuterLoopMethod):
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizers,
         *,
         sync_every: int,
         delay: int = 0,

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from gradwire.base import Memory
 from gradwire.checks import check_fraction_below_one, check_positive_fraction, check_whole
 from gradwire.engine.engine import Engine
 from gradwire.errors import ConfigError, NonFiniteError
 from gradwire.identity import identity_of
+from gradwire.local.anchors import Anchors, AnchorStore
 from gradwire.local.base import (
     LocalMethod,
     LocalNanPolicy,
@@ -33,6 +33,8 @@ from gradwire.local.fragment import (
     Partition,
     partition_parameters,
 )
+from gradwire.local.island import forms_of
+from gradwire.local.optimizers import Optimizers, learning_rate
 from gradwire.local.workers import Group, Wait
 from gradwire.policies import MethodSpec, find_policies
 from gradwire.types import State
@@ -101,7 +103,7 @@ class OuterLoopMethod(LocalMethod):
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizers,
         compression: DriftCompression,
         outer: OuterSGD,
         streaming: Streaming,
@@ -109,18 +111,23 @@ class OuterLoopMethod(LocalMethod):
         group: Group,
         seed: int,
         broadcast: bool,
+        anchors: Anchors = "device",
     ) -> None:
         LocalMethod.__init__(self, model, optimizer, sync_every, group, seed, broadcast)
         method = type(self).__name__
         compression.check(method, self.parameters)
         outer.check(method)
+        self._store = AnchorStore(anchors)
+        self._store.check(method)
         parts = partition_parameters(method, self.parameters, streaming.fragments)
         streaming.check(method, sync_every, len(parts))
         self.outer, self.streaming, self._compression = outer, streaming, compression
-        self._fragments = [self._fragment(part) for part in parts]
+        # A shard may be too small for a method that another rank's is large enough for.
+        with self._island.same_errors():
+            self._fragments = [self._fragment(part) for part in parts]
         self._waits: dict[int, Wait] = {}
         self._failed: dict[int, NonFiniteError] = {}
-        self._rate = torch.tensor(self._learning_rate(), dtype=torch.float64)
+        self._rate = torch.tensor(learning_rate(self.optimizers), dtype=torch.float64)
 
     def settings(self) -> dict[str, object]:
         outer = {"forget_below": self._compression.forget_below, "outer": identity_of(self.outer)}
@@ -130,7 +137,9 @@ class OuterLoopMethod(LocalMethod):
         first, *others = [fragment.engine.plan.identity() for fragment in self._fragments]
         # Fragments have different plans if policies give their parameters different methods.
         differ = {"plans": others} if any(other != first for other in others) else {}
-        return {**first, **differ, **outer, **schedule}
+        # Places differ between workers and runs as they like; formats change the results.
+        kept = {"anchors": "bf16"} if self._store.kind == "bf16" else {}
+        return {**first, **differ, **outer, **schedule, **kept}
 
     def planned_ratio(self) -> float:
         """Returns the compression ratio of a sync, times `sync_every`."""
@@ -206,16 +215,13 @@ class OuterLoopMethod(LocalMethod):
 
     def _drop_residuals_after_decay(self, fragment: Fragment) -> None:
         fraction = self._compression.forget_below
-        before, now = float(self._rate), self._learning_rate()
+        before, now = float(self._rate), learning_rate(self.optimizers)
         if fraction is not None and now < fraction * before:
             log.info(
                 "the learning rate has fallen from %g to %g; residuals are dropped", before, now
             )
             fragment.engine.rescale(0.0)
         self._rate.fill_(now)
-
-    def _learning_rate(self) -> float:
-        return max(float(group["lr"]) for group in self.optimizer.param_groups)
 
     def _engines(self) -> Sequence[Engine]:
         for number in range(len(self._fragments)):
@@ -239,15 +245,16 @@ class OuterLoopMethod(LocalMethod):
 
     def _fragment(self, parameters: Mapping[str, nn.Parameter]) -> Fragment:
         compression, rank, size = self._compression, self._workers.rank, self._workers.size
-        policies = find_policies(compression.compressor)
+        policies, forms = find_policies(compression.compressor), forms_of(parameters)
         plan = drift_plan(
             type(self).__name__,
             compression.compressor if policies is None else policies.restricted(parameters),
             compression.memory,
             compression.exchange,
-            parameters,
+            forms,
             size,
         )
-        engine = Engine(plan, parameters, rank, size, self.seed, compression.nan_policy)
+        engine = Engine(plan, forms, rank, size, self.seed, compression.nan_policy)
         streaming = self.streaming
-        return Fragment(parameters, engine, self.outer, streaming.alpha, streaming.ahead)
+        alpha, ahead = streaming.alpha, streaming.ahead
+        return Fragment(parameters, engine, self.outer, alpha, ahead, self._store)

@@ -5,11 +5,11 @@ Shen et al. 2019, arXiv:1906.12043.
 """
 
 from torch import nn
-from torch.optim import Optimizer
 
 from gradwire.base import Memory
 from gradwire.local.base import LocalNanPolicy
 from gradwire.local.fragment import OuterSGD
+from gradwire.local.optimizers import Optimizers
 from gradwire.local.outer_loop import DriftCompression, OuterLoopMethod, keep_local_steps
 from gradwire.local.workers import Group
 from gradwire.policies import MethodSpec
@@ -34,7 +34,7 @@ class QsparseLocalSGD(OuterLoopMethod):
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizers,
         compressor: MethodSpec = "topk:ratio=0.01 | qsgd:bits=4",
         *,
         sync_every: int,

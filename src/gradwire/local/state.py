@@ -8,12 +8,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from gradwire.checkpoint.state import all_or_nothing, load, own_part, save
+from gradwire.checkpoint.state import all_or_nothing, load, save
 from gradwire.checks import check_whole
 from gradwire.comm.meter import ring_bytes
 from gradwire.engine.engine import Engine
 from gradwire.errors import ConfigError
 from gradwire.identity import check_saved_identity
+from gradwire.local.island import local_part
 from gradwire.local.workers import Workers
 from gradwire.types import State
 
@@ -46,17 +47,16 @@ def write_state(
 
 
 def read_state(
-    state: Mapping[str, object],
-    key: str,
+    own: Mapping[str, object],
     identity: Mapping[str, object],
     engines: Sequence[Engine],
     tensors: Mapping[str, State],
 ) -> tuple[int, int]:
     """Loads engines and tensors; returns the numbers of steps and syncs.
 
-    Raises ConfigError, and changes nothing, if the state is of other settings or not finite.
+    Raises ConfigError, and changes nothing, if this worker's state is of other settings, or has
+    entries that are not finite.
     """
-    own = own_part(state, key)
     check_saved_identity("", own.get("identity"), identity)
     for name in ("steps", "syncs"):
         check_whole("state", name, own.get(name), 0)
@@ -97,20 +97,20 @@ def _check_tensors(kind: str, targets: State, saved: object) -> None:
 
 
 def float_copies(tensors: Mapping[str, Tensor], device: str | None = None) -> State:
-    """Returns flat float32 copies of the tensors, on their own device unless one is given."""
+    """Returns flat float32 copies of local parts, on their own device unless one is given."""
     return {
-        name: tensor.detach().to(device or tensor.device, torch.float32, copy=True).reshape(-1)
+        name: local_part(tensor).to(device or tensor.device, torch.float32, copy=True).reshape(-1)
         for name, tensor in tensors.items()
     }
 
 
-def buffer_for(buffers: State, name: str, like: Tensor) -> Tensor:
-    """Returns a buffer for a parameter's drift; on a GPU the same one every time.
+def buffer_for(buffers: State, name: str, numel: int, device: torch.device) -> Tensor:
+    """Returns a float32 buffer for a parameter's drift; on a GPU the same one every time.
 
     CUDA graphs are captured for tensors whose addresses stay the same.
     """
-    if not like.is_cuda:
-        return torch.empty_like(like)
+    if device.type != "cuda":
+        return torch.empty(numel, device=device)
     if name not in buffers:
-        buffers[name] = torch.empty_like(like)
+        buffers[name] = torch.empty(numel, device=device)
     return buffers[name]

@@ -11,10 +11,11 @@ from weakref import finalize
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire.checks import check_whole
 from gradwire.comm.base import CollectiveProgram, Comm, run_program
-from gradwire.comm.groups import check_member, lease_group
+from gradwire.comm.groups import check_member, group_of_mesh, lease_group
 from gradwire.comm.meter import Meter
 from gradwire.comm.process_group import ProcessGroupComm
 from gradwire.comm.side_stream import SideStream
@@ -87,7 +88,7 @@ class Workers(ABC):
 class ProcessGroupWorkers(Workers):
     """The ranks of a process group, which communicate in a group of their own."""
 
-    def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
+    def __init__(self, group: dist.ProcessGroup | DeviceMesh | None, device: torch.device) -> None:
         lease = lease_group(_process_group(group), device)
         # After a clean end the next user may have the group.
         self._release = finalize(self, lease.release)
@@ -194,8 +195,11 @@ def simulated(workers: int) -> list[SimulatedWorker]:
     return [SimulatedWorker(simulation, rank) for rank in range(workers)]
 
 
-Group: TypeAlias = dist.ProcessGroup | Workers | None
-"""The workers that take part; None means all ranks of torch's default group."""
+Group: TypeAlias = dist.ProcessGroup | DeviceMesh | Workers | None
+"""The workers that take part; None means all ranks of torch's default group.
+
+A mesh has one dimension: that between islands.
+"""
 
 
 def ranks_of(group: Group) -> list[int]:
@@ -205,13 +209,15 @@ def ranks_of(group: Group) -> list[int]:
     return dist.get_process_group_ranks(_process_group(group))
 
 
-def _process_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+def _process_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup:
     """Returns the group, or torch's default one for None; raises ConfigError if it is unusable."""
     if not dist.is_initialized():
         raise ConfigError(
             "there is no process group: call torch.distributed.init_process_group, or pass a "
             "worker of gradwire.local.simulated(workers)"
         )
+    if isinstance(group, DeviceMesh):
+        return group_of_mesh(group)
     group = dist.group.WORLD if group is None else group
     assert group is not None
     check_member(group)

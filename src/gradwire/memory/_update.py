@@ -42,8 +42,14 @@ class LocalUpdate(Memory):
         update = self.rule.update(grad.view(self.shape), state, pending)
         return self.inner.before(update.view(-1), state, pending)
 
+    @property
+    def keeps_mean(self) -> bool:
+        return self.rule.keeps_mean
+
     def after(self, ef: EFInput, mean: Tensor, state: State, pending: State) -> Tensor:
-        return self.inner.after(ef, mean, state, pending)
+        """Returns the update that parameters take, for the mean of what was sent."""
+        mean = self.inner.after(ef, mean, state, pending)
+        return self.rule.of_mean(mean.view(self.shape), state, pending).view(-1)
 
     def combined(self, states: Sequence[State], weights: Sequence[float]) -> State:
         """Takes the mean of the moments over ranks, and combines what was not sent by weights."""

@@ -60,6 +60,10 @@ class AdamUpdate(UpdateRule):
         kernels.on(grad.device).adam_update(grad.view(-1), moments, spec, step)
         return grad
 
+    def dense(self) -> UpdateRule:
+        """Returns the rule for the mean gradient, of which there is one."""
+        return replace(self, workers=1)
+
 
 def adam_update_of(kind: str, group: Mapping[str, Any], workers: int) -> AdamUpdate:
     """Returns the rule of a group's options, for a mean over so many workers."""
@@ -67,8 +71,3 @@ def adam_update_of(kind: str, group: Mapping[str, Any], workers: int) -> AdamUpd
     check_at_least_zero(kind, "eps", group["eps"])
     check_at_least_zero(kind, "clip", group["clip"])
     return AdamUpdate(beta1, beta2, float(group["eps"]), float(group["clip"]), workers)
-
-
-def of_one_worker(rule: UpdateRule) -> UpdateRule:
-    """Returns the rule for the mean gradient, of which there is one."""
-    return replace(rule, workers=1) if isinstance(rule, AdamUpdate) else rule

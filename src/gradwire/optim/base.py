@@ -1,7 +1,7 @@
 """The base class of optimisers that exchange updates instead of gradients."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeAlias, overload
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from gradwire.auto.auto import Auto
-from gradwire.base import Compressor, UpdateRule
+from gradwire.base import UpdateRule
 from gradwire.engine.nonfinite import StepVerdict, Verdict
 from gradwire.engine.plan import Plan
 from gradwire.engine.step import Lane
@@ -22,10 +22,10 @@ from gradwire.integrations.settings import Settings, settings_of
 from gradwire.memory.lowbit import LowBit
 from gradwire.memory.none import NoMemory
 from gradwire.memory.residual import Residual
-from gradwire.optim.adam_update import of_one_worker
 from gradwire.optim.apply import apply_updates
 from gradwire.optim.dense import MeanGradient, dense_step
 from gradwire.optim.groups import check_groups, check_model
+from gradwire.policies import MethodSpec
 from gradwire.spec import format_spec
 
 Groups: TypeAlias = Iterable[nn.Parameter] | Iterable[dict[str, Any]] | None
@@ -35,7 +35,7 @@ Groups: TypeAlias = Iterable[nn.Parameter] | Iterable[dict[str, Any]] | None
 class Exchange(NamedTuple):
     """The arguments of an optimiser that define how its updates are exchanged."""
 
-    compress: Compressor | str | Auto | Settings
+    compress: MethodSpec | Auto | Settings
     process_group: dist.ProcessGroup | None
     scaler: torch.amp.GradScaler | None
     options: Mapping[str, object]
@@ -54,6 +54,9 @@ class CompressedOptimizer(torch.optim.Optimizer, ABC):
 
     changeable: ClassVar[tuple[str, ...]] = ("lr", "weight_decay")
     """Options of a group that may change at any step."""
+
+    fixed_method: ClassVar[bool] = False
+    """True if the method of compression is a part of the optimiser, so that `switch` is refused."""
 
     link: Link
     """The handle: `stats()`, `switch`, `detach` and so on, as of `gradwire.attach`."""
@@ -76,17 +79,19 @@ class CompressedOptimizer(torch.optim.Optimizer, ABC):
         group = exchange.process_group or model.process_group
         self._workers = dist.get_world_size(group)
         self._rules = self._current_rules()
-        self._dense_rules = {name: of_one_worker(rule) for name, rule in self._rules.items()}
+        self._dense_rules = {name: rule.dense() for name, rule in self._rules.items()}
         self._fixed = self._fixed_options()
         self._scaler = exchange.scaler
         self._checks_finite = settings.nan_policy != "ignore"
-        adapt = partial(
+        adapt: Callable[[Plan], Plan] = partial(
             update_plan,
             kind,
             rules=tuple(self._rules.items()),
             # The automatic mode changes methods between two steps, so moments stay local.
             may_be_dense=settings.auto() is None,
         )
+        if self.fixed_method:
+            adapt = partial(_same_plan, kind, adapt, [])
         self.link = attach_planned(
             # Nothing rescales the mean update, so sparse methods do not stall.
             model,
@@ -226,9 +231,13 @@ class CompressedOptimizer(torch.optim.Optimizer, ABC):
                 "another optimiser"
             )
         groups = {key: value for key, value in state_dict.items() if key != "gradwire"}
+        self._prepare_load(groups["param_groups"])
         self.link.load_state_dict(state_dict["gradwire"])
         # An empty state is left out of distributed checkpoints.
         torch.optim.Optimizer.load_state_dict(self, {"state": {}, **groups})
+
+    def _prepare_load(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Prepares for the state of a run with these groups; by default there is nothing to do."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group of the constructor; later it raises, since DDP's parameters are fixed."""
@@ -238,6 +247,20 @@ class CompressedOptimizer(torch.optim.Optimizer, ABC):
                 "optimiser anew"
             )
         torch.optim.Optimizer.add_param_group(self, param_group)
+
+
+def _same_plan(
+    kind: str, adapt: Callable[[Plan], Plan], first: list[dict[str, object]], plan: Plan
+) -> Plan:
+    """Returns the adapted plan; raises ConfigError if it is not the one that was the first."""
+    found = adapt(plan)
+    if not first:
+        first.append(found.identity())
+    if found.identity() != first[0]:
+        raise ConfigError(
+            f"{kind}: the method of compression is part of the optimiser, which cannot switch it"
+        )
+    return found
 
 
 def update_plan(

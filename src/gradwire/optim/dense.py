@@ -133,9 +133,15 @@ def _update(one: MeanGradient, divisor: Tensor | None, skip: Tensor | None) -> T
     if divisor is not None:
         grad = grad / divisor
     if skip is None or not skip.is_cuda:
-        return one.rule.update(grad, one.state, one.state).view(one.parameter.shape)
+        return _applied(one, grad, one.state)
     pending = {key: torch.empty_like(moment) for key, moment in one.state.items()}
-    update = one.rule.update(grad, one.state, pending)
+    update = _applied(one, grad, pending)
     for key, moment in one.state.items():
         torch.where(skip.bool(), moment, pending[key], out=moment)
-    return update.view(one.parameter.shape)
+    return update
+
+
+def _applied(one: MeanGradient, grad: Tensor, pending: State) -> Tensor:
+    """Returns the update of a parameter by its rule, which is the mean of one."""
+    update = one.rule.update(grad, one.state, pending).view(one.parameter.shape)
+    return one.rule.of_mean(update, one.state, pending)

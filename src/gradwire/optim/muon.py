@@ -1,6 +1,6 @@
 """Muon with local momentum and compressed updates; AdamW for all that is no hidden matrix."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from gradwire.auto.auto import Auto
 from gradwire.base import Compressor, UpdateRule
+from gradwire.base.matrices import Predicate, chosen_matrices, hidden_matrices
 from gradwire.checks import check_flag, check_fraction_below_one, check_whole
 from gradwire.errors import ConfigError
 from gradwire.integrations.ddp import trained_parameters
@@ -28,8 +29,6 @@ AdjustRate: TypeAlias = Literal["match_rms_adamw", "original"]
 """Factor of a matrix's update: 0.2 sqrt(max(rows, columns)), so that its size is about that of
 AdamW's and one learning rate serves both (Liu et al. 2025, arXiv:2502.16982), or
 sqrt(max(1, rows / columns))."""
-
-Predicate: TypeAlias = Callable[[str, nn.Parameter], bool]
 
 COEFFICIENTS = 3.4445, -4.7750, 2.0315
 """Of the quintic Newton-Schulz iteration, which takes singular values to about 0.7 to 1.2."""
@@ -97,20 +96,6 @@ def orthonormalised(matrix: Tensor, steps: int) -> Tensor:
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.T if is_tall else x).to(torch.float32).contiguous()
-
-
-def hidden_matrices(model: nn.Module) -> set[str]:
-    """Returns the names of the weights that Muon takes by default.
-
-    These are all parameters of two or more dimensions but those of embeddings (`nn.Embedding`,
-    `nn.EmbeddingBag`), tied ones included, and of the output head, which is the last `nn.Linear`
-    in the order of `model.modules()`.
-    """
-    modules = list(model.modules())
-    embeddings = [m for m in modules if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
-    heads = [m for m in modules if isinstance(m, nn.Linear)][-1:]
-    others = {p for module in (*embeddings, *heads) for p in module.parameters(recurse=False)}
-    return {n for n, p in model.named_parameters() if p.dim() >= 2 and p not in others}
 
 
 class Muon(CompressedOptimizer):
@@ -185,11 +170,4 @@ def _chosen(
     """Returns the names of the parameters that Muon takes."""
     if matrices is None:
         return frozenset(hidden_matrices(model.module) & {*names.values()})
-    chosen = [(n, p) for p, n in names.items() if matrices(n, p)]
-    for name, parameter in chosen:
-        if parameter.dim() < 2:
-            raise ConfigError(
-                f"Muon: matrices must choose parameters of two or more dimensions, got {name!r} "
-                f"of shape {tuple(parameter.shape)}"
-            )
-    return frozenset(name for name, _ in chosen)
+    return chosen_matrices("Muon", {n: p for p, n in names.items()}, matrices)

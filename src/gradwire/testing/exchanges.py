@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from gradwire.base import Compressor
+from gradwire.compressors._nested import NestedSelection
 from gradwire.compressors._sparsifier import Pipeline, Sparsifier
 from gradwire.engine.nonfinite import NonFiniteGuard
 from gradwire.engine.step import Lane, lane_rounds
@@ -177,6 +178,8 @@ def nonfinite_entries_are_not_dropped(case: Case) -> None:
 def selects_at_random(compressor: Compressor) -> bool:
     """Returns whether it selects entries without reading them."""
     first = compressor.sparsifier if isinstance(compressor, Pipeline) else compressor
+    if isinstance(first, NestedSelection):
+        return selects_at_random(first.outer) or selects_at_random(first.inner)
     return isinstance(first, Sparsifier) and not first.sends_indices
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.base import Compressor, Family, OneRound
+from gradwire.compressors._nested import NestedSelection
 from gradwire.compressors._sparsifier import Pipeline
 from gradwire.errors import ConfigError, WireError
 from gradwire.identity import identity_of, is_own
@@ -48,6 +49,8 @@ def can_be_compared(compressor: Compressor) -> None:
     stages: tuple[Compressor, ...] = (compressor,)
     if isinstance(compressor, Pipeline):
         stages = compressor.sparsifier, compressor.quantiser
+    if isinstance(stages[0], NestedSelection):
+        stages = stages[0].outer, stages[0].inner, *stages[1:]
     if all(is_own(type(stage)) or plugin_name(type(stage)) for stage in stages):
         text = format_spec(compressor)
         expect(parse(text) == compressor, f"{text!r} reads back as {parse(text)}")

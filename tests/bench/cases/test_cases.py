@@ -97,6 +97,11 @@ def test_brackets_enclose_nested_settings() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("topk:ratio=0.1 @ side=demo", "topk:ratio=0.1: side=demo goes with chunktopk whose chunk"),
+        (
+            "chunktopk @ side=demo,controller=autopilot",
+            "chunktopk: a controller measures gradients, not side=demo",
+        ),
         ("efsign @ exchange=mean", "efsign does not go with exchange 'mean'"),
         ("efsign @ color=red", "efsign @ color=red: unknown parameter ['color']"),
         ("efsign @ nan_policy=hope", "efsign @ nan_policy=hope: nan_policy must be one of"),

@@ -33,6 +33,7 @@ ALL = (
     CSER.replace("(cser", "(block_cser"),
     "fp16 @ local=(diloco:sync_every=4,fragments=2,outer_lr=0.5)",
     "chunktopk:k=64,chunk=4096 | codebook:bits=2 @ local=(sparseloco:sync_every=4)",
+    "codebook:bits=2 @ local=(muloco:sync_every=4,fragments=2,delay=1,anchors=bf16)",
     "topk:ratio=0.1 @ local=(async_qsparse:sync_every=4,gaps=random)",
 )
 
@@ -49,6 +50,7 @@ def test_every_method_has_a_case(text: str) -> None:
         ("none @ local=(qsprase:sync_every=4)", "no local method named 'qsprase'; did you mean"),
         ("none @ local=qsparse", "qsparse: missing parameter ['sync_every']"),
         ("none @ local=(qsparse:sync_every=0)", "QsparseLocalSGD: sync_every must be at least 1"),
+        ("none @ local=(diloco:sync_every=4,anchors=disk)", "diloco: anchors must be one of"),
         ("none @ local=(diloco:sync_every=4,decay=1)", "diloco: unknown parameter ['decay']"),
         ("int4 @ local=(qsparse:sync_every=4,delay=5)", "delay must be 0 to 4, got 5"),
         ("none @ local=(block_cser:sync_every=4,delay=1)", "unknown parameter ['delay']"),

@@ -26,3 +26,4 @@ def test_the_command_prints_the_rows(
     app(["bench", "integrations", "--json", "-"], standalone_mode=False)
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["integration"] for row in rows] == [*PAIRS]
+    assert {(row["kind"], row["compared"], row["workers"]) for row in rows} == {("overhead", 2, 2)}

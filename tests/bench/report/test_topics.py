@@ -32,12 +32,13 @@ def test_every_kind_has_a_section_and_is_counted() -> None:
         "Two levels of a sparsifier, factors 10 and 1000, on cpu, numba kernels",
         "Keras steps: hidden layers of 2,048, batch 32, 2 workers, links not shaped",
         "Cost of guards: mlp, 4 workers, links shaped to 1 Gbit/s",
+        "Cost of integrations: layers of 1,024, 2 workers, cpu",
         "Fuzzed messages",
         "Jobs with injected faults",
         "Faults",
     ):
         assert words in headings
-    assert "24 records: 7 of kind train, 2 of kind follow, 4 of kind forecast, 2 of" in page
+    assert "26 records: 7 of kind train, 2 of kind follow, 4 of kind forecast, 2 of" in page
 
 
 @pytest.mark.parametrize("record", others(), ids=lambda record: str(record.kind))

@@ -5,10 +5,12 @@ import torch
 
 from gradwire.bench.cases.local import LocalCase
 from gradwire.bench.cases.parse import parse_case
+from gradwire.bench.cases.two_optimisers import MuonAndAdamW
 from gradwire.bench.simulated.base import train
 from gradwire.bench.simulated.trainer import exchange_trainer, local_trainer
 from gradwire.bench.workloads._images import Flat
 from gradwire.bench.workloads.base import parse_workload
+from gradwire.errors import ConfigError
 
 CASES = {
     "dense": "none @ local=(qsparse:sync_every=1)",
@@ -49,6 +51,27 @@ def test_local_steps_of_one_are_dense_ones() -> None:
         assert a.evaluation.loss == pytest.approx(b.evaluation.loss, rel=1e-4)
         assert a.sent_bytes == pytest.approx(b.sent_bytes, rel=1e-3)
     assert ours[-1].sent_bytes > 0
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon since 2.9")
+def test_local_steps_of_muloco_are_those_of_muon() -> None:
+    """The workload's schedule sets the rates of both optimisers, which share its parameters."""
+    workload = parse_workload("gpt2-tiny:synthetic=true")
+    case = parse_case("none @ local=(muloco:sync_every=2)")
+    assert isinstance(case, LocalCase)
+    with local_trainer(workload, case, workers=2, seed=0) as trainer:
+        seen = list(train(trainer, steps=6, evaluate_every=6))
+        both = trainer.optimisers[0]
+        assert isinstance(both, MuonAndAdamW)
+        muon, adamw = both.parts
+    names = {p: name for name, p in trainer.models[0].named_parameters()}
+    assert {names[p].split(".")[0] for p in muon.param_groups[0]["params"]} == {"blocks"}
+    assert {"tokens.weight", "places.weight"} < {names[p] for p in adamw.param_groups[0]["params"]}
+    last = workload.learning_rate_at(5.5 / 6)
+    assert [group["lr"] for one in (muon, adamw) for group in one.param_groups] == [last, last]
+    assert seen[-1].evaluation.loss < seen[0].evaluation.loss
+    with pytest.raises(ConfigError, match="muloco: expected a workload with AdamW, got SGD"):
+        MuonAndAdamW(trainer.models[0], torch.optim.SGD(trainer.models[0].parameters(), lr=0.1))
 
 
 def test_workers_differ_between_syncs() -> None:

@@ -101,3 +101,17 @@ def test_dropped_momentum_moves_to_the_memory() -> None:
     adam = parse_workload("neumf-tiny")
     with pytest.raises(ConfigError, match="only SGD has a momentum to drop, got Adam"):
         exchange_trainer(adam, case, 1, 0)
+
+
+def test_workers_of_demo_send_their_momentum() -> None:
+    """A step is as long as the learning rate in every entry, but for the decay of matrices."""
+    workload = parse_workload("gpt2-tiny:synthetic=true")
+    merge = "memory=(residual:decay=0.999),exchange=(gather:aggregate=coincident)"
+    trainer = exchange_trainer(workload, f"chunktopk:k=4,chunk=64 @ side=demo,{merge}", 2, 0)
+    bias = trainer.model.get_parameter("norm.bias")
+    before = bias.detach().clone()
+    trainer.step(0, 10)
+    rate = workload.learning_rate_at(0.05)
+    torch.testing.assert_close((bias - before).abs(), torch.full_like(bias, rate))
+    states = [worker.lanes["tokens.weight"].memory_state for worker in trainer.exchange.workers]
+    assert not torch.equal(states[0]["residual"], states[1]["residual"])

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 import pytest
 from torch import Tensor
@@ -13,10 +14,11 @@ from gradwire.bench.cases.parse import parse_case
 from gradwire.bench.predictions import measured_model
 from gradwire.bench.records.files import read
 from gradwire.bench.records.schema import TrainRecord
-from gradwire.bench.studies.definitions import STUDIES
-from gradwire.bench.studies.study import distinct_cases
+from gradwire.bench.studies.definitions import STUDIES, find_studies
+from gradwire.bench.studies.study import Study, distinct_cases
 from gradwire.bench.workloads.base import parse_workload
 from gradwire.engine.plan import Plan
+from gradwire.errors import ConfigError
 from gradwire.perfmodel.compute import Bucket
 from gradwire.perfmodel.exchange_cost import ExchangeCost, measure_exchange
 
@@ -43,6 +45,29 @@ def test_every_study_is_well_formed(name: str) -> None:
     assert len(set(study.cases)) == len(study.cases) > 1
     for case in study.cases:
         parse_case(case)
+
+
+def test_a_name_may_stand_for_several_studies() -> None:
+    assert list(find_studies("gravac")) == ["gravac"]
+    assert list(find_studies("grace")) == [key for key in STUDIES if key.startswith("grace-")]
+    assert {"gravac", "gravac-vgg16"} < find_studies("gravac*").keys()
+    with pytest.raises(ConfigError, match="no study named 'gracious'; there are "):
+        find_studies("gracious")
+
+
+def test_shorter_runs_are_runs_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = replace(
+        STUDIES["exchanges"], workload="mlp-tiny", steps=4, shorter=(0.5,), target="loss=9"
+    )
+    monkeypatch.setitem(cast(dict[str, Study], STUDIES), "exchanges", study)
+    path, page = tmp_path / "study.jsonl", tmp_path / "page.html"
+    words = f"exchanges --seeds 0 --case none --json {path} --page {page}"
+    assert run(monkeypatch, words) == 0
+    assert [(r.steps, r.rate) for r in records(path)] == [(n, r) for n in (4, 2) for r in RATES]
+    assert "at the best length of run" in capsys.readouterr().out
+    assert page.read_text().startswith("<!doctype html>")
 
 
 def test_a_study_resumes(

@@ -1,17 +1,19 @@
 """Cases of local methods, which synchronise rarely, from text such as `qsparse:sync_every=8`."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Literal, NamedTuple, cast
+from typing import Literal, cast
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import SGD, Optimizer
 
 from gradwire.bench.case import Case, Mounted, Traffic
+from gradwire.bench.cases.local_settings import LocalSettings, SyncSchedule, WorkerContext
+from gradwire.bench.cases.neighbors import BeerSettings, CgtSettings, ChocoSettings, DsgdSettings
+from gradwire.bench.cases.two_optimisers import MuonAndAdamW
 from gradwire.errors import ConfigError
 from gradwire.local import (
     CSER,
@@ -19,42 +21,15 @@ from gradwire.local import (
     BlockCSER,
     DiLoCo,
     LocalSGD,
+    MuLoCo,
     QsparseLocalSGD,
     SparseLoCo,
 )
+from gradwire.local.anchors import Anchors
 from gradwire.local.base import LocalMethod
-from gradwire.local.workers import Group, simulated
+from gradwire.local.workers import simulated
 from gradwire.options import read_options
 from gradwire.spec import from_settings
-
-
-class WorkerContext(NamedTuple):
-    """The inputs of a local method on one worker: model, optimiser, process group and seed."""
-
-    model: nn.Module
-    optimizer: Optimizer
-    group: Group
-    seed: int
-
-
-class SyncSchedule(NamedTuple):
-    """A synchronisation starts every `interval` steps, and its mean is applied `delay` later."""
-
-    interval: int
-    delay: int = 0
-
-
-@dataclass(frozen=True)
-class LocalSettings(ABC):
-    """The settings of a local method, which builds it with a compressor spec and an exchange."""
-
-    sync_every: int
-
-    @abstractmethod
-    def build(self, spec: str, exchange: str, worker: WorkerContext) -> LocalMethod: ...
-
-    @abstractmethod
-    def sync_schedule(self) -> SyncSchedule: ...
 
 
 @dataclass(frozen=True)
@@ -172,6 +147,7 @@ class _OuterLoop(LocalSettings):
 
     fragments: int = 1
     delay: int = 0
+    anchors: Anchors = "device"
 
     def sync_schedule(self) -> SyncSchedule:
         return SyncSchedule(self.sync_every // self.fragments, self.delay)
@@ -190,13 +166,31 @@ class _DiLoCo(_OuterLoop):
 
 
 @dataclass(frozen=True)
+class _MuLoCo(_OuterLoop):
+    """Settings of MuLoCo, whose local steps are those of Muon and AdamW."""
+
+    outer_lr: float = 0.8
+    outer_momentum: float = 0.9
+    decay: float = 0.9
+
+    def build(self, spec: str, exchange: str, worker: WorkerContext) -> LocalMethod:
+        model, optimizer, group, seed = worker
+        return MuLoCo(
+            model, optimizer, spec, exchange=exchange, process_group=group, seed=seed, **vars(self)
+        )
+
+    def optimiser(self, model: nn.Module, own: Optimizer) -> Optimizer:
+        return MuonAndAdamW(model, own)
+
+
+@dataclass(frozen=True)
 class _SparseLoCo(_OuterLoop):
     outer_lr: float = 1.0
     decay: float = 0.95
 
     def build(self, spec: str, exchange: str, worker: WorkerContext) -> LocalMethod:
         model, optimizer, group, seed = worker
-        # SparseLoCo's default is fixed: every worker receives the messages of all.
+        # As in the records of earlier runs; the studies of language models name the default.
         resolved = "gather" if exchange == "auto" else exchange
         return SparseLoCo(
             model, optimizer, spec, exchange=resolved, process_group=group, seed=seed, **vars(self)
@@ -210,7 +204,12 @@ LOCAL_METHODS: Mapping[str, type[LocalSettings]] = {
     "cser": _Cser,
     "block_cser": _BlockCser,
     "diloco": _DiLoCo,
+    "muloco": _MuLoCo,
     "sparseloco": _SparseLoCo,
+    "dsgd": DsgdSettings,
+    "choco": ChocoSettings,
+    "cgt": CgtSettings,
+    "beer": BeerSettings,
 }
 
 
@@ -244,6 +243,7 @@ class LocalCase(Case):
     def mount(self, ddp: DDP, optimizer: Optimizer, seed: int) -> Mounted:
         contexts = ExitStack()
         contexts.enter_context(ddp.no_sync())
+        optimizer = self.optimiser(ddp.module, optimizer)
         steps = self.build(WorkerContext(ddp.module, optimizer, ddp.process_group, seed))
         contexts.enter_context(steps)
         return _MountedLocal(
@@ -256,13 +256,21 @@ class LocalCase(Case):
             idle_offset=self.sync_schedule().delay,
         )
 
+    def optimiser(self, model: nn.Module, own: Optimizer) -> Optimizer:
+        """Returns the optimiser of a worker's local steps, in place of the workload's own."""
+        return parse_local(self.local).optimiser(model, own)
+
     def build(self, worker: WorkerContext) -> LocalMethod:
         """Builds the local method for one worker."""
         return parse_local(self.local).build(self.spec, self.exchange, worker)
 
     def sync_schedule(self) -> SyncSchedule:
         """Returns the interval and the delay of synchronisation."""
-        return parse_local(self.local).sync_schedule()
+        return self.settings().sync_schedule()
+
+    def settings(self) -> LocalSettings:
+        """Returns the parsed settings of the local method."""
+        return parse_local(self.local)
 
 
 @dataclass(frozen=True)

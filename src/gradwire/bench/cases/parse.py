@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import SGD, Optimizer
@@ -11,7 +10,13 @@ from gradwire.auto.auto import Auto, check_alone, find_auto
 from gradwire.bench.case import Case, Change, Mounted, Traffic
 from gradwire.bench.cases.baselines import BASELINES
 from gradwire.bench.cases.local import LocalCase
-from gradwire.bench.cases.update_side import compressed_optimiser, set_beta1
+from gradwire.bench.cases.update_side import (
+    Side,
+    compressed_optimiser,
+    demo_method,
+    demo_optimiser,
+    set_beta1,
+)
 from gradwire.checks import check_fraction_below_one
 from gradwire.control.accordion import Accordion
 from gradwire.control.base import Controller, find_controller
@@ -37,8 +42,7 @@ class MethodCase(Case):
     controller: str = "none"
     least_bytes: str = "auto"
     chunk_bytes: str = "auto"
-    side: Literal["gradient", "update"] = "gradient"
-    """What workers exchange: gradients, or the updates that their optimiser makes of them."""
+    side: Side = "gradient"
     drop_momentum: bool = False
     """True if the optimiser loses its momentum, for a memory that has one of its own."""
     beta1: str = "auto"
@@ -56,12 +60,16 @@ class MethodCase(Case):
         if (controller := self.make_controller()) is not None:
             controller.create_state(plan.compressor, [], size)
         self._lengths()
-        if self.drop_momentum and self.side == "update":
-            raise ConfigError(f"{self.spec}: side=update sends momentum; omit drop_momentum")
-        if self.side == "update":
-            if controller is not None:
-                raise ConfigError(f"{self.spec}: a controller measures gradients, not side=update")
-            update_plan("side=update", plan, ())
+        if self.side == "gradient":
+            return
+        side = f"side={self.side}"
+        if self.drop_momentum:
+            raise ConfigError(f"{self.spec}: {side} sends momentum; omit drop_momentum")
+        if controller is not None:
+            raise ConfigError(f"{self.spec}: a controller measures gradients, not {side}")
+        update_plan(side, plan, ())
+        if self.side == "demo":
+            demo_method(self.spec, plan)
 
     def mount(self, ddp: DDP, optimizer: Optimizer, seed: int) -> Mounted:
         least_bytes, chunk_bytes = self._lengths()
@@ -83,6 +91,11 @@ class MethodCase(Case):
         if self.side == "gradient":
             known = None if self.auto() is None else optimizer
             return _MountedMethod(optimizer, attach(ddp, settings, optimizer=known))
+        if self.side == "demo":
+            plan = make_plan(self.spec, self._memory(), self.exchange, (), 2)
+            method = demo_method(self.spec, plan)
+            demo = demo_optimiser(ddp, optimizer, method, seed)
+            return _MountedMethod(demo, demo.link, clips=False)
         compressed = compressed_optimiser(ddp, optimizer, settings)
         return _MountedMethod(compressed, compressed.link, clips=False)
 
@@ -164,10 +177,10 @@ def drops_momentum(text: str) -> bool:
     return isinstance(case, MethodCase) and case.drop_momentum
 
 
-def is_update_side(text: str) -> bool:
-    """Returns whether the workers of a case exchange updates."""
+def side_of(text: str) -> Side:
+    """Returns what the workers of a case exchange."""
     case = parse_case(text)
-    return isinstance(case, MethodCase) and case.side == "update"
+    return case.side if isinstance(case, MethodCase) else "gradient"
 
 
 def beta1_of(text: str) -> float | None:

@@ -4,9 +4,12 @@ Steps of both alternate, so that a slowdown of the machine affects both, and eac
 with its neighbour. Each is first equally often, since the second finds warm caches.
 """
 
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from json import dumps, loads
 from operator import truediv
 from pathlib import Path
@@ -22,7 +25,8 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from gradwire.bench.machine import check_device
+from gradwire.bench.machine import check_device, device_facts, machine_facts
+from gradwire.bench.records.schema import OverheadRecord
 from gradwire.errors import ConfigError
 from gradwire.integrations.ddp import attach
 from gradwire.integrations.fsdp import attach_fsdp
@@ -37,6 +41,8 @@ Build: TypeAlias = Callable[[], nn.Module]
 WIDTH = 1024
 LIMIT = 1.03
 """Upper bound of the ratio of step times with and without Gradwire."""
+LIMITS: Mapping[str, float] = {"adamw": 1.05}
+"""Other upper bounds, by integration."""
 
 
 class Overhead(NamedTuple):
@@ -49,6 +55,8 @@ class Overhead(NamedTuple):
     low: float
     """The quartiles of the ratio."""
     high: float
+    compared: int
+    """The number of ratios."""
 
 
 class Pair(NamedTuple):
@@ -125,13 +133,13 @@ def _adamw_pair(model: Build, x: Tensor) -> Iterator[Pair]:
     optimizer.link.detach()
 
 
-def _fsdp_pair(model: Build, x: Tensor) -> Iterator[Pair]:
+def _fsdp_pair(weights: str | None, model: Build, x: Tensor) -> Iterator[Pair]:
     from torch.distributed.fsdp import fully_shard
 
     dense, sharded = model(), model()
     fully_shard(dense)
     fully_shard(sharded)
-    shards = attach_fsdp(sharded, "none")
+    shards = attach_fsdp(sharded, "none", weights=weights)
     yield Pair(_step(dense, x), _step(sharded, x))
     shards.detach()
 
@@ -141,7 +149,8 @@ PAIRS: Mapping[str, Callable[[Build, Tensor], Iterator[Pair]]] = {
     "loop": _loop_pair,
     "optimizer": _optimizer_pair,
     "adamw": _adamw_pair,
-    "fsdp": _fsdp_pair,
+    "fsdp": partial(_fsdp_pair, None),
+    "fsdp-weights": partial(_fsdp_pair, "none"),
 }
 """The steps to compare, by integration."""
 
@@ -154,11 +163,11 @@ def compare(
     rows: list[Overhead] = []
     for name in only:
         for pair in PAIRS[name](lambda: _model(width).to(device), x):
-            rows.append(_overhead(name, pair, steps))
+            rows.append(_time_steps(name, pair, steps))
     return rows
 
 
-def _overhead(name: str, pair: Pair, steps: int) -> Overhead:
+def _time_steps(name: str, pair: Pair, steps: int) -> Overhead:
     seconds: list[list[float]] = [[], []]
     for number in range(steps + 2):
         for attached in (0, 1) if number % 2 else (1, 0):
@@ -169,9 +178,14 @@ def _overhead(name: str, pair: Pair, steps: int) -> Overhead:
             _wait_for_device()
             seconds[attached].append(perf_counter() - start)
     # The first two steps create buckets and lanes.
-    plain_s, none_s = (times[2:] for times in seconds)
+    return overhead(name, *(times[2:] for times in seconds))
+
+
+def overhead(name: str, plain_s: Sequence[float], none_s: Sequence[float]) -> Overhead:
+    """Returns the overhead from times of neighbours, at least two of each."""
     low, ratio, high = quantiles(map(truediv, none_s, plain_s), n=4)
-    return Overhead(name, 1e3 * median(plain_s), 1e3 * median(none_s), ratio, low, high)
+    times_ms = 1e3 * median(plain_s), 1e3 * median(none_s)
+    return Overhead(name, *times_ms, ratio, low, high, len(plain_s))
 
 
 def _wait_for_device() -> None:
@@ -202,6 +216,9 @@ class IntegrationBench:
     width: int = WIDTH
     only: tuple[str, ...] = (*PAIRS,)
     device: str = "cpu"
+    trainers: bool = False
+    """Also compares steps inside Accelerate, Lightning and Transformers, on a CPU."""
+    command: str = ""
 
     def __post_init__(self) -> None:
         for name, value, least in (
@@ -212,23 +229,58 @@ class IntegrationBench:
             if value < least:
                 raise ConfigError(f"integrations: {name} must be at least {least}, got {value}")
         check_device(self.device)
+        if self.trainers and self.device != "cpu":
+            raise ConfigError("integrations: trainers are compared on a CPU; omit --device")
         for name in self.only:
             if name not in PAIRS:
                 raise ConfigError(f"integrations: only must be some of {[*PAIRS]}, got {name!r}")
 
-    def run(self) -> list[Overhead]:
-        with tempfile.TemporaryDirectory() as folder:
-            spawn(_rank, (self, folder), self.ranks)
-            return [Overhead(*row) for row in loads(Path(folder, "rows").read_text())]
+    def run(self) -> list[OverheadRecord]:
+        """Runs all comparisons, those inside trainers last; returns a record of each."""
+        rows = self._trainers() if self.trainers else []
+        if self.only:
+            with tempfile.TemporaryDirectory() as folder:
+                spawn(_rank, (self, folder), self.ranks)
+                text = Path(folder, "rows").read_text()
+            rows = [*(Overhead(*row) for row in loads(text)), *rows]
+        return [self._record(row) for row in rows]
+
+    def _trainers(self) -> list[Overhead]:
+        torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+        module = ("-m", "gradwire.bench.microbench.trainers", "--width", str(self.width))
+        words = (*torchrun, "--nproc-per-node", str(self.ranks), *module)
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ConfigError(f"integrations: the trainers failed:\n{done.stderr[-2000:]}")
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        return [Overhead(**loads(line)) for line in lines]
+
+    def _record(self, row: Overhead) -> OverheadRecord:
+        return OverheadRecord(
+            integration=row.integration,
+            workers=self.ranks,
+            device=self.device,
+            width=self.width,
+            compared=row.compared,
+            plain_ms=row.plain_ms,
+            none_ms=row.none_ms,
+            ratio=row.ratio,
+            quartiles=(row.low, row.high),
+            limit=LIMITS.get(row.integration, LIMIT),
+            command=self.command,
+            machine={**machine_facts(), **device_facts(self.device)},
+        )
 
 
-def show(rows: Sequence[Overhead], console: Console) -> None:
+def show(records: Sequence[OverheadRecord], console: Console) -> None:
     """Prints a line per integration."""
     table = Table(box=None, pad_edge=False)
     for name in ("integration", "plain ms", "none ms", "ratio", "quartiles", "limit"):
         table.add_column(name, justify="left" if name == "integration" else "right")
-    for row in rows:
-        times = f"{row.plain_ms:.2f}", f"{row.none_ms:.2f}"
-        quartiles = f"{row.low:.3f} to {row.high:.3f}"
-        table.add_row(row.integration, *times, f"{row.ratio:.3f}", quartiles, f"{LIMIT:.2f}")
+    for record in records:
+        times = f"{record.plain_ms:.2f}", f"{record.none_ms:.2f}"
+        low, high = record.quartiles
+        quartiles = f"{low:.3f} to {high:.3f}"
+        ratio = f"{record.ratio:.3f}"
+        table.add_row(record.integration, *times, ratio, quartiles, f"{record.limit:.2f}")
     console.print(table)

@@ -1,8 +1,7 @@
 """The overhead inside other trainers: `none` through each against the same trainer alone.
 
-`torchrun --nproc-per-node 2 -m gradwire.bench.microbench.trainers` prints a line of JSON per
-trainer, like `integrations`. A trainer cannot be paused between two steps, so short runs of both
-alternate.
+`gradwire bench integrations --trainers` starts it with torchrun; it prints a line of JSON per
+trainer. A trainer cannot be paused between two steps, so short runs of both alternate.
 """
 
 import argparse
@@ -18,7 +17,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-WIDTH = 1024
+from gradwire.bench.microbench.integrations import WIDTH, Overhead, overhead
+
 BATCH = 32
 WARM_UP = 3
 """Steps that create buckets and lanes."""
@@ -123,34 +123,33 @@ def transformers(model: Timed, inputs: Tensor, attached: bool) -> None:
 RUNS: tuple[Run, ...] = (accelerate, lightning, transformers)
 
 
-def compare(width: int, steps: int, rounds: int) -> list[dict[str, object]]:
-    """Returns a row per trainer: both medians and their ratio; call it on all ranks of torchrun."""
-    rows: list[dict[str, object]] = []
+def compare(width: int, steps: int, rounds: int) -> list[Overhead]:
+    """Returns a row per trainer, over rounds of one run each; call it on all ranks of torchrun."""
+    rows: list[Overhead] = []
     inputs = torch.randn((WARM_UP + steps) * BATCH * dist.get_world_size(), width)
     for run in RUNS:
-        seconds: list[list[float]] = [[], []]
+        medians_s: list[list[float]] = [[], []]
         for number in range(2 * rounds):
             # Each is first equally often: 0 1, 1 0, 0 1, ...
             attached = number % 4 in (1, 2)
             model = Timed(width)
             run(model, inputs, attached)
-            seconds[attached].extend(model.seconds())
-        plain_ms, none_ms = (1e3 * median(times) for times in seconds)
-        row = {"plain_ms": plain_ms, "none_ms": none_ms, "ratio": none_ms / plain_ms}
-        rows.append({"mount": run.__name__, **row})
+            medians_s[attached].append(median(model.seconds()))
+        rows.append(overhead(run.__name__, *medians_s))
     return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--width", type=int, default=WIDTH)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    for row in compare(WIDTH, args.steps, args.rounds):
+    for row in compare(args.width, args.steps, args.rounds):
         if dist.get_rank() == 0:
-            print(json.dumps(row), flush=True)
+            print(json.dumps(row._asdict()), flush=True)
     dist.destroy_process_group()
 
 

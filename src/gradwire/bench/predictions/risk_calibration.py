@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from gradwire.auto.accuracy_risk import LEVELS, Level, assess_risk
 from gradwire.auto.optimizers import is_adaptive
-from gradwire.bench.cases.parse import MethodCase, is_update_side, parse_case
+from gradwire.bench.cases.parse import MethodCase, parse_case, side_of
 from gradwire.bench.predictions.measured_model import plan_of
 from gradwire.bench.records.files import files_in, read
 from gradwire.bench.records.schema import BASELINE, TrainRecord
@@ -66,7 +66,7 @@ def _is_plain(spec: str) -> bool:
     except ConfigError:
         # A case of an earlier version.
         return False
-    if is_update_side(spec):
+    if side_of(spec) != "gradient":
         return False
     return isinstance(case, MethodCase) and case.make_controller() is None and case.auto() is None
 

@@ -8,6 +8,7 @@ from rich.console import Console
 from gradwire.bench.machine import machine_facts
 from gradwire.bench.predictions.forecast_records import Setting, prediction_table, scaling_table
 from gradwire.bench.predictions.measured_model import MeasuredModel, measure_workload, plan_of
+from gradwire.bench.predictions.neighbors import predict_neighbors
 from gradwire.bench.records.files import append, check_writable
 from gradwire.bench.records.schema import BASELINE, ForecastRecord
 from gradwire.bench.workloads.base import Workload
@@ -78,6 +79,8 @@ class SimulateBench:
     links: Links
     json_path: Path | None
     command: str
+    topology: str | None = None
+    """The graph over which neighbors exchange messages; None for the exchange of each case."""
 
     def __post_init__(self) -> None:
         for workers in self.workers:
@@ -90,9 +93,9 @@ class SimulateBench:
         records: list[ForecastRecord] = []
         for case in self.cases:
             for workers in self.workers:
-                plan = plan_of(case, measured.tensors, workers)
                 prediction = self.predict(measured, case, workers)
-                records.append(setting.record(case, str(plan.exchange), workers, prediction))
+                exchange = self.exchange_of(measured, case, workers)
+                records.append(setting.record(case, exchange, workers, prediction))
                 if self.json_path is not None:
                     append(self.json_path, records[-1])
         links = self.links.network().link.describe()
@@ -108,7 +111,16 @@ class SimulateBench:
             check_writable(self.json_path)
 
     def predict(self, measured: MeasuredModel, case: str, workers: int) -> Prediction:
+        if self.topology is not None:
+            network = self.links.network()
+            return predict_neighbors(measured, case, self.topology, workers, network)
         return self.predict_plan(measured, plan_of(case, measured.tensors, workers), workers)
+
+    def exchange_of(self, measured: MeasuredModel, case: str, workers: int) -> str:
+        """Returns the exchange of a case, or the topology in its place."""
+        if self.topology is not None:
+            return self.topology
+        return str(plan_of(case, measured.tensors, workers).exchange)
 
     def predict_plan(self, measured: MeasuredModel, plan: Plan, workers: int) -> Prediction:
         exchange_cost = measured.exchange_cost(plan, workers)

@@ -88,6 +88,8 @@ class TrainRecord:
     """True if workers were simulated in one process; times are then predictions for `rate`."""
     lockstep_ms: float | None = None
     """The time of one simulated step of all workers, between the evaluations where it was least."""
+    peak_device_bytes: float | None = None
+    """The most memory of the GPU that rank 0 held; None on a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +134,7 @@ class StepRecord:
     bound_wire_ms: float | None = None
     bound_ms: float | None = None
     ratio_to_bound: float | None = None
+    peak_device_bytes: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,6 +268,8 @@ class Phase:
     settled_ms: float
     setting: str | None
     """The setting of a controller at the end of the phase."""
+    changed_after: int | None = None
+    """Steps of the phase until a controller or the automatic mode first changed the setting."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,6 +328,32 @@ class GuardRecord:
     """Steps in each round, both with and without the guard."""
     without_ms: float
     with_ms: float
+    ratio: float
+    quartiles: tuple[float, float]
+    limit: float
+    command: str
+    machine: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverheadRecord:
+    """The cost of `none` through an integration, against the same training without Gradwire.
+
+    `ratio` is the median of that of neighbouring steps or, inside a trainer, of neighbouring runs.
+    """
+
+    kind: Literal["overhead"] = "overhead"
+    version: int = VERSION
+    spec: str = "none"
+    integration: str
+    workers: int
+    device: str
+    width: int
+    """Entries of a side of the model's two square layers."""
+    compared: int
+    """The number of ratios."""
+    plain_ms: float
+    none_ms: float
     ratio: float
     quartiles: tuple[float, float]
     limit: float
@@ -408,6 +439,7 @@ OtherRecord: TypeAlias = (
     | FollowRecord
     | KerasRecord
     | GuardRecord
+    | OverheadRecord
     | FuzzRecord
     | FaultRecord
     | CampaignRecord
@@ -419,6 +451,7 @@ OTHERS: Mapping[str, type[OtherRecord]] = {
     "follow": FollowRecord,
     "keras": KerasRecord,
     "guard": GuardRecord,
+    "overhead": OverheadRecord,
     "fuzz": FuzzRecord,
     "fault": FaultRecord,
     "campaign": CampaignRecord,

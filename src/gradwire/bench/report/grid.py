@@ -56,6 +56,7 @@ def train_grid(records: Sequence[TrainRecord]) -> Grid:
         _target_name(records): [_time_to_target(r) for r in records],
         _speed_name(records): [_speed(r, records) for r in records],
         "efficiency": [share(r.scaling_efficiency) for r in records],
+        "peak memory": [_bytes(r.peak_device_bytes) for r in records],
         "status": [Cell(r.status, r.status) for r in records],
     }
     if len({r.seed for r in records}) == 1:
@@ -66,6 +67,8 @@ def train_grid(records: Sequence[TrainRecord]) -> Grid:
         del columns[_metric_name(records)]
     if all(r.scaling_efficiency is None for r in records):
         del columns["efficiency"]
+    if all(r.peak_device_bytes is None for r in records):
+        del columns["peak memory"]
     return _grid(columns, records)
 
 
@@ -85,6 +88,7 @@ def step_grid(records: Sequence[StepRecord]) -> Grid:
         "decode": [Cell(human.duration_ms(r.decode_ms), r.decode_ms) for r in records],
         "speed-up": [_step_speed(r) for r in records],
         "efficiency": [share(r.scaling_efficiency) for r in records],
+        "peak memory": [_bytes(r.peak_device_bytes) for r in records],
         "wire at rate": [_ms(r.bound_wire_ms) for r in records],
         "bound": [_ms(r.bound_ms) for r in records],
         "step / bound": [_ratio(r.ratio_to_bound) for r in records],
@@ -92,7 +96,7 @@ def step_grid(records: Sequence[StepRecord]) -> Grid:
     }
     if not any(map(took_fewer_steps, records)):
         del columns["steps"]
-    for name in BOUND_COLUMNS:
+    for name in ("peak memory", *BOUND_COLUMNS):
         if all(cell.key is None for cell in columns[name]):
             del columns[name]
     return _grid(columns, records)
@@ -145,6 +149,10 @@ def _steps(record: StepRecord) -> Cell:
     fewer = took_fewer_steps(record)
     text = f"{record.steps} of {record.steps_asked}" if fewer else str(record.steps)
     return Cell(text, record.steps)
+
+
+def _bytes(value: float | None) -> Cell:
+    return Cell(human.byte_size(value), value)
 
 
 def _ms(time_ms: float | None) -> Cell:

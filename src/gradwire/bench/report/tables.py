@@ -14,6 +14,7 @@ from gradwire.bench.report.grid import (
     step_grid,
     train_grid,
 )
+from gradwire.bench.report.run_lengths import best_length_grid, longest
 from gradwire.bench.report.study_grids import quality_grid, time_grid
 from gradwire.catalogue import Row
 from gradwire.identity import PACKAGE
@@ -27,9 +28,13 @@ def train_tables(records: Sequence[TrainRecord]) -> list[Table]:
 
 
 def study_tables(records: Sequence[TrainRecord]) -> list[Table]:
-    """Draws two views of every workload: quality at the end of the schedule, then the times."""
+    """Draws two views of every workload: quality at the end of the schedule, then the times.
+
+    Where cases were trained at several lengths, these are of the longest, and a third view has the
+    times at the best length.
+    """
     tables = []
-    for runs in group(records, _schedule).values():
+    for runs in group(longest(records), _schedule).values():
         words = train_setting(runs[0]).words().partition(", links")[0]
         title = f"Quality at the end of the schedule: {runs[0].workload_spec}; {words}"
         tables.append(_table(title, quality_grid(runs)))
@@ -38,6 +43,10 @@ def study_tables(records: Sequence[TrainRecord]) -> list[Table]:
             steps = "" if setting.steps is None else f" of {setting.steps:,} steps"
             schedule = f"Times, {rate}, in the workload's own schedule{steps}"
             tables.append(_table(schedule, time_grid(timed)))
+    for runs in group(records, lambda r: (r.workload_spec, r.workers, r.device, r.rate)).values():
+        if (grid := best_length_grid(runs)) is not None:
+            rate = train_setting(runs[0]).links.words().partition(", ")[2]
+            tables.append(_table(f"Times, {rate}, at the best length of run", grid))
     return tables
 
 
@@ -55,10 +64,10 @@ def step_tables(records: Sequence[StepRecord]) -> list[Table]:
 
 
 def _step_tables(title: str, grid: Grid) -> list[Table]:
-    """Draws the bounds as a table of their own: one table would be too wide for a terminal."""
+    """Draws bounds and memory as a table of their own: one would be too wide for a terminal."""
     if "bound" not in grid.columns:
         return [_table(title, grid)]
-    others = ("steps", *BOUND_COLUMNS)
+    others = ("steps", "peak memory", *BOUND_COLUMNS)
     times = [name for name in grid.columns if name not in others]
     bounds = grid.select("method", "step", *others)
     return [_table(title, grid.select(*times)), _table("Bounds of a step", bounds)]

@@ -21,7 +21,12 @@ from gradwire.bench.report.summary import (
     step_summary,
     train_summary,
 )
-from gradwire.bench.report.topics.robustness import fault_sections, fuzz_sections, guard_sections
+from gradwire.bench.report.topics.robustness import (
+    fault_sections,
+    fuzz_sections,
+    guard_sections,
+    overhead_sections,
+)
 from gradwire.bench.report.topics.timing import (
     follow_sections,
     forecast_sections,
@@ -37,6 +42,7 @@ TOPICS = (
     levels_sections,
     keras_sections,
     guard_sections,
+    overhead_sections,
     fuzz_sections,
     fault_sections,
 )

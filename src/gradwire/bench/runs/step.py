@@ -95,6 +95,7 @@ class StepCollector(Collector):
             steps_asked=self.steps_asked,
             received_bytes=received_bytes,
             exposed_bytes=exposed_bytes,
+            peak_device_bytes=_largest(block.peak_device_bytes for block in blocks),
             bound_wire_ms=bound and bound.wire_ms,
             bound_ms=bound and bound.step_ms,
             ratio_to_bound=step_ms / bound.step_ms if bound and bound.step_ms and step_ms else None,
@@ -117,6 +118,10 @@ class StepCollector(Collector):
     def _ratio_to_dense(self, steps_ms: Sequence[float]) -> float | None:
         dense_ms = _all_steps(self.blocks.get(BASELINE, []))
         return median(steps_ms) / median(dense_ms) if steps_ms and dense_ms else None
+
+
+def _largest(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def _exposed(

@@ -99,6 +99,7 @@ class TrainCollector(Collector):
             wire_ms=end.wire_ms if end else None,
             decode_ms=end.decode_ms if end else None,
             backend=end.backend if end else None,
+            peak_device_bytes=end.peak_device_bytes if end else None,
             timeline=end.timeline if end else (),
         )
 

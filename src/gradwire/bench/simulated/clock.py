@@ -13,10 +13,10 @@ from typing import NamedTuple, TypeAlias
 from gradwire.auto.assembly import automatic
 from gradwire.auto.auto import Auto
 from gradwire.auto.calibration import device_timer
-from gradwire.bench.cases.local import SyncSchedule
+from gradwire.bench.cases.local_settings import SyncSchedule
 from gradwire.bench.predictions.simulate import Links
 from gradwire.bench.simulated.base import Snapshot
-from gradwire.comm.cost_model import LinkModel, transfer
+from gradwire.comm.cost_model import Kind, LinkModel, transfer
 from gradwire.comm.meter import Meter
 from gradwire.control.base import Controller, Setting
 from gradwire.control.runtime import ControllerRuntime
@@ -217,9 +217,10 @@ class PredictedRunClock(RunClock):
 class ByteCountRunClock(RunClock):
     """The clock of a local method: the time of all computation plus that of all bytes on a link.
 
-    Every sync also encodes and decodes the whole model, and every call has the latency of a ring
-    all-reduce. Of CSER only the messages of updates are timed. A delayed sync overlaps with the
-    steps of its delay, one sync after the other, and only the rest of its exchange is waited for.
+    Every sync also encodes and decodes the whole model, and every call has the latency of one
+    collective of its kind. Of CSER only the messages of updates are timed. A delayed sync overlaps
+    with the steps of its delay, one sync after the other, and only the rest of its exchange is
+    waited for.
     """
 
     links: Links
@@ -229,9 +230,10 @@ class ByteCountRunClock(RunClock):
     encode_s: float = 0.0
     """Time to encode in one sync; `decode_s` is that to decode."""
     decode_s: float = 0.0
+    kind: Kind = "mean"
 
     def time_s(self, snapshot: Snapshot) -> float:
-        hops_s = snapshot.calls * transfer("mean", 0, self.workers).hops * self.links.latency_s
+        hops_s = snapshot.calls * transfer(self.kind, 0, self.workers).hops * self.links.latency_s
         wire_s = 8 * snapshot.sent_bytes / self.links.rate_bits + hops_s
         interval, delay = self.sync_schedule
         syncs = snapshot.step // interval

@@ -16,15 +16,16 @@ from torch.optim import Optimizer
 
 from gradwire.auto.optimizers import is_adaptive
 from gradwire.bench.case import Change
-from gradwire.bench.cases.local import LocalCase, WorkerContext
+from gradwire.bench.cases.local import LocalCase
+from gradwire.bench.cases.local_settings import WorkerContext
 from gradwire.bench.cases.parse import (
     beta1_of,
     drops_momentum,
-    is_update_side,
     remove_momentum,
+    side_of,
     timeline_of,
 )
-from gradwire.bench.cases.update_side import applier_of, rules_of, set_beta1
+from gradwire.bench.cases.update_side import applier_of, demo_method, rules_of, set_beta1
 from gradwire.bench.predictions.measured_model import auto_of, controller_of, plan_of
 from gradwire.bench.simulated.base import SimulatedTrainer
 from gradwire.bench.simulated.clock import RunTimes, track_automatic, track_times
@@ -115,8 +116,9 @@ def exchange_trainer(workload: Workload, case: str, workers: int, seed: int) -> 
         remove_momentum(optimiser)
     if (beta1 := beta1_of(case)) is not None:
         set_beta1(optimiser, beta1)
-    if is_update_side(case):
-        rules = rules_of(model, optimiser, workload.clip_norm, workers)
+    if (side := side_of(case)) != "gradient":
+        demo = demo_method(case, plan)[0] if side == "demo" else None
+        rules = rules_of(model, optimiser, workload.clip_norm, workers, demo)
         plan, optimiser, clips = replace(plan, rules=rules), applier_of(optimiser), False
     engines = [Engine(plan, tensors, r, workers, seed, wants_mean=r == 0) for r in range(workers)]
     return ExchangeTrainer(workload, model, optimiser, Simulation(engines), seed, clips)
@@ -129,7 +131,7 @@ class LocalTrainer(SimulatedTrainer):
         self.workload = workload
         self.models = [_model(workload, seed) for _ in range(workers)]
         self.model = self.models[0]
-        self.optimisers = [workload.optimiser(model) for model in self.models]
+        self.optimisers = [case.optimiser(m, workload.optimiser(m)) for m in self.models]
         self._workers = simulated(workers)
         triples = zip(self.models, self.optimisers, self._workers, strict=True)
         self.members = [case.build(WorkerContext(*trio, seed)) for trio in triples]

@@ -20,6 +20,7 @@ from gradwire.bench.predictions.measured_model import MeasuredModel, measure_wor
 from gradwire.bench.records.files import append, check_writable, read
 from gradwire.bench.records.schema import TrainRecord
 from gradwire.bench.report.tables import study_tables
+from gradwire.bench.report.write import write_report
 from gradwire.bench.runs.cluster_run import Ending
 from gradwire.bench.studies.device_lock import DeviceLock
 from gradwire.bench.studies.one_clock import clock_key, compute_times
@@ -101,6 +102,8 @@ class StudyBench:
     json_path: Path
     minutes: float
     jobs: int = 1
+    page: Path | None = None
+    """The HTML page that is written at the end, of all records in the file."""
 
     def __post_init__(self) -> None:
         if not self.minutes > 0:
@@ -142,6 +145,9 @@ class StudyBench:
             _print_line(console, f"The time limit is reached; {late} runs remain.")
         for table in study_tables(self._records()):
             console.print(table)
+        if self.page is not None:
+            write_report(read([self.json_path]), self.page)
+            _print_line(console, f"The page is {self.page}")
         return "failed" if failed else "interrupted" if late else "done"
 
     def _remaining(self) -> list[Run]:

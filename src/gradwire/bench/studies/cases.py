@@ -100,6 +100,36 @@ TernGrad is no contraction, and a residual is refused.
 """
 
 
+def neighbors(method: str, topology: str, local: str) -> str:
+    """Returns the case of a decentralised method."""
+    name, *options = local.split(",")
+    return f"{method} @ local=({','.join([f'{name}:topology={topology}', *options])})"
+
+
+TOPOLOGIES = ("ring", "torus", "exponential")
+"""Of 16 workers: two neighbors, four, and four, with spectral gaps of 0.051, 0.4 and 0.4."""
+
+
+def at_equal_bytes(two: float, four: float, eight: float) -> tuple[str, ...]:
+    """Returns methods that send about as many bytes a step as sharded top-k of 1 % does.
+
+    `two`, `four` and `eight` are the ratios of top-k in that many messages a step.
+    """
+    found = ["topk:ratio=0.01 @ exchange=sharded"]
+    for topology in TOPOLOGIES:
+        choco, tracking = (two, four) if topology == "ring" else (four, eight)
+        found.append(neighbors("none", topology, "dsgd"))
+        found.append(neighbors(f"topk:ratio={choco}", topology, "choco,gamma=0.1"))
+        found.append(neighbors(f"topk:ratio={tracking}", topology, "cgt,gamma=0.05"))
+    return tuple(found)
+
+
+RING_AT_ONE_PERCENT = tuple(
+    neighbors("topk:ratio=0.01", "ring", f"choco,gamma={gamma}") for gamma in (0.3, 0.1, 0.03)
+)
+"""CHOCO-SGD with 1 % on a ring, whose gamma has to be found."""
+
+
 _METHODS = (
     "topk:ratio=0.01",
     "chunktopk:k=41,chunk=4096",

@@ -1,6 +1,7 @@
 """The convergence studies: workload, methods, steps and seeds of each."""
 
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 
 from gradwire.bench.studies.cases import (
     BOTH_SIDES,
@@ -11,13 +12,16 @@ from gradwire.bench.studies.cases import (
     LESS_MOMENTUM,
     RARE,
     RAW,
+    RING_AT_ONE_PERCENT,
     SWEEP,
+    at_equal_bytes,
     by_gravac,
     cser,
     gravac,
     late,
     qsparse,
 )
+from gradwire.bench.studies.language import LANGUAGE
 from gradwire.bench.studies.paper_tables import PAPER_TABLES
 from gradwire.bench.studies.study import Study
 from gradwire.errors import ConfigError
@@ -32,6 +36,9 @@ _NARROW = f"{_RESNET},flat=true,width=32,batch_size=32,learning_rate=0.2"
 _EPOCHS_OF_FOUR = 195, 332
 """Steps of one epoch of CIFAR-10, and of Penn Treebank, with 4 workers."""
 
+_EPOCH_OF_SIXTEEN = 83
+"""Steps of one epoch of Penn Treebank with 16 workers."""
+
 _SMALL_GPT = "gpt:layers=4,heads=4,width=128,context=64,dropout=0"
 """0.8 million parameters."""
 
@@ -40,6 +47,7 @@ _LONG_LSTM = 30 * _EPOCHS_OF_FOUR[1]
 
 STUDIES: Mapping[str, Study] = {
     **PAPER_TABLES,
+    **LANGUAGE,
     "cifar10": Study(
         "time to accuracy of methods that exchange gradients at every step",
         _RESNET,
@@ -62,6 +70,7 @@ STUDIES: Mapping[str, Study] = {
         ),
         seeds=(0, 1),
         target="accuracy=0.9",
+        shorter=(0.5, 0.25),
     ),
     "exchanges": Study(
         "cost of the second selection, shard by shard, for top-k",
@@ -321,6 +330,27 @@ STUDIES: Mapping[str, Study] = {
         rates=("1gbit",),
         by_case=True,
     ),
+    "decentralized": Study(
+        "methods without a center on three topologies of 16 workers against all-reduce",
+        f"{_RESNET},batch_size=32",
+        12 * _EPOCH,
+        # Bytes are those of DSGD, or of top-k of 1 %.
+        (*DENSE, *RING_AT_ONE_PERCENT, *at_equal_bytes(two=0.0093, four=0.004, eight=0.0015)),
+        workers=16,
+        target="accuracy=0.9",
+        rates=("1gbit", "100mbit"),
+        by_case=True,
+    ),
+    "decentralized-ptb": Study(
+        "methods without a center on three topologies of 16 workers against all-reduce, LSTM",
+        "lstm_ptb:hidden=650",
+        10 * _EPOCH_OF_SIXTEEN,
+        (*DENSE, *at_equal_bytes(two=0.0093, four=0.0038, eight=0.0011)),
+        workers=16,
+        evaluations=10,
+        rates=("1gbit", "100mbit"),
+        by_case=True,
+    ),
     "sparseloco": Study(
         "SparseLoCo with 30 steps between syncs against dense steps",
         "gpt:dropout=0.2",
@@ -334,7 +364,18 @@ STUDIES: Mapping[str, Study] = {
 }
 
 
-def find_study(name: str) -> Study:
-    if name not in STUDIES:
+def find_studies(name: str) -> dict[str, Study]:
+    """Returns the study of that name, or all that match it: `grace`, `gravac*`.
+
+    A name that is the beginning of others, up to a hyphen, stands for all of them.
+    """
+    if name in STUDIES:
+        return {name: STUDIES[name]}
+    found = {
+        key: study
+        for key, study in STUDIES.items()
+        if fnmatchcase(key, name) or key.startswith(f"{name}-")
+    }
+    if not found:
         raise ConfigError(f"no study named {name!r}; there are {', '.join(STUDIES)}")
-    return STUDIES[name]
+    return found

@@ -18,7 +18,8 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from gradwire.bench.cases.local import LocalCase, SyncSchedule
+from gradwire.bench.cases.local import LocalCase
+from gradwire.bench.cases.local_settings import SyncSchedule
 from gradwire.bench.cases.parse import parse_case
 from gradwire.bench.records.compare import efficiency, target_of, time_to_target
 from gradwire.bench.records.files import read, to_row

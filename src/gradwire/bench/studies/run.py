@@ -131,7 +131,7 @@ class Run:
         if isinstance(case, LocalCase):
             local = stack.enter_context(local_trainer(workload, case, workers, self.seed))
             codec = self._codec_s(case, measured, device_lock)
-            arguments = compute_s, workers, case.sync_schedule(), *codec
+            arguments = compute_s, workers, case.sync_schedule(), *codec, case.settings().kind
             return local, {
                 rate: ByteCountRunClock(link, *arguments) for rate, link in links.items()
             }
@@ -145,9 +145,11 @@ class Run:
         self, case: LocalCase, measured: MeasuredModel, device_lock: DeviceLock | None
     ) -> tuple[float, float]:
         """Measures encoding and decoding in a sync, as in an exchange of the same method."""
-        plan = plan_of(case.spec, measured.tensors, self.study.workers)
+        settings = case.settings()
+        senders = settings.senders(self.study.workers)
+        plan = plan_of(case.spec, measured.tensors, senders)
         with nullcontext() if device_lock is None else device_lock.exclusive():
-            messages = measured.exchange_cost(plan, self.study.workers).messages
+            messages = measured.exchange_cost(plan, senders).messages * settings.messages
         encode_s = sum(message.codec_s[0] for message in messages)
         return encode_s, sum(sum(message.codec_s[1:]) for message in messages)
 

@@ -25,6 +25,9 @@ class Study:
     """True if all seeds of a case run before the next case, so that the first rows are complete."""
     learning_rates: tuple[float, ...] = ()
     """Every case is trained with each of these, instead of the workload's."""
+    shorter: tuple[float, ...] = ()
+    """Every case is also trained for these fractions of `steps`, each with a schedule of its own
+    length: the time to a target is then that of the fastest of its runs."""
 
     def with_changes(
         self,
@@ -44,6 +47,11 @@ class Study:
             workers=self.workers if workers is None else workers,
             learning_rates=() if workload else self.learning_rates,
         )
+
+    def by_length(self) -> tuple["Study", ...]:
+        """Returns the study at its own length, and at each of its shorter ones."""
+        lengths = (self.steps, *(round(self.steps * fraction) for fraction in self.shorter))
+        return tuple(replace(self, steps=steps, shorter=()) for steps in lengths)
 
     def by_learning_rate(self) -> tuple["Study", ...]:
         """Returns the study with each of its learning rates, or the study alone."""
@@ -74,6 +82,7 @@ class Study:
             target=None,
             rates=("1gbit",),
             learning_rates=(),
+            shorter=(),
         )
 
 

@@ -111,6 +111,8 @@ class Finished:
     """None if as many as are sent."""
     exposed_share: float | None = None
     """The share of the bytes that no step can send before its last gradient is known."""
+    peak_device_bytes: float | None = None
+    """The most memory of the GPU that the session held; None on a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)

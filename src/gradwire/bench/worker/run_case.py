@@ -173,4 +173,5 @@ def _finished(
         timeline=after.timeline,
         received_bytes=spent.received_bytes,
         exposed_share=session.exposed_share(),
+        peak_device_bytes=session.memory.peak_bytes,
     )

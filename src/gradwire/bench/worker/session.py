@@ -14,6 +14,7 @@ from gradwire.bench.case import Traffic
 from gradwire.bench.cases.baselines import dense_bytes
 from gradwire.bench.cases.parse import parse_case
 from gradwire.bench.machine import wait_for
+from gradwire.bench.worker.device_memory import DeviceMemory
 from gradwire.bench.worker.protocol import Job
 from gradwire.bench.workloads.base import (
     Epochs,
@@ -43,16 +44,19 @@ class Session:
         self.workload = parse_workload(job.workload, data, job.device)
         self.rank, self.workers, self.seed = dist.get_rank(), dist.get_world_size(), job.seed
         torch.manual_seed(job.seed)
-        model = self.workload.build().to(job.device)
-        # Dropout differs between ranks.
-        torch.manual_seed(mix(job.seed, self.rank))
-        self.device, self.parameters = torch.device(job.device), parameter_count(model)
-        parsed = parse_case(case)
-        # An explicit cap also holds for the first bucket, which is 1 MB otherwise.
-        cap_mb = 4 * self.parameters / 2**20 + 1 if parsed.one_bucket else None
-        self.ddp = DDP(model, bucket_cap_mb=cap_mb, **_own_buffers())
-        self.learns = parsed.learns
-        self.mounted = parsed.mount(self.ddp, self.workload.optimiser(model), job.seed)
+        self.device = torch.device(job.device)
+        self.memory = DeviceMemory.on(self.device)
+        with self.memory.counted():
+            model = self.workload.build().to(job.device)
+            # Dropout differs between ranks.
+            torch.manual_seed(mix(job.seed, self.rank))
+            self.parameters = parameter_count(model)
+            parsed = parse_case(case)
+            # An explicit cap also holds for the first bucket, which is 1 MB otherwise.
+            cap_mb = 4 * self.parameters / 2**20 + 1 if parsed.one_bucket else None
+            self.ddp = DDP(model, bucket_cap_mb=cap_mb, **_own_buffers())
+            self.learns = parsed.learns
+            self.mounted = parsed.mount(self.ddp, self.workload.optimiser(model), job.seed)
         self.losses: list[Tensor] = []
         self.dense_bytes = dense_bytes(self.ddp)
         self.steps, self.planned = 0, job.steps
@@ -64,6 +68,15 @@ class Session:
         The exchange keeps the ranks together.
         """
         start_s = time.perf_counter()
+        with self.memory.counted():
+            loss = self._take_step()
+            wait_for(self.device)
+        taken_s = time.perf_counter() - start_s
+        self.losses.append(loss)
+        return taken_s
+
+    def _take_step(self) -> Tensor:
+        """Takes one step and returns its loss; the device may still be at work."""
         inputs, targets = self.workload.batch(self.steps, self.rank, self.workers, self.seed)
         optimizer = self.mounted.optimizer
         optimizer.zero_grad()
@@ -77,10 +90,7 @@ class Session:
         # Counted in the step: waiting for the controller is part of every training loop.
         if (rate := self.epochs.ended(self.steps)) is not None:
             self.mounted.epoch_ended(rate)
-        wait_for(self.device)
-        taken_s = time.perf_counter() - start_s
-        self.losses.append(loss.detach())
-        return taken_s
+        return loss.detach()
 
     def take_losses(self) -> tuple[float, ...]:
         """Returns the losses of the steps since the last call."""

@@ -1,4 +1,4 @@
-"""Sections on robustness: the cost of guards, fuzzed messages, and jobs with injected faults."""
+"""Sections on robustness: costs of guards and integrations, fuzzed messages, injected faults."""
 
 from collections.abc import Sequence
 
@@ -10,6 +10,7 @@ from gradwire.bench.records.schema import (
     FaultRecord,
     FuzzRecord,
     GuardRecord,
+    OverheadRecord,
 )
 from gradwire.bench.report.grid import Cell
 from gradwire.bench.report.section import (
@@ -54,7 +55,35 @@ def _guard_section(setting: str, records: Sequence[GuardRecord]) -> Section:
     )
 
 
-def _quartiles(record: GuardRecord) -> Cell:
+def overhead_sections(records: Sequence[AnyRecord]) -> list[Section]:
+    """Returns one section per number of workers, device and model."""
+    found = (record for record in records if isinstance(record, OverheadRecord))
+    settings = group(found, lambda r: (r.workers, r.device, r.width))
+    return [_overhead_section(rows) for rows in settings.values()]
+
+
+def _overhead_section(records: Sequence[OverheadRecord]) -> Section:
+    one, within = records[0], [record.ratio <= record.limit for record in records]
+    columns = {
+        "integration": [text_cell(r.integration) for r in records],
+        "compared": [count(r.compared) for r in records],
+        "without": [ms(r.plain_ms) for r in records],
+        "with none": [ms(r.none_ms) for r in records],
+        "ratio": [ratio(r.ratio, 3) for r in records],
+        "quartiles": [_quartiles(r) for r in records],
+        "limit": [ratio(r.limit) for r in records],
+        "status": [text_cell("within" if fine else "over") for fine in within],
+    }
+    return Section(
+        f"Cost of integrations: layers of {one.width:,}, {one.workers} workers, {one.device}",
+        f"{sum(within)} of {len(records)} integrations are within their limit, which holds for the "
+        "median ratio of neighbouring steps, or runs of a trainer, with Gradwire's none to those "
+        "without it.",
+        grid_of(columns, within),
+    )
+
+
+def _quartiles(record: GuardRecord | OverheadRecord) -> Cell:
     low, high = record.quartiles
     return Cell(f"{low:.3f} – {high:.3f}", high - low)  # noqa: RUF001  a range takes an en dash
 
