@@ -8,16 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from deadlines import scaled
-from processes import free_port
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 PROGRAMS = {
     "python": "",
-    "torchrun": "-m torch.distributed.run",
+    "torchrun": "-m torch.distributed.run --standalone",
     "gradwire": "-m gradwire",
 }
-"""Commands of pages, as modules of the Python that runs the tests."""
+"""Commands of pages, as modules of the Python that runs the tests.
+
+Without `--standalone` torchrun's port is fixed, and other tests may have it.
+"""
 
 
 def titled_blocks(page: str) -> dict[str, str]:
@@ -50,7 +52,7 @@ def run_shell(script: str, folder: Path, limit_s: float = 50) -> str:
     done = subprocess.run(
         ["sh", "-e", "-c", script],
         cwd=folder,
-        env={**env, "PET_MASTER_PORT": str(free_port())},
+        env=env,
         capture_output=True,
         text=True,
         timeout=scaled(limit_s),
