@@ -27,6 +27,9 @@ def _names(module: ModuleType) -> Iterator[str]:
             continue
         full = f"{module.__name__}.{name}"
         yield f"### {name}"
+        if module is not gradwire.local and item is getattr(gradwire.local, name, None):
+            yield f"Another name of {{py:obj}}`gradwire.local.{name}`."
+            continue
         yield from _class(full, item) if isinstance(item, type) else _function(full, item)
 
 
