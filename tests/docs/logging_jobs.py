@@ -50,19 +50,10 @@ class Names(dict[str, Any]):
 
 def plain_loop(names: Names, title: str) -> None:
     names.attach()
-    if title == "wandb":
-        import wandb
-
-        names["wandb"] = wandb
-    elif title == "mlflow":
+    if title == "mlflow":
         import mlflow
 
         mlflow.set_tracking_uri(f"file://{names['folder']}/runs")
-        names["mlflow"] = mlflow
-    elif title == "tensorboard":
-        from torch.utils.tensorboard import SummaryWriter
-
-        names["SummaryWriter"] = SummaryWriter
 
 
 def with_lightning(names: Names) -> None:

@@ -91,6 +91,39 @@ def on_shards(code: str, replicated: bool) -> dict[str, object]:
     return stats
 
 
+def resumed_shards(save: str, load: str, folder: str) -> bool:
+    """Runs the blocks that save and load; returns whether training continues bitwise."""
+    names = _sharded(folder)
+    _steps(names, 0, 2)
+    exec(save, names)
+    _steps(names, 2, 4)
+    definitions, _, _ = save.partition("\ndcp.save(")
+    again = _sharded(folder)
+    exec(definitions, again)
+    exec(load, again)
+    _steps(again, 2, 4)
+    pairs = zip(names["model"].parameters(), again["model"].parameters(), strict=True)
+    same = all(torch.equal(a.to_local(), b.to_local()) for a, b in pairs)
+    for found in (names, again):
+        found["shards"].detach()
+    return same
+
+
+def _sharded(folder: str) -> dict[str, Any]:
+    model = new_net()
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    shards = gradwire.attach_fsdp(model, gradients="topk:ratio=0.1", weights="int8")
+    return {"model": model, "optimizer": optimizer, "shards": shards, "folder": folder}
+
+
+def _steps(names: dict[str, Any], first: int, end: int) -> None:
+    for step in range(first, end):
+        names["optimizer"].zero_grad()
+        (loss_of(names["model"]) * (step + 1)).backward()
+        names["optimizer"].step()
+
+
 def under_accelerate(code: str, folder: str) -> tuple[dict[str, object], int]:
     """Runs the block, a step and a save; returns the statistics and the number of saved files."""
     from accelerate import Accelerator

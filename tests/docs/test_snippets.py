@@ -47,6 +47,11 @@ def test_fsdp(four_ranks: Ranks) -> None:
     assert four_ranks.run(jobs.on_shards, replicas, True)[0]["spec"] == "powersgd:rank=4"
 
 
+def test_shards_continue_bitwise(two_ranks: Ranks, tmp_path: Path) -> None:
+    save, load = blocks_of("how-to/fsdp2.md", "Checkpoints")
+    assert two_ranks.run(jobs.resumed_shards, save, load, str(tmp_path)) == [True, True]
+
+
 def test_accelerate(two_ranks: Ranks, tmp_path: Path) -> None:
     [code, _] = blocks_of("how-to/integrations.md", "Accelerate")
     stats, files = two_ranks.run(jobs.under_accelerate, code, str(tmp_path))[0]

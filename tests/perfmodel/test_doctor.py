@@ -1,5 +1,7 @@
 """`gradwire.doctor` measures real steps, and says no more than its intervals allow."""
 
+import re
+
 import doctor_jobs as jobs
 import pytest
 import torch
@@ -56,6 +58,9 @@ def test_a_hidden_exchange_is_no_reason_to_compress() -> None:
     assert found.bottleneck == "compute"
     assert found.line is None
     assert "Do not compress here" in str(found)
+    assert re.search(
+        r"^step: .* ms.*, of which training waits .* for the exchange$", str(found), re.M
+    )
 
 
 def test_noise_is_not_taken_for_a_result() -> None:

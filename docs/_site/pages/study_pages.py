@@ -344,7 +344,8 @@ def _index(results: Path) -> str:
     others = [f"- [{title}]({name})" for name, title in measured_pages.titles().items()]
     if demo_page.records_of(results):
         others.insert(0, f"- [{demo_page.TITLE}]({demo_page.PAGE})")
-    waiting = sorted(set(STUDIES) - set(decided(results)) - set(GRACE_TASKS))
+    tasks = {task for task in GRACE_TASKS if (results / "studies" / f"{task}.jsonl").exists()}
+    waiting = sorted(set(STUDIES) - set(decided(results)) - tasks)
     parts = [
         GENERATED,
         "# Results",

@@ -52,7 +52,8 @@ def _assess(plan: Plan, error: float, size: int, adaptive: bool) -> Risk:
         return Risk("none" if error < 0.01 else "low", error, "rounds to 16 bits")
     if plan.memory.needs_contraction:
         level = _adaptive_level(plan, error) if adaptive else _delay_level(error)
-        return Risk(level, error, f"{1 - error**2:.0%} sent at once, the rest later")
+        share = f"{1 - error**2:.0%} of the gradient's squared norm"
+        return Risk(level, error, f"{share} sent at once, the rest later")
     if traits.unbiased:
         noise = error * sqrt(NODES / size)
         return Risk(_noise_level(noise), error, f"noise of {noise:.2g} times the gradient")

@@ -82,8 +82,8 @@ class Diagnosis:
             f"{seen.kind} with {count / 1e6:.3g} M parameters on {seen.workers} ranks, "
             f"{seen.backend}",
             *seen.links.lines(),
-            f"step: {self.step_s.format(' ms', 1e3)}, of which the exchange is exposed for "
-            f"{self.exposed_s.format(' ms', 1e3)}",
+            f"step: {self.step_s.format(' ms', 1e3)}, of which training waits "
+            f"{self.exposed_s.format(' ms', 1e3)} for the exchange",
             *self._balance(),
             f"bottleneck: {_EXPLAINED[self.bottleneck]}",
             "",
@@ -130,7 +130,7 @@ class Diagnosis:
 
 _EXPLAINED = {
     "compute": "compute, data loading or the optimiser (measured as one): the exchange is hidden",
-    "both": "both: computing, and the links for the part of the exchange that is exposed",
+    "both": "both: computing, and the links for the part of a step that waits for them",
     "link": "the links: most of a step waits for the exchange",
     "unknown": "unknown: times vary more than the exchange takes; repeat on a quiet machine",
 }

@@ -48,6 +48,17 @@ def test_interrupted_runs_are_counted_and_failed_ones_named() -> None:
     assert "Not finished: sign failed. 4 of 6 runs were interrupted." in text
 
 
+def test_no_winner_is_named_among_interrupted_runs() -> None:
+    dense, half, *_ = steps()
+    cut = [replace(run, status="interrupted", step_ms=1.0) for run in steps()[2:]]
+    assert step_summary([dense, half, *cut]).startswith(step_summary([dense, half]))
+    alone = step_summary(cut)
+    assert alone.startswith("No compressed run was finished, so no method is named the fastest.")
+    assert f"{len(cut)} of {len(cut)} runs were interrupted." in alone
+    no_dense = step_summary([replace(dense, status="interrupted"), half])
+    assert f"the dense run ({dense.spec}) was interrupted" in no_dense
+
+
 def test_the_gain_leaves_out_runs_that_were_interrupted() -> None:
     dense, half, *rest = steps()
     fast = [replace(r, status="interrupted") for r in rest]

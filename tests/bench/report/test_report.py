@@ -232,6 +232,8 @@ def test_the_bytes_counted_by_the_interfaces_are_reported() -> None:
     sentence = "The interfaces counted at most 2.0% more bytes than the methods."
     assert sentence in train_summary(scaled()[:7])
     assert "interfaces" not in train_summary(training_runs())
+    fewer = [replace(run, interface_bytes=0.75 * run.sent_bytes) for run in scaled()[:7]]
+    assert "The interfaces counted at least 25.0% fewer bytes than" in train_summary(fewer)
 
 
 def test_tables_fit_a_narrow_terminal() -> None:

@@ -88,20 +88,23 @@ def _why_no_dense(records: Sequence[TrainRecord]) -> str:
 
 def _step_verdict(records: Sequence[RunRecord]) -> str:
     """Names the method with the shortest step, for runs without a common target."""
+    finished = [record for record in records if record.status != "interrupted"]
     step_ms = {
         spec: time_ms
-        for spec, runs in group(records, lambda record: record.spec).items()
+        for spec, runs in group(finished, lambda record: record.spec).items()
         if (time_ms := median_of(run.step_ms for run in runs)) is not None
     }
     # A step without communication is always shortest, but does not train one model.
     step_ms.pop(COMPUTE, None)
     dense_ms = step_ms.pop(BASELINE, None)
+    if not step_ms and len(finished) < len(records):
+        return "No compressed run was finished, so no method is named the fastest."
     if not step_ms:
         return "Only dense training was measured." if dense_ms else "No step time was measured."
     best = min(step_ms, key=lambda spec: step_ms[spec])
     own = human.duration_ms(step_ms[best])
     if dense_ms is None:
-        return f"{best} has the shortest step, {own}; there is no dense run ({BASELINE})."
+        return f"{best} has the shortest step, {own}; {_no_dense_step(records)}."
     gain, dense = dense_ms / step_ms[best], human.duration_ms(dense_ms)
     if gain >= CLEAR:
         return (
@@ -114,13 +117,20 @@ def _step_verdict(records: Sequence[RunRecord]) -> str:
     )
 
 
+def _no_dense_step(records: Sequence[RunRecord]) -> str:
+    if any(r.spec == BASELINE and r.status == "interrupted" for r in records):
+        return f"the dense run ({BASELINE}) was interrupted"
+    return f"there is no dense run ({BASELINE})"
+
+
 def _with_limits(verdict: str, records: Sequence[RunRecord]) -> str:
     sentences = [verdict]
     if not all(record.shaped for record in records):
         sentences.append(NOT_SHAPED)
     sentences += _unfinished(records)
     if (most := _most_overhead(records)) is not None:
-        sentences.append(f"The interfaces counted at most {most:.1%} more bytes than the methods.")
+        share = f"at most {most:.1%} more" if most >= 0 else f"at least {-most:.1%} fewer"
+        sentences.append(f"The interfaces counted {share} bytes than the methods.")
     if len({(r.machine.get("cpu"), r.machine.get("cores")) for r in records}) > 1:
         sentences.append("The runs come from different machines: compare their times with care.")
     return " ".join(sentences)
