@@ -19,7 +19,7 @@ LEVELS = (
     ("spec",),
     ("policies",),
     ("engine",),
-    ("catalogue", "checkpoint", "control"),
+    ("attacks", "catalogue", "checkpoint", "control"),
     ("auto", "plugins"),
     ("integrations", "local", "simulation"),
     ("decentralized", "optim", "perfmodel", "testing"),
