@@ -21,7 +21,7 @@ LEVELS = (
     ("engine",),
     ("attacks", "catalogue", "checkpoint", "control"),
     ("auto", "plugins"),
-    ("integrations", "local", "simulation"),
+    ("byzsgd", "integrations", "local", "simulation"),
     ("decentralized", "optim", "perfmodel", "testing"),
     # The package itself: its public names.
     ("gradwire", "keras"),
