@@ -3,17 +3,20 @@
     python examples/byzantine_attacks.py --liars 2 --seeds 3
 
 Prints a table of the accuracy on unseen points, in percent, by attack and aggregation. Liars know
-the momenta of all honest workers. Every worker keeps its own momentum and sends that.
+the momenta of all honest workers. Every worker keeps its own momentum and sends that. With
+`--servers` models are those of five parameter servers, one of which lies, too (ByzSGD).
 """
 
 import argparse
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 import gradwire
+from gradwire.byzsgd import ByzSGD, Nodes
 
 WORKERS, BATCH, RATE, MOMENTUM = 10, 32, 0.1, 0.9
 INPUTS, CLASSES = 20, 10
@@ -80,6 +83,45 @@ def accuracy(
     return float((model(points).argmax(1) == classes).float().mean())
 
 
+def accuracy_of_servers(liars: int, attack: str | None, seed: int, steps: int) -> float:
+    """Trains on five parameter servers, one of which lies if there is an attack."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(INPUTS, 64), nn.ReLU(), nn.Linear(64, CLASSES))
+    parameters = dict(model.named_parameters())
+    byz = ByzSGD(
+        parameters,
+        Nodes(servers=5, faulty_servers=1, workers=WORKERS, faulty_workers=liars),
+        attacks={} if attack is None else dict.fromkeys(range(WORKERS - liars, WORKERS), attack),
+        server_attacks={} if attack is None else {4: "sign_flip:scale=10"},
+        seed=seed,
+    )
+    momenta = [{n: torch.zeros_like(p) for n, p in parameters.items()} for _ in range(WORKERS)]
+    generator = torch.Generator().manual_seed(seed + 1)
+
+    def momentum(values: Mapping[str, Tensor], worker: int) -> Mapping[str, Tensor]:
+        own = {name: value.detach().requires_grad_() for name, value in values.items()}
+        points, classes = batch(generator)
+        loss = nn.functional.cross_entropy(functional_call(model, own, (points,)), classes)
+        grads = torch.autograd.grad(loss, [*own.values()])
+        for held, grad in zip(momenta[worker].values(), grads, strict=True):
+            held.mul_(MOMENTUM).add_(grad)
+        return momenta[worker]
+
+    for step in range(steps):
+        byz.step(momentum, RATE * (1 - step / steps))
+    points, classes = batch(generator, 5000)
+    output = functional_call(model, byz.model(), (points,))
+    return float((output.argmax(1) == classes).float().mean())
+
+
+def table_of_servers(liars: int, steps: int, seeds: int) -> Iterator[str]:
+    """Yields the lines of a table of mean accuracies of ByzSGD in percent."""
+    yield f"| {liars} of {WORKERS} workers send | ByzSGD |\n| --- | --- |"
+    for attack in (None, *ATTACKS):
+        found = [accuracy_of_servers(liars, attack, seed, steps) for seed in range(seeds)]
+        yield f"| {attack or 'their momenta'} | {100 * sum(found) / seeds:.1f} |"
+
+
 def table(spec: str, liars: int, steps: int, seeds: int) -> Iterator[str]:
     """Yields the lines of a table of mean accuracies in percent."""
     yield f"| {liars} of {WORKERS} send | {' | '.join(AGGREGATIONS)} |"
@@ -100,10 +142,14 @@ def main() -> None:
     parser.add_argument("--liars", type=int, default=2)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--servers", action="store_true")
     given = parser.parse_args()
     # Every step whose mean is NaN logs a warning.
     logging.getLogger("gradwire").setLevel(logging.ERROR)
-    for line in table(given.spec, given.liars, given.steps, given.seeds):
+    lines = table(given.spec, given.liars, given.steps, given.seeds)
+    if given.servers:
+        lines = table_of_servers(given.liars, given.steps, given.seeds)
+    for line in lines:
         print(line, flush=True)
 
 
