@@ -15,7 +15,7 @@ TORCH_VENV := .venv/torch-$(TORCH)
 # where the shell asks for the opposite.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-fast test-torch test-gpu test-logging test-tf smoke check wheel audit audit-online clean docs table
+.PHONY: demo test test-fast test-torch test-gpu test-logging test-tf test-torchft smoke check wheel audit audit-online clean docs table
 
 demo: $(DEMO_READY)  ## four emulated hosts race dense training against compressed
 	$(BIN)/gradwire demo
@@ -36,6 +36,11 @@ test-gpu:  ## the tests that need a GPU, with the Python that has torch for it
 test-tf: $(READY)  ## the tests of gradwire.keras, for which TensorFlow is installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --constraint constraints-tf.txt --editable '.[tf]'
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/tf
+
+test-torchft: $(READY)  ## the tests of gradwire.elastic with real replicas, for which torchft is installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --constraint constraints-torchft.txt --editable '.[torchft]' \
+	    || echo "torchft cannot be installed here: its tests are skipped"
+	$(BIN)/python -m pytest tests/replicas
 
 smoke: $(READY)  ## a few steps of every case of every study, with tiny models
 	$(BIN)/gradwire study $$($(BIN)/gradwire study | cut -d: -f1) --smoke --minutes 60

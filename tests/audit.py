@@ -89,7 +89,7 @@ def licence(found: Distribution) -> str:
 
 
 def installed_extras() -> list[str]:
-    """Returns the extras that the Makefile installs for everything but test-tf."""
+    """Returns the extras that the Makefile installs for everything but test-tf and test-torchft."""
     match = re.search(r"--editable '\.\[(bench,.*?)\]'", (ROOT / "Makefile").read_text())
     assert match is not None, "the Makefile is not as expected"
     return match[1].split(",")

@@ -3,6 +3,7 @@
 from gradwire.bench.case import Change
 from gradwire.bench.records.schema import (
     CampaignRecord,
+    ElasticRecord,
     FaultRecord,
     FollowRecord,
     ForecastRecord,
@@ -173,6 +174,34 @@ def campaign(wrong_losses: int = 0) -> CampaignRecord:
     )
 
 
+def elastic(spec: str, wrong_steps: int = 0) -> ElasticRecord:
+    return ElasticRecord(
+        spec=spec,
+        replicas=4,
+        kills=3,
+        hit_member=(True, True, False),
+        survived=3,
+        hung=False,
+        unexpected=(),
+        repeated_steps=0,
+        steps=1200,
+        compared=3000,
+        wrong_steps=wrong_steps,
+        rollbacks=9,
+        recovery_s=(1.0, 1.5, 0.5),
+        rejoin_s=(1.0, 1.0),
+        first_loss=2.3,
+        last_loss=1.1,
+        sent_bytes=14088.0,
+        join_timeout_ms=2000,
+        heartbeat_timeout_ms=1000,
+        seed=0,
+        took_s=60.0,
+        command="gradwire bench elastic",
+        machine=MACHINE,
+    )
+
+
 def keras(spec: str, step_ms: float) -> KerasRecord:
     return KerasRecord(
         spec=spec,
@@ -209,4 +238,5 @@ def others() -> list[OtherRecord]:
         fault("wire", 1.5),
         fault("save", 2.5),
         campaign(),
+        elastic("topk:ratio=0.01"),
     ]

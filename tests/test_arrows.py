@@ -19,10 +19,10 @@ LEVELS = (
     ("spec",),
     ("policies",),
     ("engine",),
-    ("attacks", "catalogue", "checkpoint", "control"),
+    ("attacks", "catalogue", "checkpoint", "control", "stages"),
     ("auto", "plugins"),
     ("byzsgd", "integrations", "local", "simulation"),
-    ("decentralized", "optim", "perfmodel", "testing"),
+    ("decentralized", "elastic", "optim", "perfmodel", "testing"),
     # The package itself: its public names.
     ("gradwire", "keras"),
     ("bench",),
@@ -46,6 +46,7 @@ OPTIONAL = {
     "pyroute2": ("testbed/",),
     "keras": ("integrations/keras/", "bench/microbench/keras_steps.py"),
     "tensorflow": ("integrations/keras/tensorflow.py", "bench/microbench/keras_steps.py"),
+    "torchft": ("bench/elastic/",),
     "typer": ("cli/",),
     "rich": ("cli/", "bench/"),
     "lightning": ("integrations/lightning.py", "bench/microbench/trainers.py"),
@@ -190,6 +191,7 @@ BENCH = (
     ("simulated",),
     ("studies",),
     ("microbench", "fuzz", "faults"),
+    ("elastic",),
 )
 """Parts of the bench; imports point to a line above, never to another part on the same line."""
 

@@ -345,11 +345,11 @@ def test_28_every_module_can_be_imported() -> None:
     found = pkgutil.walk_packages(gradwire.__path__, "gradwire.")
     names = [module.name for module in found if not module.name.endswith("__main__")]
     assert any(name.startswith("gradwire.bench.") for name in names)
-    # Modules that need TensorFlow are imported by make test-tf.
+    # Modules that need TensorFlow or torchft are imported by make test-tf and make test-torchft.
     missing = set()
     for name in names:
         try:
             import_module(name)
         except (ModuleNotFoundError, MissingExtra) as error:
             missing.add(error.name)
-    assert missing <= {"keras", "tensorflow"}
+    assert missing <= {"keras", "tensorflow", "torchft"}

@@ -3,17 +3,38 @@
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 import torch
 
 import gradwire
 from gradwire import kernels
-from pages import api, copied, methods
+from pages import (
+    api,
+    cli,
+    copied,
+    method_results,
+    methods,
+    paper_studies,
+    records_format,
+    spec_names,
+    versions,
+)
 
-OVERVIEW = "<!-- generated: methods -->"
-API = "<!-- generated: api -->"
+ROOT = Path(__file__).parents[2]
+
+GENERATED: Mapping[str, Callable[[], str]] = {
+    "methods": lambda: methods.overview(methods.methods()),
+    "api": api.page,
+    "cli": cli.page,
+    "records": records_format.page,
+    "paper studies": lambda: paper_studies.page(ROOT / "results"),
+    "spec names": spec_names.page,
+    "versions": lambda: versions.page(ROOT),
+}
+"""Texts that replace the mark <!-- generated: NAME --> of a page."""
+
 API_PAGE = PurePosixPath("reference/api.md")
 
 SECTIONS = {
@@ -28,6 +49,9 @@ SECTIONS = {
 FIRST = (
     "index",
     "first-run",
+    "is-my-network-the-bottleneck",
+    "own-compressor",
+    "local-sgd-across-sites",
     "choose-a-method",
     "doctor",
     "integrations",
@@ -36,6 +60,8 @@ FIRST = (
     "cli",
     "spec",
     "methods",
+    "table",
+    "stats",
     "local-sgd",
     "adaptive",
 )
@@ -46,7 +72,11 @@ def assemble(docs: Path, site: Path) -> None:
     """Writes all sources of the site into the folder `site`, which is emptied first."""
     shutil.rmtree(site, ignore_errors=True)
     shutil.copytree(docs, site, ignore=shutil.ignore_patterns("_site"))
-    generated = {f"reference/methods/{m.name}.md": methods.page(m) for m in methods.methods()}
+    accuracy = method_results.by_method(ROOT / "results")
+    generated = {
+        f"reference/methods/{m.name}.md": methods.page(m, accuracy.get(m.name, ()))
+        for m in methods.methods()
+    }
     for name, text in (generated | copied.pages(docs.parent)).items():
         (site / name).write_text(text, "utf-8")
     pages = sorted(page.relative_to(site).as_posix() for page in site.rglob("*.md"))
@@ -54,17 +84,17 @@ def assemble(docs: Path, site: Path) -> None:
         path = site / name
         text = _filled(path.read_text("utf-8"))
         text = copied.from_docs(text, name.count("/"))
-        text = without_headings_in_folds(text)
+        text = with_captions(without_headings_in_folds(text))
         if PurePosixPath(name) != API_PAGE:
             text = link_names(text, name)
         path.write_text(f"{text}\n{_contents(name, pages)}", "utf-8")
 
 
 def _filled(text: str) -> str:
-    if OVERVIEW in text:
-        text = text.replace(OVERVIEW, methods.overview(methods.methods()))
-    if API in text:
-        text = text.replace(API, api.page())
+    """Replaces the marks of generated texts."""
+    for name, generate in GENERATED.items():
+        if (mark := f"<!-- generated: {name} -->") in text:
+            text = text.replace(mark, generate())
     return text
 
 
@@ -75,6 +105,12 @@ def without_headings_in_folds(text: str) -> str:
         return re.sub(r"^#+ (.+)$", r"**\1**", match[0], flags=re.MULTILINE)
 
     return re.sub(r"<details.*?</details>", bold, text, flags=re.DOTALL)
+
+
+def with_captions(text: str) -> str:
+    """Shows the title of a code block that is a file's name; other titles are for the tests."""
+    pattern = r'^```(\w+) title="([^"]*\.[^"]*)"$'
+    return re.sub(pattern, r"```{code-block} \1\n:caption: \2\n", text, flags=re.MULTILINE)
 
 
 def link_names(text: str, page: str) -> str:
@@ -146,4 +182,4 @@ if __name__ == "__main__":
     # Reference kernels need no compiler: quick to start, and the same everywhere.
     kernels.use("reference")
     torch.set_num_threads(1)
-    assemble(Path(__file__).parents[1], Path(sys.argv[1]))
+    assemble(ROOT / "docs", Path(sys.argv[1]))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gradwire.version import VERSION
 
 if TYPE_CHECKING:
-    from gradwire import decentralized, local, optim
+    from gradwire import decentralized, elastic, local, optim
     from gradwire.auto.auto import Auto
     from gradwire.base import Compressor
     from gradwire.checkpoint.files import Checkpoints
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gradwire.integrations.fsdp import Shards, attach_fsdp
     from gradwire.integrations.grace import from_grace
     from gradwire.integrations.optimizer import handle_of, reduce_gradients, wrap_optimizer
+    from gradwire.integrations.pipeline import Stages, attach_pipeline
     from gradwire.integrations.reducer import Reducer
     from gradwire.integrations.settings import Settings
     from gradwire.perfmodel.advise import Advice, advise
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from gradwire.policies import Policies, Policy
     from gradwire.simulation import Simulation, simulate
     from gradwire.spec import format_spec, methods, parse
+    from gradwire.stages.gravac import StageGraVAC
+    from gradwire.stages.samples import SampleMemory
 
 __version__ = VERSION
 
@@ -65,17 +68,22 @@ __all__ = [
     "Policies",
     "Policy",
     "Reducer",
+    "SampleMemory",
     "Schedule",
     "Settings",
     "Shards",
     "Simulation",
+    "StageGraVAC",
+    "Stages",
     "WireError",
     "advise",
     "attach",
     "attach_fsdp",
+    "attach_pipeline",
     "comm_hook",
     "decentralized",
     "doctor",
+    "elastic",
     "format_spec",
     "from_grace",
     "handle_of",
@@ -108,14 +116,18 @@ _MODULES = {
     "Policies": "gradwire.policies",
     "Policy": "gradwire.policies",
     "Reducer": "gradwire.integrations.reducer",
+    "SampleMemory": "gradwire.stages.samples",
     "Schedule": "gradwire.control.schedule",
     "Settings": "gradwire.integrations.settings",
     "Shards": "gradwire.integrations.fsdp",
     "Simulation": "gradwire.simulation",
+    "StageGraVAC": "gradwire.stages.gravac",
+    "Stages": "gradwire.integrations.pipeline",
     "WireError": "gradwire.errors",
     "advise": "gradwire.perfmodel.advise",
     "attach": "gradwire.integrations.ddp",
     "attach_fsdp": "gradwire.integrations.fsdp",
+    "attach_pipeline": "gradwire.integrations.pipeline",
     "comm_hook": "gradwire.integrations.comm_hook",
     "doctor": "gradwire.perfmodel.doctor",
     "format_spec": "gradwire.spec",
@@ -128,7 +140,7 @@ _MODULES = {
     "simulate": "gradwire.simulation",
     "wrap_optimizer": "gradwire.integrations.optimizer",
 }
-"""The modules of the names in `__all__`; `decentralized`, `local` and `optim` are modules."""
+"""The modules of the names in `__all__`; those that are not here are modules themselves."""
 
 
 def __getattr__(name: str) -> "type[Compressor] | ModuleType":

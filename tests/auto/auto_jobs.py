@@ -1,5 +1,6 @@
 """Jobs that the ranks of the tests of the automatic mode run; each returns plain values."""
 
+import copy
 import io
 from typing import Any
 
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import gradwire
+from gradwire.auto.rows import Row
+from gradwire.auto.runtime import AutoRuntime
 
 
 def model() -> DDP:
@@ -49,6 +52,51 @@ def automatic_run(spec: str, adaptive: bool, chunk_bytes: int | None) -> tuple[T
     train(net, optimizer, 50, 3)
     link.detach()
     return weights(net), before, after
+
+
+def embedding_model() -> DDP:
+    torch.manual_seed(0)
+    layers = [nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64)]
+    return DDP(nn.Sequential(nn.Embedding(4096, 32), *layers), bucket_cap_mb=0.1)
+
+
+def embedding_steps(net: DDP, first: int, steps: int) -> None:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(first, first + steps):
+        generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+        x = torch.randint(4096, (16,), generator=generator)
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        optimizer.step()
+
+
+def mixed_run() -> tuple[Tensor, Tensor, str, str]:
+    """Returns the weights of a straight and of a resumed run with a mixed plan, and both plans."""
+    net = embedding_model()
+    link = gradwire.attach(net, "auto")
+    embedding_steps(net, 0, 12)
+    runtime = link._engine.observer
+    assert isinstance(runtime, AutoRuntime)
+    search = runtime.search
+    option = search.table.plans.mixed(("powersgd:rank=2", "int4"), search.table.link)
+    # As `mix` would on a slow link: what is measured here is another machine's business.
+    del search.table.options[search.table.singles :], search.table.rows[search.table.singles :]
+    search.table.options.append(option)
+    search.table.rows.append(Row(level="low"))
+    search.phase, search.current = "settled", search.table.singles
+    embedding_steps(net, 12, 5)
+    before = str(link.stats()["spec"])
+    saved = {"link": link.state_dict(), "net": copy.deepcopy(net.module.state_dict())}
+    embedding_steps(net, 17, 3)
+    straight = weights(net)
+    link.detach()
+    net.module.load_state_dict(saved["net"])
+    link = gradwire.attach(net, "auto")
+    link.load_state_dict(saved["link"])
+    after = str(link.stats()["spec"])
+    embedding_steps(net, 17, 3)
+    link.detach()
+    return straight, weights(net), before, after
 
 
 def refusals() -> list[str]:

@@ -24,13 +24,21 @@ def test_ranks_settle_on_the_same_and_stay_equal(
     assert all(torch.equal(w, weights[0]) for w in weights)
     assert all(one == before[0] for one in before)
     assert all(one == before[0] for one in after)
-    assert before[0]["phase"] == "settled"
+    # A review may have begun since.
+    assert before[0]["phase"] in ("settled", "review")
     assert before[0]["settled_at"] <= 50
     mine = next(r for r in before[0]["candidates"] if r["spec"] == before[0]["setting"])
     assert mine["admitted"]
-    assert mine["measured_ms"] > 0
     levels = ("none", "low") if "low" in spec else ("none", "low", "medium")
     assert mine["risk"] in levels
+
+
+def test_mixed_plans_keep_ranks_equal_and_resume_bitwise(two_ranks: Ranks) -> None:
+    results = two_ranks.run(jobs.mixed_run, timeout_s=55)
+    for straight, resumed, *specs in results:
+        assert specs == ['"0.weight": powersgd:rank=2; default: int4'] * 2
+        assert torch.equal(straight, resumed)
+        assert torch.equal(straight, results[0][0])
 
 
 def test_what_auto_chooses_itself_cannot_be_given(two_ranks: Ranks) -> None:

@@ -11,8 +11,14 @@ from torch import Tensor, nn
 import gradwire
 from gradwire.auto.assembly import automatic
 from gradwire.auto.auto import Auto
+from gradwire.auto.calibration import Calibration
+from gradwire.auto.groups import parameter_groups
+from gradwire.auto.link_watch import LinkWatch
+from gradwire.auto.plans import Plans
+from gradwire.auto.search import SETTLED_INTERVAL, SUSPICIOUS_INTERVAL
+from gradwire.auto.table import Table
 from gradwire.comm.cost_model import LinkModel
-from gradwire.control.timing import ModelClock
+from gradwire.control.timing import ModelClock, StepTiming
 from gradwire.engine.engine import Engine
 from gradwire.engine.make_plan import make_plan
 from gradwire.simulation import Simulation
@@ -151,34 +157,105 @@ def test_states_of_another_budget_are_refused() -> None:
         other.load_state_dict(state)  # type: ignore[arg-type]
 
 
-def on_clocks(net: nn.Module, link: LinkModel) -> tuple[Simulation, Sequence[ModelClock]]:
+def on_clocks(
+    net: nn.Module, link: LinkModel, compute_s: float
+) -> tuple[Simulation, Sequence[ModelClock]]:
     """Returns a simulation whose link can be changed."""
     named: dict[str, Tensor] = dict(net.named_parameters())
     plan = make_plan("none", None, "auto", named.values(), WORKERS)
     workers = [Engine(plan, named, rank, WORKERS, seed=0) for rank in range(WORKERS)]
     simulation = Simulation(workers)
-    clocks = [ModelClock(meter, link, 0.06) for meter in simulation.network.meters]
+    clocks = [ModelClock(meter, link, compute_s) for meter in simulation.network.meters]
     for worker, clock in zip(workers, clocks, strict=True):
         worker.observer = automatic(Auto(), worker, clock, lambda: 0.0, link, True, overlaps=False)
     return simulation, clocks
 
 
-def test_a_slower_link_is_followed_within_ten_steps() -> None:
-    """From 1 Gbit/s, where nothing gains 5 %, to 50 Mbit/s."""
+def followed(changed_at: int, steps: int, compute_s: float) -> tuple[Any, Any]:
+    """Returns what was chosen before a link fell to 50 Mbit/s, and so many steps later."""
     net = network()
     fast, slow = LinkModel(1e-4, 1e9), LinkModel(1e-4, 5e7)
-    simulation, clocks = on_clocks(net, fast)
-    for step in range(50):
+    simulation, clocks = on_clocks(net, fast, compute_s)
+    for step in range(changed_at):
         simulation.step(gradients(net, step))
     before = chosen(simulation)
-    assert (before["phase"], before["setting"]) == ("settled", "none")
     for clock in clocks:
         clock.link = slow
-    for step in range(50, 60):
+    for step in range(changed_at, changed_at + steps):
         simulation.step(gradients(net, step))
-    after = chosen(simulation)
-    assert after["setting"] != before["setting"]
-    rows = {row["spec"]: row for row in after["candidates"]}
+    return before, chosen(simulation)
+
+
+def assert_good(found: Any) -> None:
+    """Checks that the choice is about the best of the predictions."""
+    rows = {row["spec"]: row for row in found["candidates"]}
     best_ms = min(row["predicted_ms"] for row in rows.values() if row["admitted"])
-    assert rows[after["setting"]]["predicted_ms"] <= 1.1 * best_ms
-    assert rows[after["setting"]]["link_bytes"] < rows[before["setting"]]["link_bytes"]
+    assert rows[found["setting"]]["predicted_ms"] <= 1.1 * best_ms
+
+
+@pytest.mark.parametrize("changed_at", range(50, 54))
+def test_a_slower_link_is_followed_within_ten_steps(changed_at: int) -> None:
+    """From 1 Gbit/s, where nothing gains 5 %, whatever step is the next to report."""
+    before, after = followed(changed_at, 10, compute_s=0.06)
+    assert (before["phase"], before["setting"]) == ("settled", "none")
+    assert after["setting"] != "none"
+    assert changed_at < after["decisions"][-1]["step"] <= changed_at + 8
+    assert "the link was 1gbit" in after["decisions"][-1]["reason"]
+    assert_good(after)
+
+
+def test_a_link_that_changes_less_is_noticed_after_three_timings() -> None:
+    """An uncompressed choice reports every fourth step, then every second: nine steps at most."""
+    watch = LinkWatch(2)
+    for _ in range(2):
+        watch.add(StepTiming(1.0, 0.0, 0.3, 1.0, 0.3))
+    for count in range(1, 4):
+        watch.add(StepTiming(1.3, 0.0, 0.6, 1.0, 0.6))
+        assert watch.is_suspicious
+        assert watch.changed_wire_s() == (0.6 if count == 3 else None)
+    steps = SETTLED_INTERVAL + 1 + 2 * SUSPICIOUS_INTERVAL
+    assert steps <= 10
+
+
+def test_a_fall_before_the_reference_is_noticed_by_earlier_steps() -> None:
+    watch = LinkWatch(5, expected_s=(0.3, 1.0))
+    for _ in range(2):
+        assert watch.changed_wire_s() is None
+        watch.add(StepTiming(2.0, 0.0, 1.3, 1.0, 1.3))
+    assert watch.changed_wire_s() == 1.3
+
+
+@pytest.mark.parametrize("changed_at", [8, 12, 17, 20])
+def test_a_link_that_falls_before_a_choice_is_followed_too(changed_at: int) -> None:
+    before, after = followed(changed_at, 10, compute_s=0.002)
+    assert before["phase"] in ("calibrate", "time", "explore")
+    changed = [d for d in after["decisions"] if "the link was 1gbit" in d["reason"]]
+    assert changed
+    assert changed_at < changed[0]["step"] <= changed_at + 10
+    _, later = followed(changed_at, 50, compute_s=0.002)
+    assert later["phase"] in ("settled", "review")
+    assert_good(later)
+
+
+def test_exchanges_are_those_of_the_link() -> None:
+    """A gather of 16 bit messages sends more than shards, but waits less often."""
+    named = {"w": torch.zeros(512, 512), "v": torch.zeros(512, 512)}
+    far, near = LinkModel(0.1, 1e9), LinkModel(1e-6, 1e6)
+    plan = make_plan("none", None, "auto", named, 32)
+    groups = parameter_groups(named)
+    table = Table(Auto(), Plans(plan, tuple(named.values()), groups, 32, False), far, True)
+    int4 = [option.spec for option in table.options].index("int4")
+    table.add_calibration(int4, [Calibration(0.0, 31.0, 31 * 262144.0, 0.1, 1.0)])
+    assert str(table.options[int4].plan.exchange) == "gather"
+    before = table.rows[int4].load
+    assert before is not None
+    table.move_to(near, 0)
+    after = table.rows[int4].load
+    assert str(table.options[int4].plan.exchange) == "sharded"
+    assert after is not None
+    assert after.link_bytes < 0.2 * before.link_bytes
+    state = table.state_dict()
+    other = Table(Auto(), table.plans, far, True)
+    other.load_state_dict(state)
+    assert other.state_dict() == state
+    assert other.options == table.options

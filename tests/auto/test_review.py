@@ -8,7 +8,9 @@ from torch import nn
 
 from gradwire.auto.auto import Auto
 from gradwire.auto.calibration import Calibration
-from gradwire.auto.candidates import Candidate, candidates
+from gradwire.auto.groups import parameter_groups
+from gradwire.auto.plans import Plans
+from gradwire.auto.runtime import _typical
 from gradwire.auto.search import Search, StepFacts
 from gradwire.auto.table import RETRIES, Table
 from gradwire.comm.cost_model import LinkModel
@@ -26,37 +28,50 @@ SLOW_AT_FIRST = {1: 3.0, 2: 1.5, 3: 1.3}
 """Factors of a candidate's first steps: kernels are compiled, and memory is allocated."""
 
 
-def options() -> list[Candidate]:
+def new_search() -> Search:
     named = dict(nn.Sequential(nn.Linear(784, 2048), nn.Linear(2048, 10)).named_parameters())
     plan = make_plan("none", None, "auto", named.values(), WORKERS)
-    return candidates(plan, named.values(), WORKERS, LINK, adaptive=False)
+    tensors, groups = tuple(named.values()), (parameter_groups(named)[0],)
+    plans = Plans(plan, tensors, groups, WORKERS, adaptive=False)
+    return Search(Table(Auto(), plans, LINK, overlaps=True), 0)
 
 
 class NoisyRun:
-    """Feeds a search with step times of a busy machine; they arrive one step later, as in a run."""
+    """Feeds a search with step times of a busy machine, reported as the runtime reports them."""
 
-    def __init__(self, found: list[Candidate], seed: int, noise: float) -> None:
+    def __init__(self, seed: int, noise: float) -> None:
         self.random, self.noise = random.Random(seed), noise
-        self.search = Search(Table(Auto(), found, LINK, WORKERS, False, True), 0)
+        self.search = new_search()
         self.settings: list[str] = []
-        self._taken = dict.fromkeys(range(len(found)), 0)
-        self._calibrations: dict[int, Calibration] = {}
-        self._known: tuple[StepTiming, int] | None = None
+        self._taken = dict.fromkeys(range(len(STEP_MS)), 0)
+        self._calibrations: dict[int, list[Calibration]] = {}
+        self._window: list[StepTiming] = []
+        self._timed: int | None = None
         self._excluded = True
 
     def step(self) -> None:
-        timing, timed = self._known or (None, None)
-        now = self.search.current
-        step = len(self.settings) + 1
-        self.search.end_step(StepFacts(step, timing, timed, self._calibrations, None, True))
-        self._calibrations = {i: self._calibration(i) for i in self.search.to_calibrate()}
-        step_s = self._step_s(now)
-        measured = not self._excluded and self.search.phase != "calibrate"
-        sent_bytes = 1e6 * MEGABYTES[now]
-        taken = StepTiming(step_s, 0.01, step_s / 2, sent_bytes, 0.4 * step_s)
-        self._known = (taken, now) if measured else None
-        self._excluded = self.search.current != now
-        self.settings.append(self.search.spec)
+        search = self.search
+        now, is_quiet = search.current, search.is_quiet
+        timing = self._take(now)
+        facts = StepFacts(len(self.settings) + 1, None, None, {}, None, True)
+        if not is_quiet:
+            known = _typical(self._window) if self._window else None
+            facts = facts._replace(timing=known, timed=self._timed, calibrations=self._calibrations)
+            self._window, self._timed, self._calibrations = [], None, {}
+        reports = search.table.options[now].is_uncompressed and not is_quiet
+        if not (self._excluded or reports or search.phase == "calibrate"):
+            if self._timed != now or search.phase == "settled":
+                self._window = []
+            self._window.append(timing)
+            self._timed = now
+        search.end_step(facts)
+        self._calibrations |= {i: [self._calibration(i)] for i in search.to_calibrate()}
+        self._excluded = search.current != now
+        self.settings.append(search.spec)
+
+    def _take(self, index: int) -> StepTiming:
+        step_s = self._step_s(index)
+        return StepTiming(step_s, 0.01, step_s / 2, 1e6 * MEGABYTES[index], 0.4 * step_s)
 
     def _step_s(self, index: int) -> float:
         self._taken[index] += 1
@@ -74,8 +89,7 @@ class NoisyRun:
 
 
 def test_noise_and_slow_first_steps_do_not_decide() -> None:
-    found = options()
-    runs = [NoisyRun(found, seed, noise=0.2) for seed in range(60)]
+    runs = [NoisyRun(seed, noise=0.2) for seed in range(60)]
     for run in runs:
         for _ in range(50):
             run.step()
@@ -85,13 +99,15 @@ def test_noise_and_slow_first_steps_do_not_decide() -> None:
         for _ in range(250):
             run.step()
     late = [run.loss() for run in runs]
+    # Of other seeds 92 and 96 of 100; before candidates had rounds 50, and 73 if all reported.
+    assert sum(loss <= 1.1 for loss in early) >= 0.85 * len(runs)
+    assert sum(early) / len(early) < 1.08
     assert sum(loss <= 1.1 for loss in late) >= 0.95 * len(runs)
-    assert sum(loss <= 1.1 for loss in early) < sum(loss <= 1.1 for loss in late)
     assert median(late) < 1.06
 
 
 def test_reviews_become_rare_and_end() -> None:
-    run = NoisyRun(options(), seed=1, noise=0.2)
+    run = NoisyRun(seed=1, noise=0.2)
     for _ in range(3000):
         run.step()
     assert all(row.retries <= RETRIES for row in run.search.table.rows)
@@ -100,12 +116,11 @@ def test_reviews_become_rare_and_end() -> None:
 
 
 def test_a_review_survives_a_checkpoint() -> None:
-    found = options()
-    run = NoisyRun(found, seed=2, noise=0.2)
+    run = NoisyRun(seed=2, noise=0.2)
     while run.search.phase != "review":
         run.step()
     saved = run.search.state_dict()
-    other = Search(Table(Auto(), found, LINK, WORKERS, False, True), 0)
+    other = new_search()
     other.load_state_dict(saved)
     assert other.state_dict() == saved
     assert other.phase == "review"

@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[2]
 
 def test_every_public_name_is_on_the_page() -> None:
     page = api.page()
-    modules = (gradwire.local, gradwire.decentralized, gradwire.optim)
+    modules = (gradwire.local, gradwire.decentralized, gradwire.optim, gradwire.elastic)
     for name in [*gradwire.__all__, *(name for module in modules for name in module.__all__)]:
-        if name not in ("decentralized", "local", "optim"):
+        if name not in ("decentralized", "elastic", "local", "optim"):
             assert f"### {name}\n" in page
     assert ":::{py:function} gradwire.parse(spec: str) -> Compressor\n" in page
     method = "Compressor | str | Policies | Mapping[str, object] | Settings"
@@ -67,6 +67,13 @@ def test_public_names_link_to_their_description(site: Path) -> None:
 def test_headings_inside_folds_are_bold_lines() -> None:
     text = "# a\n<details>\n<summary>b</summary>\n\n#### c\n\n</details>\n## d"
     assert assemble.without_headings_in_folds(text) == text.replace("#### c", "**c**")
+
+
+def test_file_names_are_captions() -> None:
+    text = '```python title="train.py"\nx\n```\n```sh title="run"\ny\n```'
+    shown = assemble.with_captions(text)
+    assert shown.startswith("```{code-block} python\n:caption: train.py\n\nx\n```")
+    assert shown.endswith('```sh title="run"\ny\n```')
 
 
 def test_a_cell_cannot_break_its_table() -> None:

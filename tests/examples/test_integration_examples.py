@@ -23,6 +23,17 @@ def test_fsdp(two_ranks: Ranks) -> None:
         assert stats["ratio"] > 15
 
 
+def test_fsdp_with_both_legs(two_ranks: Ranks, tmp_path: Path) -> None:
+    text = tmp_path / "book.txt"
+    text.write_text("A text that repeats itself can be learnt. " * 50)
+    for loss, stats in two_ranks.run(
+        run_example, "fsdp_gpt", "int4", "int8", 40, 1, 32, 0, str(text)
+    ):
+        assert loss < 0.7 * math.log(256)
+        assert stats["steps"] == 40
+        assert stats["ratio"] > 3
+
+
 @pytest.mark.parametrize("text", [None, "book.txt"])
 def test_gpt2(two_ranks: Ranks, tmp_path: Path, text: str | None) -> None:
     path = None

@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from ddp_jobs import failure_of
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from trainer_jobs import SPEC, ResumeResult, dataset, flat_state, mlp, weights
 
@@ -27,7 +28,7 @@ class Run:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         prepared = self.accelerator.prepare(model, optimizer, DataLoader(dataset(), batch_size=8))
         self.model, self.optimizer, self.loader = prepared
-        self.link = gradwire.attach(self.model, SPEC)
+        self.link: Any = gradwire.attach(self.model, SPEC)
 
     def train(self, epochs: int) -> None:
         for _ in range(epochs):
@@ -52,6 +53,54 @@ def resume_job(folder: str) -> ResumeResult:
     second.train(EPOCHS // 2)
     ends = (weights(run.model) for run in (first, second))
     return ResumeResult(*ends, saved, restored, second.link.stats())
+
+
+class ShardedRun(Run):
+    """The loop under Accelerate's FSDP2, which it offers on accelerators only: the test asks for it
+    on CPUs."""
+
+    def __init__(self) -> None:
+        as_torchrun()
+        self.accelerator = Accelerator(cpu=True)
+        self.claim_fsdp()
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        prepared = self.accelerator.prepare(model, optimizer, DataLoader(dataset(), batch_size=8))
+        self.model, self.optimizer, self.loader = prepared
+        self.link = gradwire.attach_fsdp(self.model, SPEC, weights="qsgd:bits=8")
+        keep_state(self.accelerator, self.link)
+
+    def claim_fsdp(self) -> None:
+        """Sets what `accelerate config` would; preparing a loader resets it without a GPU."""
+        state = self.accelerator.state
+        state.distributed_type = DistributedType.FSDP
+        state.fsdp_plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=2,
+            auto_wrap_policy="no_wrap",
+            cpu_ram_efficient_loading=False,
+            state_dict_type="SHARDED_STATE_DICT",
+        )
+
+    def weights(self) -> Tensor:
+        parameters: list[Any] = [*self.model.parameters()]
+        return torch.cat([p.full_tensor().detach().flatten() for p in parameters])
+
+
+def sharded_resume_job(folder: str) -> ResumeResult:
+    """Runs four epochs with a checkpoint after the second, and two more from there."""
+    first = ShardedRun()
+    first.train(EPOCHS // 2)
+    first.claim_fsdp()
+    first.accelerator.save_state(folder)
+    saved = flat_state(first.link)
+    first.train(EPOCHS // 2)
+    second = ShardedRun()
+    second.claim_fsdp()
+    second.accelerator.load_state(folder)
+    restored = flat_state(second.link)
+    second.train(EPOCHS // 2)
+    first.accelerator.state._reset_state(reset_partial_state=True)
+    return ResumeResult(first.weights(), second.weights(), saved, restored, second.link.stats())
 
 
 def without_us_job(folder: str) -> str:

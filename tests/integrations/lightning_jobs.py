@@ -4,7 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 from ddp_jobs import failure_of
+from lightning.fabric import Fabric
+from lightning.fabric.strategies import ModelParallelStrategy as FabricModelParallel
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
@@ -63,7 +66,7 @@ class Probe(Callback):
         self.seen.append(flat_state(link_of(trainer)))
 
 
-def link_of(trainer: Trainer) -> gradwire.Link | None:
+def link_of(trainer: Trainer) -> gradwire.Link | gradwire.Shards | None:
     if isinstance(trainer.strategy, GradwireStrategy):
         return trainer.strategy.link
     [ours] = [c for c in trainer.callbacks if isinstance(c, GradwireCallback)]
@@ -182,20 +185,105 @@ def scaler_job(folder: str) -> object:
     return own["loss_scale"]
 
 
-def sharded_job(folder: str) -> tuple[str, object]:
-    """Returns the callback's refusal of an FSDP2 model, and the steps of what it hints at."""
+def sharded_trainer(folder: Path, *callbacks: Callback, **given: Any) -> Trainer:
+    strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+    return trainer_of(folder, "none", *callbacks, **{"strategy": strategy, **given})
+
+
+def sharded_resume_job(folder: str, weights_spec: str | None) -> ResumeResult:
+    """Runs four epochs under FSDP2, and two more after the checkpoint of the second."""
     as_torchrun()
+    place = Path(folder)
+    runs = []
+    for name, resume in (("first", None), ("second", place / "first" / "epoch=1.ckpt")):
+        probe, model = Probe(), ShardedClassifier(None)
+        ours = GradwireCallback(SPEC, **({"weights": weights_spec} if weights_spec else {}))
+        trainer = sharded_trainer(place, ours, probe, checkpoints(place / name))
+        trainer.fit(model, loader(), ckpt_path=resume)
+        parameters: list[Any] = [*model.parameters()]
+        runs.append((torch.cat([p.full_tensor().detach().flatten() for p in parameters]), probe))
+    link = link_of(trainer)
+    assert link is not None
+    (whole, first), (resumed, second) = runs
+    return ResumeResult(whole, resumed, first.seen[2], second.seen[0], link.stats())
 
-    def fit(model: LightningModule, *callbacks: Callback) -> None:
-        strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
-        options = {"strategy": strategy, "enable_checkpointing": False, "max_epochs": 1}
-        trainer_of(Path(folder), "none", *callbacks, **options).fit(model, loader())
 
-    refused = failure_of(lambda: fit(ShardedClassifier(None), GradwireCallback(SPEC)))
+class FabricRun:
+    """A loop as Fabric's users write it, under FSDP2 with both legs compressed."""
+
+    def __init__(self) -> None:
+        strategy = FabricModelParallel(_parallelize, data_parallel_size=2, tensor_parallel_size=1)
+        self.fabric = Fabric(accelerator="cpu", devices=2, strategy=strategy)
+        self.fabric.launch()
+        self.model = self.fabric.setup(mlp())
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.optimizer = self.fabric.setup_optimizers(optimizer)
+        self.loader: Any = self.fabric.setup_dataloaders(loader())
+        self.link = gradwire.attach_fsdp(self.model.module, SPEC, weights="qsgd:bits=8")
+
+    def train(self, epochs: int) -> None:
+        for _ in range(epochs):
+            for x, y in self.loader:
+                self.optimizer.zero_grad()
+                self.fabric.backward(nn.functional.cross_entropy(self.model(x), y))
+                self.optimizer.step()
+
+    def weights(self) -> Tensor:
+        parameters: list[Any] = [*self.model.parameters()]
+        return torch.cat([p.full_tensor().detach().flatten() for p in parameters])
+
+
+def _parallelize(model: Any, mesh: Any) -> Any:
+    fully_shard(model, mesh=mesh["data_parallel"])
+    return model
+
+
+def fabric_job(folder: str) -> tuple[ResumeResult, str]:
+    """Trains on after a checkpoint, and from it; returns also what Fabric's own would do."""
+    as_torchrun()
+    first = FabricRun()
+    first.train(2)
+    state = {"model": first.model, "optimizer": first.optimizer}
+    first.fabric.save(Path(folder) / "fabric", {**state, "shards": first.link.state_dict()})
+    dcp.save(first.link.state_dict(), checkpoint_id=Path(folder) / "gradwire")
+    saved = flat_state(first.link)
+    first.train(2)
+    second = FabricRun()
+    state = {"model": second.model, "optimizer": second.optimizer}
+    rest = second.fabric.load(Path(folder) / "fabric", state)
+    own = second.link.state_dict()
+    dcp.load(own, checkpoint_id=Path(folder) / "gradwire")
+    second.link.load_state_dict(own)
+    restored = flat_state(second.link)
+    second.train(2)
+    result = ResumeResult(first.weights(), second.weights(), saved, restored, second.link.stats())
+    return result, failure_of(lambda: second.link.load_state_dict(rest["shards"]))
+
+
+def sharded_job(folder: str) -> tuple[object, dict[str, str]]:
+    """Returns the steps of a model that attaches by itself, and refusals."""
+    as_torchrun()
+    quiet = {"enable_checkpointing": False, "max_epochs": 1}
     model = ShardedClassifier(SPEC)
-    fit(model)
+    sharded_trainer(Path(folder), **quiet).fit(model, loader())
     assert model.shards is not None
-    return refused, model.shards.stats()["steps"]
+
+    def fit(*callbacks: Callback, checkpoint: Path | None = None, **given: Any) -> str:
+        trainer = sharded_trainer(Path(folder), *callbacks, **{**quiet, **given})
+        return failure_of(
+            lambda: trainer.fit(ShardedClassifier(None), loader(), ckpt_path=checkpoint)
+        )
+
+    plain = sharded_trainer(Path(folder), **quiet)
+    plain.fit(ShardedClassifier(None), loader())
+    plain.save_checkpoint(dense := Path(folder) / "dense.ckpt")
+    ddp = trainer_of(Path(folder), "none", GradwireCallback(SPEC, weights="int8"), strategy="ddp")
+    return model.shards.stats()["steps"], {
+        "dense": fit(GradwireCallback(SPEC), checkpoint=dense),
+        "votes": fit(GradwireCallback("signsgd")),
+        "option": fit(GradwireCallback(SPEC, optimizer=None)),
+        "weights": failure_of(lambda: ddp.fit(Classifier(), loader())),
+    }
 
 
 def refusals_job(folder: str) -> dict[str, str]:

@@ -45,14 +45,31 @@ def test_residuals_follow_the_loss_scale(two_ranks: Ranks, tmp_path: Path) -> No
     assert two_ranks.run(jobs.scaler_job, str(tmp_path)) == [1024, 1024]
 
 
-def test_a_model_under_fsdp_is_referred_to_attach_fsdp(two_ranks: Ranks, tmp_path: Path) -> None:
-    for refused, steps in two_ranks.run(jobs.sharded_job, str(tmp_path)):
-        assert refused == (
-            "ConfigError: GradwireCallback: the model went through fully_shard (FSDP2), which has "
-            "no DistributedDataParallel; leave this out, and call gradwire.attach_fsdp(model, ...) "
-            "when training starts"
-        )
+@pytest.mark.parametrize("weights", [None, "qsgd:bits=8"])
+def test_a_model_under_fsdp_resumes(two_ranks: Ranks, tmp_path: Path, weights: str | None) -> None:
+    results = two_ranks.run(jobs.sharded_resume_job, str(tmp_path), weights)
+    assert_resumed(results)
+    for run in results:
+        assert run.stats.get("weights") == weights
+
+
+def test_fabric_resumes_from_a_distributed_checkpoint(two_ranks: Ranks, tmp_path: Path) -> None:
+    results = two_ranks.run(jobs.fabric_job, str(tmp_path))
+    assert_resumed([result for result, _ in results])
+    # Fabric's own checkpoint has what rank 0 gave it, and no rank loads that silently.
+    for _, text in results:
+        assert text.startswith("ConfigError: ")
+    assert "every rank saves its own" in results[1][1]
+
+
+def test_a_model_under_fsdp_may_attach_by_itself(two_ranks: Ranks, tmp_path: Path) -> None:
+    for steps, found in two_ranks.run(jobs.sharded_job, str(tmp_path)):
         assert steps == 4
+        assert "dense.ckpt was saved without Gradwire; missing_ok=True" in found["dense"]
+        assert "signsgd does not go with a reduce-scatter" in found["votes"]
+        assert "options ['optimizer'] are for DDP, not for FSDP2" in found["option"]
+        assert "weights= is for models under FSDP2; DDP sends no weights" in found["weights"]
+        assert all(text.startswith("ConfigError") for text in found.values()), found
 
 
 def test_refusals_name_thing_rule_and_value(two_ranks: Ranks, tmp_path: Path) -> None:

@@ -37,3 +37,10 @@ def test_refusals_name_thing_rule_and_value(two_ranks: Ranks, tmp_path: Path) ->
         for allowed in ("given", "allowed"):
             assert found.pop(allowed) == "nothing was raised"
         assert all(text.startswith("ConfigError") for text in found.values()), found
+
+
+def test_a_run_under_fsdp_resumes(two_ranks: Ranks, tmp_path: Path) -> None:
+    results = two_ranks.run(jobs.sharded_resume_job, str(tmp_path))
+    assert_resumed(results)
+    for run in results:
+        assert run.stats["weights"] == "qsgd:bits=8"

@@ -41,7 +41,7 @@ def weights(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).clone()
 
 
-def flat_state(link: gradwire.Link | None) -> dict[str, Tensor]:
+def flat_state(link: gradwire.Link | gradwire.Shards | None) -> dict[str, Tensor]:
     """Returns all tensors and numbers of a link's state by path; the rank is part of the path."""
     assert link is not None
     state = link.state_dict()

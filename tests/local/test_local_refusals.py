@@ -148,6 +148,10 @@ def test_tied_frozen_and_unused_parameters_and_buffers(
         return SGD(parameters, lr=0.02)
 
     start = mixed_model().state_dict()
+    unused = start["unused.weight"]
+    if name == "diloco-bf16":
+        # Parameters are rounded once, when the context is entered.
+        unused = unused.bfloat16().float()
     with simulated_run(name, model=mixed_model, optimizer=optimizer) as run:
         losses = run.train(24)
     assert losses[-1] < losses[0]
@@ -155,7 +159,7 @@ def test_tied_frozen_and_unused_parameters_and_buffers(
         assert isinstance(model, Mixed)
         assert model.first.weight is model.second.weight
         assert torch.equal(model.frozen.weight, start["frozen.weight"])
-        torch.testing.assert_close(model.unused.weight.detach(), start["unused.weight"])
+        torch.testing.assert_close(model.unused.weight.detach(), unused)
     assert not torch.equal(run.models[0].state_dict()["first.weight"], start["first.weight"])
 
 
@@ -166,7 +170,7 @@ def test_a_model_sharded_over_all_workers(two_ranks: Ranks, kind: str) -> None:
         for name, text in found.items():
             method = ALL_METHODS[name][0].__name__
             if name == "async":
-                assert text.startswith(f"{method}: 0.weight is a DTensor, whose ranks would get")
+                assert text.startswith(f"{method}: 0.weight is a DTensor, and this method takes")
             else:
                 assert text.startswith(f"{method}: {where} of them are workers")
 

@@ -4,10 +4,12 @@ import pytest
 import torch
 from local_workers import SimulatedRun, all_equal, small_model, weights
 from torch import nn
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import AdamW, Optimizer
 
 from gradwire.errors import ConfigError
 from gradwire.local import DiLoCo, MuLoCo, muon_and_adamw
+
+with_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon since 2.9")
 
 
 class Several(list[Optimizer]):
@@ -29,7 +31,7 @@ def recipe(model: nn.Module) -> Several:
 def by_hand(model: nn.Module) -> Several:
     """Muon for the first matrix; the last is the output layer, which is AdamW's."""
     parameters = dict(model.named_parameters())
-    muon = Muon(
+    muon = torch.optim.Muon(
         [parameters.pop("0.weight")],
         0.01,
         weight_decay=0.01,
@@ -39,6 +41,7 @@ def by_hand(model: nn.Module) -> Several:
     return Several([muon, AdamW(parameters.values(), 0.01, betas=(0.9, 0.95), weight_decay=0.0)])
 
 
+@with_muon
 def test_it_is_diloco_with_torch_muon_inside() -> None:
     with SimulatedRun(MuLoCo, sync_every=3, optimizer=recipe) as ours:  # type: ignore[arg-type]
         ours.train(8)
@@ -50,6 +53,7 @@ def test_it_is_diloco_with_torch_muon_inside() -> None:
     assert not torch.equal(ours.weights()[0], weights(small_model()))
 
 
+@with_muon
 def test_two_bits_with_error_feedback() -> None:
     settings = {"sync_every": 4, "optimizer": recipe, "outer_momentum": 0.3}
     with SimulatedRun(MuLoCo, **settings) as whole:  # type: ignore[arg-type]
@@ -65,6 +69,7 @@ def test_two_bits_with_error_feedback() -> None:
     assert [residual is not None for residual in kept] == [True, False, True, False]
 
 
+@with_muon
 def test_the_default_matrices_of_muon() -> None:
     model = nn.ModuleDict(
         {
@@ -79,9 +84,10 @@ def test_the_default_matrices_of_muon() -> None:
     assert (muon.param_groups[0]["lr"], adamw.param_groups[0]["lr"]) == (0.02, 0.001)
     assert len(adamw.param_groups[0]["params"]) == 6
     [only] = muon_and_adamw(nn.Linear(4, 4, bias=False), matrices=lambda name, p: True)
-    assert isinstance(only, Muon)
+    assert isinstance(only, torch.optim.Muon)
 
 
+@with_muon
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -94,6 +100,13 @@ def test_what_muon_cannot_take_is_refused(name: str, text: str) -> None:
         muon_and_adamw(nn.Conv2d(4, 4, 3), matrices=lambda found, _: found == name)
 
 
+@with_muon
 def test_a_parameter_without_an_optimiser_is_an_error() -> None:
     with pytest.raises(ConfigError, match="MuLoCo: 3 trainable parameters of the model are not in"):
         SimulatedRun(MuLoCo, optimizer=lambda model: recipe(model)[:1])  # type: ignore[arg-type]
+
+
+def test_a_torch_without_muon_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.optim, "Muon", raising=False)
+    with pytest.raises(ConfigError, match=r"torch has Muon since 2\.9, this is"):
+        muon_and_adamw(nn.Linear(4, 4))

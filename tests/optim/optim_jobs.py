@@ -287,6 +287,9 @@ def refusals() -> dict[str, str]:
     found["spec"] = _error(lambda: AdamW(model, compress="top_k"))
     dtypes = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8).to(torch.bfloat16))
     found["dtypes"] = _error(lambda: AdamW(DDP(dtypes)))
+    devices = ddp_model()
+    devices.module[0].to("meta")
+    found["devices"] = _error(lambda: AdamW(devices))
     sparse = DDP(nn.Sequential(nn.Embedding(10, 8, sparse=True), nn.Linear(8, 4)))
     found["sparse"] = _error(lambda: AdamW(sparse))
     return found

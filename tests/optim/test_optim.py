@@ -116,7 +116,8 @@ ERRORS = {
     "adam decay": "Adam: weight_decay must be 0",
     "spec": "no compressor named 'top_k'",
     "dtypes": "AdamW: parameters must have one dtype, got ['torch.bfloat16', 'torch.float32']",
-    "sparse": "sparse",
+    "devices": "AdamW: parameters must be on one device, got ['cpu', 'meta']",
+    "sparse": "attach: 0 has sparse=True; use dense gradients",
 }
 
 

@@ -14,17 +14,24 @@ import gradwire
 
 def page() -> str:
     """Returns the page: all names of `gradwire`, then those of its public modules."""
-    modules = (gradwire, gradwire.local, gradwire.decentralized, gradwire.optim)
-    return "\n\n".join(text for m in modules for text in (f"## {m.__name__}", *_names(m)))
+    parts = gradwire.local, gradwire.decentralized, gradwire.optim, gradwire.elastic
+    described: dict[int, str] = {}
+    return "\n\n".join(
+        text for m in (gradwire, *parts) for text in (f"## {m.__name__}", *_names(m, described))
+    )
 
 
-def _names(module: ModuleType) -> Iterator[str]:
+def _names(module: ModuleType, described: dict[int, str]) -> Iterator[str]:
+    """Yields a description of each name; of what another module describes already, its name."""
     for name in sorted(module.__all__, key=str.lower):
         item = getattr(module, name)
         if isinstance(item, ModuleType):
             continue
         full = f"{module.__name__}.{name}"
         yield f"### {name}"
+        if (first := described.setdefault(id(item), full)) != full:
+            yield f"It is `{first}`, described above."
+            continue
         yield from _class(full, item) if isinstance(item, type) else _function(full, item)
 
 

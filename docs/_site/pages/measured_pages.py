@@ -45,6 +45,11 @@ TOPICS: Mapping[str, Topic] = {
     "local-methods.md": Topic(
         "Local methods on real processes", "Steps between syncs on the testbed.", ("local",)
     ),
+    "pipeline.md": Topic(
+        "Pipeline stages",
+        "Losses and bytes of a GPT whose stages send each other compressed messages.",
+        ("pipeline",),
+    ),
     "reliability.md": Topic(
         "Reliability",
         "Injected faults, the cost of guards, and hostile messages.",

@@ -9,9 +9,10 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 from gradwire.base import Compressor, MultiRound, OneRound
 from gradwire.catalogue import Row, rows
 from gradwire.spec import compressor_classes, format_spec
-from pages import measure, plot
+from pages import measure, method_results, plot
 from pages.compatibility import compatibility
 from pages.markdown import code, fence, listed, table
+from pages.method_results import Result
 
 ADAM = (
     "entries that arrive late and at once are divided by their magnitude, and training stalls "
@@ -54,8 +55,8 @@ def methods() -> list[Method]:
     return [Method(row.name, classes[row.name], row) for row in rows()]
 
 
-def page(method: Method) -> str:
-    """Returns the page of one method."""
+def page(method: Method, results: Sequence[Result] = ()) -> str:
+    """Returns the page of one method, with the quality that its runs ended with."""
     codec, paper = method.usual, _linked(method.cls.paper)
     parts = [
         f"# {method.name}",
@@ -67,6 +68,8 @@ def page(method: Method) -> str:
         _parameters(method.cls),
         "## When it helps",
         WHEN[method.cls.family],
+        "## Accuracy on record",
+        method_results.text(results),
         "## Compatibility",
         compatibility(codec, method.row),
         "## On the wire",

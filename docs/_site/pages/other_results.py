@@ -48,12 +48,45 @@ def tables(rows: Sequence[Row]) -> Iterator[str]:
     for kind, found in group(rows, lambda row: row.get("kind")).items():
         if kind == "fuzz":
             yield from _fuzz(found)
+        elif kind == "follow":
+            yield from _changing_links(found)
         elif kind == "kill":
             yield f"{len(found)} workers were killed, one after the other."
         elif kind is None and {"case", "step", "sent_bytes", "dense_bytes"} <= found[0].keys():
             yield from _study(found)
         else:
             yield from plain(found)
+
+
+def _changing_links(rows: Sequence[Row]) -> Iterator[str]:
+    """Yields the phases of every run on links that change, for each workload and machine."""
+    for runs in group(rows, lambda r: (r["workload"], r["workers"], str(r["machine"]))).values():
+        one = runs[0]
+        yield f"### {one['workload']}, {one['workers']} workers"
+        lines = [
+            [
+                code(run["spec"]),
+                human.rate(phase["rate"]),
+                str(phase["steps"]),
+                human.duration_s(phase["seconds"]),
+                human.duration_ms(phase["settled_ms"]),
+                _after(phase),
+                code(phase["setting"]) if phase["setting"] else human.NO_VALUE,
+            ]
+            for run in runs
+            for phase in run["phases"]
+        ]
+        columns = (
+            "method", "rate", "steps", "time", "settled step", "changed after", "settled on"
+        )  # fmt: skip
+        yield table(columns, lines, words=2)
+        yield code(one["command"])
+
+
+def _after(phase: Row) -> str:
+    """Returns the steps of a phase until the setting changed; older records have none."""
+    steps = phase.get("changed_after")
+    return human.NO_VALUE if steps is None else f"{steps} steps"
 
 
 def _fuzz(rows: Sequence[Row]) -> Iterator[str]:

@@ -22,12 +22,14 @@ TITLES = {
     "gpu-step-mps": "Step times on a GPU that four workers use at the same time (MPS)",
     "kernels-cpu": "Kernels on a CPU",
     "kernels-h200": "Kernels on a GPU",
+    "pipeline": "Pipeline stages",
     "adaptive/levels": "Two levels of a sparsifier",
     "validation": "Predicted and measured steps",
     "local": "Talking rarely",
     "adaptive": "Compression that sets itself",
     "integrations": "Integrations",
     "reliability/faults": "Injected faults",
+    "reliability/elastic": "Replicas that are killed and join again",
     "reliability/fuzz": "Hostile bytes",
 }
 """Titles of files, by the name of the file or its folder, in the order of the page."""

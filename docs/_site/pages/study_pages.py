@@ -60,7 +60,7 @@ def plots(results: Path) -> dict[str, Drawn]:
     """Returns what each plot shows, by its file name in docs/results/."""
     found: dict[str, Drawn] = {}
     for name, claim in decided(results).items():
-        runs = _runs(name, claim, results)
+        runs = study_runs(name, claim, results)
         found[f"{name}.svg"] = methods_plot(runs)
         if curves := factor_curves(runs, claim.rate):
             found[f"{name}-factors.svg"] = curves
@@ -86,18 +86,18 @@ def made(folder: Path) -> list[Path]:
     return pages + list(folder.glob("*.svg"))
 
 
-def _runs(name: str, claim: Claim, results: Path) -> list[TrainRecord]:
+def study_runs(name: str, claim: Claim, results: Path) -> list[TrainRecord]:
     return claim.records(STUDIES[name], all_runs(results))
 
 
 def verdict(name: str, results: Path) -> str:
     claim = CLAIMS[name]
-    return claim.text(name, claim.facts(_runs(name, claim, results)))
+    return claim.text(name, claim.facts(study_runs(name, claim, results)))
 
 
 def _page(name: str, results: Path) -> str:
     claim, study = CLAIMS[name], STUDIES[name]
-    runs = _runs(name, claim, results)
+    runs = study_runs(name, claim, results)
     timed = [run for run in runs if run.rate == claim.rate]
     factors = f"![Compression factor over steps]({name}-factors.svg)"
     grid = study_grid(timed)

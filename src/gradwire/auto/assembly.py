@@ -3,7 +3,9 @@
 from collections.abc import Callable
 
 from gradwire.auto.auto import Auto
-from gradwire.auto.candidates import candidates, start_index
+from gradwire.auto.candidates import start_index
+from gradwire.auto.groups import parameter_groups
+from gradwire.auto.plans import Plans
 from gradwire.auto.runtime import AutoRuntime
 from gradwire.auto.search import Search
 from gradwire.auto.table import Table
@@ -27,12 +29,16 @@ def automatic(
     methods that would stall under such an optimiser are not admitted.
     """
     tensors = engine.tensors
-    suits_all = adaptive is False
-    options = candidates(
-        engine.plan, tensors.values(), engine.world_size, link, adaptive=not suits_all
+    plans = Plans(
+        engine.plan,
+        tuple(tensors.values()),
+        parameter_groups(tensors),
+        engine.world_size,
+        # If it is not known, too.
+        adaptive=adaptive is not False,
     )
-    dense_bytes = sum(tensor.nbytes for tensor in tensors.values())
-    start = start_index(options, dense_bytes, link, engine.world_size)
     on_gpu = any(tensor.is_cuda for tensor in tensors.values())
-    table = Table(config, options, link, engine.world_size, not suits_all, overlaps, replays=on_gpu)
+    table = Table(config, plans, link, overlaps, replays=on_gpu)
+    dense_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    start = start_index(table.options, dense_bytes, link, engine.world_size)
     return AutoRuntime(Search(table, start), engine, clock, timer)

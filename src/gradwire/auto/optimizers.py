@@ -3,14 +3,16 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from inspect import signature
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradwire.auto.auto import Auto
 from gradwire.errors import ConfigError
+from gradwire.spec import format_spec
 
 _RATIO = 100.0
 """Ratio of the two gradients of the test of linearity."""
@@ -68,3 +70,40 @@ def is_adaptive(optimizer: Optimizer) -> bool:
         optimizer.param_groups, optimizer.state = groups, state
     large, small = parameter.detach()[0].tolist()
     return not abs(large - _RATIO * small) <= 0.01 * abs(large)
+
+
+COUNTERPARTS: tuple[type[Optimizer], ...] = (torch.optim.AdamW, torch.optim.Adam)
+"""Optimisers for which `gradwire.optim` has one of the same name."""
+_EXCHANGED = ("lr", "betas", "eps", "weight_decay")
+"""Their options that it has, too."""
+
+
+def counterpart_line(config: Auto, optimizer: Optimizer, *, with_scaler: bool) -> str | None:
+    """Returns the line that makes an optimiser which exchanges updates in place of this one.
+
+    None if `gradwire.optim` has none that does the same.
+    """
+    kind = type(optimizer)
+    groups = optimizer.param_groups
+    if kind not in COUNTERPARTS or any(g["amsgrad"] or g["maximize"] for g in groups):
+        return None
+    if kind is torch.optim.Adam and any(group["weight_decay"] for group in groups):
+        # Torch's Adam adds it to the gradient.
+        return None
+    arguments = ["model"]
+    if len(groups) > 1:
+        # Which have their options with them.
+        arguments.append("params=optimizer.param_groups")
+    else:
+        default = signature(kind).parameters
+        own = {key: _plain(groups[0][key]) for key in _EXCHANGED}
+        arguments += [f"{k}={x!r}" for k, x in own.items() if k == "lr" or x != default[k].default]
+    arguments.append(f'compress="{format_spec(config)}"')
+    if with_scaler:
+        arguments.append("scaler=scaler")
+    return f"optimizer = gradwire.optim.{kind.__name__}({', '.join(arguments)})"
+
+
+def _plain(value: object) -> object:
+    """Returns a learning rate that may be a tensor as a number."""
+    return float(value) if isinstance(value, Tensor) else value

@@ -6,12 +6,14 @@ over ranks, so the search sees the same numbers on all ranks.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from statistics import median
 
 import torch
 from torch import Tensor
 
 from gradwire.auto.calibration import Calibration, GradientSample, calibrate
+from gradwire.auto.candidates import Candidate, Choice
+from gradwire.auto.plans import choice_of
+from gradwire.auto.rows import typical
 from gradwire.auto.search import CALIBRATED_PER_STEP, Search, StepFacts
 from gradwire.control.base import Decision
 from gradwire.control.timing import Clock, StepTiming, decode_timing, encode_timing
@@ -30,8 +32,6 @@ UNKNOWN = StepTiming(-1.0, 0.0, 0.0, 0.0, 0.0)
 """Sent in place of a timing where none is known."""
 SAMPLE_EVERY = 25
 """One step in this many measures the error, so that a risk that has grown is soon known."""
-_ERRORS = 2
-_CALIBRATIONS = CALIBRATED_PER_STEP * len(Calibration._fields)
 
 
 class AutoRuntime(StepObserver):
@@ -49,16 +49,20 @@ class AutoRuntime(StepObserver):
         """True if the timing of the step under way is not that of a usual step."""
         self._is_flushing = self._is_switching = False
         self._sample: GradientSample | None = None
-        self._calibrations: dict[int, Calibration] = {}
-        self._errors = [0.0, 0.0]
-        self._numbers: dict[torch.device, Tensor] = {}
+        self._groups = search.table.plans.groups
+        self._calibrations: dict[int, list[Calibration]] = {}
+        self._errors = self._no_errors()
+        self._choice: Choice = search.table.options[search.current].choice
+        """The choice whose plan the engine has: while residuals are sent, the last."""
+        self._numbers: dict[tuple[torch.device, bool], Tensor] = {}
+        """What is sent from each device, while candidates are calibrated and otherwise."""
         self._written: set[torch.device] = set()
         self._buckets = 0
         self._received: Tensor | None = None
         self._on_host: Tensor | None = None
         self._copied: torch.cuda.Event | None = None
         self._logged = 0
-        self._apply()
+        self._switch(search.table.options[search.current])
         self._sample = self._new_sample()
         self._log_decisions()
 
@@ -99,16 +103,22 @@ class AutoRuntime(StepObserver):
             return
         rank, size = self._engine.rank, self._engine.world_size
         timings = encode_timing(_typical(self._window), rank, size)
-        found = [number for own in self._calibrations.values() for number in own]
-        numbers = [*timings, *self._errors, *found, *[0.0] * (_CALIBRATIONS - len(found))]
-        buffer = self._numbers.setdefault(device, torch.zeros(len(numbers), device=device))
+        errors = [number for pair in self._errors for number in pair]
+        found = [number for own in self._calibrations.values() for part in own for number in part]
+        length = CALIBRATED_PER_STEP * len(self._groups) * len(Calibration._fields)
+        numbers = [*timings, *errors]
+        if self.is_measuring:
+            numbers += [*found, *[0.0] * (length - len(found))]
+        key = device, self.is_measuring
+        buffer = self._numbers.setdefault(key, torch.zeros(len(numbers), device=device))
         buffer.copy_(torch.tensor(numbers))
         self._written.add(device)
 
     def piggyback(self, names: Sequence[str], device: torch.device) -> Piggyback | None:
         if self.is_idle or not names:
             return None
-        return Piggyback(self._numbers[device].clone, self._engine.world_size)
+        buffer = self._numbers[device, self.is_measuring]
+        return Piggyback(buffer.clone, self._engine.world_size)
 
     def bucket_ended(self, names: Sequence[str], statistics: Tensor | None) -> None:
         if statistics is not None:
@@ -153,20 +163,19 @@ class AutoRuntime(StepObserver):
         if not numbers:
             return StepFacts(step, None, None, {}, None, took_current)
         size = self._engine.world_size
-        length = len(encode_timing(UNKNOWN, 0, size))
-        timing = decode_timing(numbers[:length], size)
-        error, total = numbers[length : length + _ERRORS]
-        found = iter(numbers[length + _ERRORS :])
+        rest = iter(numbers)
+        count = len(encode_timing(UNKNOWN, 0, size))
+        timing = decode_timing([next(rest) for _ in range(count)], size)
+        errors = [(next(rest), next(rest)) for _ in self._groups]
         calibrations = {
-            index: Calibration(*(next(found) for _ in Calibration._fields))
+            index: [Calibration(*(next(rest) for _ in Calibration._fields)) for _ in self._groups]
             for index in self._calibrations
         }
         timed = self._timed
         self._window, self._timed, self._calibrations = [], None, {}
         known = timing if timing.step_s > 0 else None
-        return StepFacts(
-            step, known, timed, calibrations, (error, total) if total > 0 else None, took_current
-        )
+        sampled = errors if any(total > 0 for _, total in errors) else None
+        return StepFacts(step, known, timed, calibrations, sampled, took_current)
 
     def _add_timing(self, counts: bool) -> None:
         """Keeps the timing of the step that has ended, unless it is no usual one."""
@@ -183,17 +192,26 @@ class AutoRuntime(StepObserver):
         self._window.append(timing)
         self._timed = self.search.current
 
-    def _sampled_errors(self) -> list[float]:
-        """Takes the errors that lanes have sampled in this step, summed over parameters."""
-        found: list[Tensor] = []
-        for lane in self._engine.lanes.values():
-            if lane.sampled_error is not None:
-                found.append(lane.sampled_error)
+    def _sampled_errors(self) -> list[tuple[float, float]]:
+        """Takes the errors that lanes have sampled in this step, summed over each group."""
+        found: list[list[Tensor]] = []
+        for lanes in self._lanes_of_groups():
+            found.append([e for lane in lanes if (e := lane.sampled_error) is not None])
+            for lane in lanes:
                 lane.sampled_error = None
-        if not found or self._is_flushing:
-            return [0.0, 0.0]
-        summed: list[float] = torch.stack([e.float() for e in found]).sum(0).tolist()
-        return summed
+        if not any(found) or self._is_flushing:
+            return self._no_errors()
+        device = next(error.device for errors in found for error in errors)
+        none = torch.zeros(2, device=device)
+        summed = [torch.stack([none, *(e.float() for e in errors)]).sum(0) for errors in found]
+        return [(error, total) for error, total in torch.stack(summed).tolist()]
+
+    def _no_errors(self) -> list[tuple[float, float]]:
+        return [(0.0, 0.0)] * len(self._groups)
+
+    def _lanes_of_groups(self) -> list[list[Lane]]:
+        engine = self._engine
+        return [[x for n in group.names for x in engine.lanes_of(n)] for group in self._groups]
 
     def _calibrate_next(self) -> None:
         """Measures the next candidates on this rank; their numbers go with the next step."""
@@ -203,23 +221,26 @@ class AutoRuntime(StepObserver):
         if self._sample is None:
             # The search has begun again; the next steps take samples.
             self._sample = self._new_sample()
-        tensors, size = list(self._engine.tensors.values()), self._engine.world_size
+        samples, size = self._sample.sampled(), self._engine.world_size
         for index in self.search.to_calibrate():
-            plan, samples = self.search.table.options[index].plan, self._sample.sampled()
-            self._calibrations[index] = calibrate(plan, samples, tensors, size, self._timer)
+            plan = self.search.table.options[index].plan
+            self._calibrations[index] = [
+                calibrate(plan, sample, group.tensors, size, self._timer)
+                for sample, group in zip(samples, self._groups, strict=True)
+            ]
 
     def _new_sample(self) -> GradientSample:
-        return GradientSample({n: lane.ctx.shape for n, lane in self._engine.lanes.items()})
+        groups = self._lanes_of_groups()
+        return GradientSample([{lane.name: lane.ctx.shape for lane in own} for own in groups])
 
     def _apply(self) -> None:
         """Switches to the chosen plan, after a dense step if residuals would be lost."""
-        target = self.search.table.options[self.search.current].plan
-        if self._engine.plan is target:
+        target = self.search.table.options[self.search.current]
+        if self._choice == target.choice:
             return
         self._excluded = True
-        lanes = [lane for lane in self._engine.lanes.values() if lane.memory_state]
-        keeps = [*target.memory.state(1, torch.device("cpu"))]
-        if not keeps and lanes and not self._is_flushing:
+        lanes = [lane for lane in self._engine.lanes.values() if _loses(lane, target.plan)]
+        if lanes and not self._is_flushing:
             self._is_flushing = True
             for lane in lanes:
                 # Sends gradient and residual whole, so that nothing waits afterwards.
@@ -227,17 +248,17 @@ class AutoRuntime(StepObserver):
                 lane.reconfigure(dense, ExchangeConfig("mean").wrap(dense))
             self._engine.drop_cuda_graphs()
             return
-        self._is_flushing = False
         self._switch(target)
 
-    def _switch(self, target: Plan) -> None:
-        self._is_switching = True
+    def _switch(self, target: Candidate) -> None:
+        self._is_flushing, self._is_switching = False, True
         try:
-            self._engine.switch(target)
+            self._engine.switch(target.plan)
             for lane in self._engine.lanes.values():
                 lane.sample_every = SAMPLE_EVERY
         finally:
             self._is_switching = False
+        self._choice = target.choice
 
     def _log_decisions(self) -> None:
         """Logs the choice on rank 0, and the steps towards it as debug lines."""
@@ -259,7 +280,7 @@ class AutoRuntime(StepObserver):
 
     def _forget(self) -> None:
         """Drops what was measured for the next message."""
-        self._window, self._timed, self._errors = [], None, [0.0, 0.0]
+        self._window, self._timed, self._errors = [], None, self._no_errors()
         self._calibrations, self._excluded = {}, True
 
     def stats(self) -> dict[str, object]:
@@ -270,24 +291,23 @@ class AutoRuntime(StepObserver):
         return {
             "identity": identity_of(self.search.table.config),
             "log": [list(decision) for decision in self.search.log.decisions],
-            "plan": self._plan_spec(),
+            "plan": [list(pair) for pair in self._choice],
             "search": self.search.state_dict(),
         }
-
-    def _plan_spec(self) -> str:
-        """Returns the candidate whose plan the engine has: while residuals are sent, the last."""
-        options = self.search.table.options
-        return next(o.spec for o in options if o.plan is self._engine.plan)
 
     def adopt_plan(self, state: object) -> None:
         """Switches to the plan of a saved state."""
         self._check_saved(state)
-        spec = state.get("plan") if isinstance(state, Mapping) else None
-        plans = {option.spec: option.plan for option in self.search.table.options}
-        if not isinstance(spec, str) or spec not in plans:
-            raise ConfigError(f"state: auto: plan must be one of {[*plans]}, got {spec!r}")
-        if self._engine.plan is not plans[spec]:
-            self._switch(plans[spec])
+        saved = state.get("plan") if isinstance(state, Mapping) else None
+        try:
+            choice = choice_of(saved)
+            target = self.search.table.plans.of_choice(choice)
+        except ValueError as error:
+            raise ConfigError(
+                f"state: auto: plan must be pairs of method and exchange, got {saved!r}"
+            ) from error
+        if self._choice != choice:
+            self._switch(target)
 
     def _check_saved(self, state: object) -> None:
         if isinstance(state, Mapping):
@@ -313,8 +333,14 @@ class AutoRuntime(StepObserver):
         self._apply()
 
 
+def _loses(lane: Lane, plan: Plan) -> bool:
+    """Returns whether a plan has no place for what a lane's memory keeps."""
+    memory = plan.method_of(lane.name).memory
+    return bool(lane.memory_state) and not [*memory.state(1, torch.device("cpu"))]
+
+
 def _typical(timings: Sequence[StepTiming]) -> StepTiming:
-    """Returns the medians of each number; unknown if there is no timing."""
+    """Returns what is typical of each number; unknown if there is no timing."""
     if not timings:
         return UNKNOWN
-    return StepTiming(*(median(column) for column in zip(*timings, strict=True)))
+    return StepTiming(*(typical(column) for column in zip(*timings, strict=True)))

@@ -1,13 +1,13 @@
-"""The search of the automatic mode: calibrate, time, explore, compare, settle, review, follow.
+"""The search of the automatic mode: calibrate, time, explore, settle, review, follow.
 
 It sees only numbers that all ranks agree on, so all ranks decide the same. Candidates are
 calibrated on samples of the gradients while training is uncompressed. Those that the risk budget
-admits and that are predicted to be fast then take a few real steps each; the fastest of them stays,
-until the link changes or its risk does, or until another one turns out to be faster: a few steps
-may mislead, and are repeated later, at growing intervals.
+admits and that are predicted to be fast then take a few real steps each, and the two fastest some
+more; the faster one stays, until the link changes or its risk does, or until another one turns out
+to be faster: a few steps may mislead, and are repeated later, at growing intervals.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -15,28 +15,45 @@ from gradwire.auto.calibration import SAMPLED_STEPS, Calibration
 from gradwire.auto.link_watch import REFERENCE_STEPS, LinkWatch
 from gradwire.auto.step_model import link_at
 from gradwire.auto.table import WORTH, Table
+from gradwire.comm.cost_model import LinkModel
 from gradwire.control.base import DecisionLog
 from gradwire.control.timing import StepTiming
 
-Phase: TypeAlias = Literal["calibrate", "time", "explore", "compare", "settled", "review"]
+Phase: TypeAlias = Literal["calibrate", "time", "explore", "settled", "review"]
 
-CALIBRATED_PER_STEP = 4
-TIMED_STEPS = 4
+CALIBRATED_PER_STEP = 12
+TIMED_STEPS = 6
 """Uncompressed steps after the calibration, of which the first one is not timed."""
-EXPLORE_STEPS = 4
-"""Real steps of a candidate, of which the first one is not timed."""
+
+
+class Round(NamedTuple):
+    """One round of the exploration: the fastest candidates so far are timed anew."""
+
+    candidates: int
+    steps: int
+    """Real steps of each candidate, of which the first one is not timed."""
+
+
+ROUNDS = (Round(5, 4), Round(2, 7))
+"""Most candidates are out after a few steps; the steps that are left go to the two fastest."""
+WARM_UP_TIMINGS = 1
+"""Timings of a candidate's first round that its second one drops."""
 SETTLED_INTERVAL = 4
 """One step in this many reports the timing of uncompressed gradients."""
-CLEARLY = 1.15
-"""A candidate that is faster than the next by this factor needs no second comparison."""
+SUSPICIOUS_INTERVAL = 2
+"""The interval while the last timing is that of another link: every step between is timed."""
+CLEARLY = 1.3
+"""A candidate that is faster than the next by this factor needs no second round."""
 FOLLOW = 1.1
 """After a change of the link another method replaces the current one from this speedup on."""
-REVIEW_AFTER = 12
+REVIEW_AFTER = 24
 """Timings of the settled candidate before the first review; the interval doubles with each."""
 KEPT_TIMINGS = 48
 """The newest timings of the settled candidate, whose median is its step time in a review."""
 REVIEW_STEPS, WARM_UP_STEPS = 10, 3
 """Steps that a candidate is timed again for, and those at their start that do not count."""
+EARLY_MOVES = 2
+"""Times that the search begins again for another link before it has settled, at most."""
 ADAPTIVE_ADVICE = (
     "; sparse gradients stall adaptive optimisers such as Adam: gradwire.optim compresses their "
     "updates instead"
@@ -53,9 +70,11 @@ class StepFacts(NamedTuple):
     """The timing of earlier steps, the mean over ranks."""
     timed: int | None
     """The candidate that was timed, and sampled."""
-    calibrations: Mapping[int, Calibration]
-    sampled: tuple[float, float] | None
-    """Sums of squares of the error and of the input of an earlier step, if it was sampled."""
+    calibrations: Mapping[int, Sequence[Calibration]]
+    """The calibrations of candidates, one for each group of parameters."""
+    sampled: Sequence[tuple[float, float]] | None
+    """Sums of squares of the error and of the input of an earlier step, if it was sampled, of each
+    group."""
     took_current: bool
     """False if the step did not use the current candidate: it sent the residual of another."""
 
@@ -73,8 +92,14 @@ class Search:
         self._computed_s: list[float] = []
         self._age = 0
         """Steps that the current candidate has taken."""
+        self._round = 0
         self._queue: list[int] = []
+        """Candidates of this round that are still to be timed."""
         self._watch = self._new_watch()
+        self._slow = self._moves = 0
+        """Timings in a row that were those of a slower link, and changes of it before a choice."""
+        self._expected_s: float | None = None
+        """Predicted step of the current candidate when its steps began, unless it is the first."""
         self._settled_s: list[float] = []
         """The newest step times of the current candidate since the search settled on it."""
         self._unreviewed, self._review_after = 0, REVIEW_AFTER
@@ -91,7 +116,7 @@ class Search:
         """Returns the candidates to calibrate after this step."""
         if self.phase != "calibrate" or self._age < SAMPLED_STEPS:
             return range(0)
-        last = min(self._calibrated + CALIBRATED_PER_STEP, len(self.table.options))
+        last = min(self._calibrated + CALIBRATED_PER_STEP, self.table.singles)
         return range(self._calibrated, last)
 
     def end_step(self, facts: StepFacts) -> None:
@@ -101,6 +126,8 @@ class Search:
             self._calibrated = max(self._calibrated, index + 1)
         self._age += facts.took_current
         if facts.timed is not None and facts.timing is not None:
+            if self.phase != "settled" and facts.timed == self.current:
+                self._follow_early(facts.step, facts.timing)
             self._add_timing(facts.timed, facts.timing)
         if facts.timed == self.current and facts.sampled is not None:
             self._rate_again(facts.step, facts.sampled)
@@ -118,7 +145,11 @@ class Search:
         may_vary = option.plan.is_dense or (option.is_uncompressed and not self.table.replays)
         if self.phase == "calibrate" or not may_vary:
             return False
-        interval = SETTLED_INTERVAL if self.phase == "settled" else EXPLORE_STEPS
+        interval = SETTLED_INTERVAL
+        if self.phase in ("time", "explore"):
+            interval = self._steps
+        elif self.phase == "settled" and self._watch.is_suspicious:
+            interval = SUSPICIOUS_INTERVAL
         return self._age % interval != interval - 1
 
     def _is_uncompressed(self) -> bool:
@@ -126,7 +157,8 @@ class Search:
 
     def _new_watch(self) -> LinkWatch:
         # Uncompressed steps report rarely.
-        return LinkWatch(2 if self._is_uncompressed() else REFERENCE_STEPS)
+        steps = 2 if self._is_uncompressed() else REFERENCE_STEPS
+        return LinkWatch(steps, self.table.rows[self.current].expected_s())
 
     def _add_timing(self, index: int, timing: StepTiming) -> None:
         if self.phase == "time":
@@ -139,12 +171,12 @@ class Search:
         elif self.phase != "review" or (index == self.current and self._age > WARM_UP_STEPS):
             self.table.add_timing(index, timing)
 
-    def _rate_again(self, step: int, sampled: tuple[float, float]) -> None:
+    def _rate_again(self, step: int, sampled: Sequence[tuple[float, float]]) -> None:
         """Rates the current candidate by the error of a real step."""
         table = self.table
-        if self._is_uncompressed() or not sampled[1] > 0:
+        if self._is_uncompressed():
             return
-        table.rate(self.current, *sampled)
+        table.rate(self.current, sampled)
         row = table.rows[self.current]
         if self.phase == "settled" and not table.is_admitted(self.current):
             reason = f"the risk of {self.spec} has become {row.level} ({row.why})"
@@ -152,12 +184,14 @@ class Search:
 
     def _advance(self, step: int) -> None:
         if self.phase == "calibrate":
-            if self._calibrated == len(self.table.options):
+            if self._calibrated == self.table.singles:
                 self.phase, self._age = "time", 0
         elif self.phase == "time":
             if self._age >= TIMED_STEPS and self._computed_s:
                 self.table.compute_s = median(self._computed_s)
-                self.phase, self._queue = "explore", self.table.promising(self.current)
+                if self.current < self.table.singles:
+                    self.table.mix()
+                self._explore(self.current)
                 self._next_candidate(step)
         elif self.phase == "settled":
             self._follow(step)
@@ -167,23 +201,43 @@ class Search:
             if self._age > REVIEW_STEPS:
                 self._end_review(step)
         # The timing of the last candidate's last step arrives one step later.
-        elif self._age >= EXPLORE_STEPS + (not self._queue):
+        elif self._age >= self._steps + (not self._queue):
             self._next_candidate(step)
+
+    @property
+    def _steps(self) -> int:
+        """The steps of the current candidate in this phase."""
+        return TIMED_STEPS if self.phase == "time" else ROUNDS[self._round].steps
+
+    def _explore(self, known: int | None) -> None:
+        """Begins to time candidates, but for one that is known."""
+        self.phase, self._round, self._slow = "explore", 0, 0
+        self._queue = self.table.promising(ROUNDS[0].candidates, known)
 
     def _next_candidate(self, step: int) -> None:
         table = self.table
-        if not self._queue and self.phase == "explore":
-            first, *others = table.measured()
-            if others and table.expected_s(others[0]) < CLEARLY * table.expected_s(first):
-                # Another turn for both, the current one first, to change less often.
-                self.phase = "compare"
-                self._queue = sorted((first, others[0]), key=lambda i: i != self.current)
+        if not self._queue:
+            self._round += 1
+            self._queue = self._contenders()
         if not self._queue:
             self._settle_on_fastest(step)
             return
-        self.current, self._age = self._queue.pop(0), 0
-        predicted_ms = table.predicted_s(self.current) * 1e3
-        self.log.add(step, self.spec, f"to time it: {predicted_ms:.3g} ms predicted")
+        self.current, self._age, self._slow = self._queue.pop(0), 0, 0
+        self._expected_s = table.predicted_s(self.current)
+        if self._round:
+            row = table.rows[self.current]
+            row.times_s = row.times_s[WARM_UP_TIMINGS:]
+        self.log.add(step, self.spec, f"to time it: {self._expected_s * 1e3:.3g} ms predicted")
+
+    def _contenders(self) -> list[int]:
+        """Returns the candidates of the next round; none if one is clearly the fastest."""
+        if self._round >= len(ROUNDS):
+            return []
+        found = self.table.measured()[: ROUNDS[self._round].candidates]
+        bound_s = CLEARLY * self.table.expected_s(found[0])
+        close = [index for index in found if self.table.expected_s(index) < bound_s]
+        # The current one first, to change less often.
+        return sorted(close, key=lambda i: i != self.current) if len(close) > 1 else []
 
     def _settle_on_fastest(self, step: int) -> None:
         """Settles by measured steps; without a gain of 5 % nothing is compressed."""
@@ -212,6 +266,7 @@ class Search:
         row.retries, row.times_s = row.retries + 1, []
         self.phase, self._reviewed = "review", current
         self.current, self._age = challenger, 0
+        self._expected_s = table.predicted_s(challenger)
         now_ms = table.expected_s(current) * 1e3
         self.log.add(step, self.spec, f"to time it again: {now_ms:.3g} ms with the current method")
 
@@ -231,6 +286,7 @@ class Search:
     def _stay_with(self, index: int) -> None:
         self.current, self.phase, self._age, self._queue = index, "settled", 0, []
         self._watch, self._reviewed = self._new_watch(), None
+        self._slow = self._moves = 0
         self._settled_s, self._unreviewed = [], 0
 
     def _settle(self, step: int, index: int, reason: str) -> None:
@@ -244,20 +300,57 @@ class Search:
 
     def _follow(self, step: int) -> None:
         """Chooses again, from the table, if the link has changed."""
-        wire_s, table = self._watch.changed_wire_s(), self.table
-        load = table.rows[self.current].load
-        if wire_s is None or load is None:
+        wire_s = self._watch.changed_wire_s()
+        if wire_s is not None:
+            self._settle_on_link(step, wire_s)
+
+    def _settle_on_link(self, step: int, wire_s: float) -> None:
+        """Chooses from the predictions for the link on which the exchange took this time."""
+        table = self.table
+        old = self._move_to(wire_s)
+        if old is None:
             return
-        old = table.link
-        table.move_to(link_at(wire_s, load, old, table.buckets))
         self._review_after = REVIEW_AFTER
         best = table.best_predicted()
         now_s, best_s = table.predicted_s(self.current), table.predicted_s(best)
         if now_s < FOLLOW * best_s:
             best, best_s = self.current, now_s
         change = "" if best == self.current else f" instead of {now_s * 1e3:.3g} ms"
+        if best == self.current:
+            # The link may still be falling.
+            table.rows[best].wire_s = wire_s
         reason = f"the link was {old.describe()}: {best_s * 1e3:.3g} ms predicted{change}"
         self._settle(step, best, reason)
+
+    def _move_to(self, wire_s: float) -> LinkModel | None:
+        """Takes the link of this wire time; returns the old one, or None if there is no load."""
+        table, load = self.table, self.table.rows[self.current].load
+        if load is None:
+            return None
+        old = table.link
+        table.move_to(link_at(wire_s, load, old, table.buckets), self.current)
+        return old
+
+    def _follow_early(self, step: int, timing: StepTiming) -> None:
+        """Explores again, or chooses again in a review, if the link falls before a choice."""
+        table = self.table
+        has_fallen = table.has_fallen(self.current, timing, self._expected_s)
+        self._slow = self._slow + 1 if has_fallen else 0
+        # A timing of uncompressed steps is that of several.
+        if self._slow < (1 if self._is_uncompressed() else 2) or self._moves >= EARLY_MOVES:
+            return
+        self._slow, self._moves = 0, self._moves + 1
+        if self.phase == "review":
+            self._settle_on_link(step, timing.wire_s)
+            return
+        old = self._move_to(timing.wire_s)
+        if old is None:
+            return
+        self.log.add(step, self.spec, f"to measure on; the link was {old.describe()}")
+        if self.phase == "explore":
+            table.rows[self.current].times_s = []
+            self._explore(None)
+            self._next_candidate(step)
 
     def restart(self, step: int) -> None:
         """Searches again from the current candidate: earlier measurements no longer hold."""
@@ -265,6 +358,7 @@ class Search:
         self.phase, self.settled_at, self._calibrated = "calibrate", None, 0
         self._computed_s, self._queue = [], []
         self._age, self._watch = 0, self._new_watch()
+        self._slow, self._moves, self._expected_s = 0, 0, None
         self._settled_s, self._reviewed = [], None
         self._unreviewed, self._review_after = 0, REVIEW_AFTER
         self.log.add(step, self.spec, "to measure again")
@@ -291,7 +385,12 @@ class Search:
             "calibrated": self._calibrated,
             "computed_s": list(self._computed_s),
             "age": self._age,
+            "round": self._round,
             "queue": list(self._queue),
+            "slow": self._slow,
+            "moves": self._moves,
+            "predicted_s": self._expected_s,
+            "expected_s": None if watch.expected_s is None else list(watch.expected_s),
             "reference_s": None if watch.reference_s is None else list(watch.reference_s),
             "recent": [list(timing) for timing in watch.recent],
             "settled_s": list(self._settled_s),
@@ -308,9 +407,12 @@ class Search:
         self.current = self.index_of(saved["current"])
         self._calibrated, self._computed_s = saved["calibrated"], list(saved["computed_s"])
         self._age, self._queue = saved["age"], list(saved["queue"])
+        self._round = saved["round"]
         self._watch = self._new_watch()
-        if (reference_s := saved["reference_s"]) is not None:
-            self._watch.reference_s = (reference_s[0], reference_s[1])
+        self._slow, self._moves = saved["slow"], saved["moves"]
+        self._expected_s = saved["predicted_s"]
+        self._watch.expected_s = _pair(saved["expected_s"])
+        self._watch.reference_s = _pair(saved["reference_s"])
         self._watch.recent = [StepTiming(*numbers) for numbers in saved["recent"]]
         self._settled_s, self._reviewed = list(saved["settled_s"]), saved["reviewed"]
         self._unreviewed, self._review_after = saved["unreviewed"], saved["review_after"]
@@ -318,3 +420,7 @@ class Search:
     def index_of(self, spec: str) -> int:
         """Returns the candidate of a saved state; raises ValueError if there is none."""
         return [option.spec for option in self.table.options].index(spec)
+
+
+def _pair(saved: list[float] | None) -> tuple[float, float] | None:
+    return None if saved is None else (saved[0], saved[1])

@@ -45,6 +45,15 @@ class StepModel:
         exchanged_s = max(backward_s + wire_s / self.buckets, first_s + wire_s)
         return (1 - BACKWARD) * self.compute_s + exchanged_s
 
+    def shares(self) -> list[tuple[float, float]]:
+        """Returns the shares of encoding and of wire time that lengthen a step.
+
+        There is a pair for steps that end with backward, and one for those that the wire ends.
+        """
+        if not self.overlaps:
+            return [(1.0, 1.0)]
+        return [(1.0, 1 / self.buckets), (1 / self.buckets, 1.0)]
+
 
 def solve_compute_s(step_s: float, load: ExchangeLoad, link: LinkModel, model: StepModel) -> float:
     """Returns the computation with which the model predicts this step, at least a tenth of it.

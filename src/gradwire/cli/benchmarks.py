@@ -120,6 +120,32 @@ def faults(
     raise typer.Exit(0 if bench.run(open_console(json)) else 1)
 
 
+def elastic(
+    kills: Annotated[int, typer.Option(help="Kills in each run.")] = 20,
+    case: Annotated[
+        str,
+        typer.Option(
+            "--cases",
+            help="Methods, separated by semicolons; torchft and torchft-ddp are its own means, "
+            "diloco and sparseloco local methods.",
+        ),
+    ] = "torchft;none;topk:ratio=0.01;sparseloco",
+    replicas: Annotated[int, typer.Option(help="Processes, each a replica.")] = 4,
+    seed: Annotated[int, typer.Option(help="The same seed draws the same kills.")] = 0,
+    minutes: Annotated[float, typer.Option(help="Time limit of all runs.")] = 40,
+    json: Json = None,
+) -> None:
+    """Kills replicas of a torchft job, which join again; fails if it hangs or their bits differ.
+
+    Needs the extra torchft. About six seconds per kill.
+    """
+    from gradwire.bench.elastic.soak import ElasticBench
+
+    cases = tuple(part.strip() for part in case.split(";"))
+    bench = ElasticBench(kills, cases, replicas, seed, minutes, json, command_line())
+    raise typer.Exit(0 if bench.run(open_console(json)) else 1)
+
+
 def step(
     workers: Workers = 4,
     rate: Rate = "1gbit",
@@ -238,6 +264,43 @@ def guards(
         cases, workers, named_rate(rate), rounds, steps, warmup, workload, json, command
     )
     measure.run(open_console(json))
+
+
+def pipeline(
+    workload: WorkloadText = "gpt:layers=4,heads=4,width=128,context=64,learning_rate=0.002",
+    stages: Annotated[int, typer.Option(help="Stages of the model.")] = 2,
+    microbatches: Annotated[int, typer.Option(help="Micro-batches of a step.")] = 4,
+    case: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--case", "--cases", help="Methods as 'ACTIVATIONS / GRADIENTS'; repeat for more."
+        ),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Steps of each run.")] = 500,
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0",
+    data: Data = None,
+    device: Device = "cpu",
+    json: Json = None,
+) -> None:
+    """Compares losses of a model whose stages send compressed activations and gradients.
+
+    All stages run in this process. The GPT of 31 million parameters is
+    --workload gpt:layers=10,heads=8,width=512 --device cuda.
+    """
+    from gradwire.bench.runs.pipeline import CASES, PipelineBench
+
+    PipelineBench(
+        workload,
+        device,
+        stages,
+        microbatches,
+        tuple(case or CASES),
+        steps,
+        parse_seeds(seeds),
+        json,
+        command_line(),
+        data,
+    ).run(open_console(json))
 
 
 def integrations(

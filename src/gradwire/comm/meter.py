@@ -50,6 +50,10 @@ class Meter:
     def broadcast(self, nbytes: int, is_root: bool, *, inside: bool = False) -> None:
         self._count(nbytes * is_root, nbytes * is_root, nbytes * (not is_root), inside)
 
+    def point_to_point(self, sent: int, received: int) -> None:
+        """Counts a message to one rank, or from it."""
+        self._count(sent, sent, received, inside=False)
+
     def add_time(self, encode_s: float, wire_s: float, decode_s: float) -> None:
         self.encode_s += encode_s
         self.wire_s += wire_s

@@ -15,7 +15,7 @@ from gradwire.comm.base import CollectiveProgram
 from gradwire.comm.meter import Meter
 from gradwire.engine.chunks import recut, split_messages
 from gradwire.engine.cuda_graphs import GraphCache, is_graph_safe
-from gradwire.engine.nonfinite import NonFiniteGuard, SkippedSteps, StepVerdict
+from gradwire.engine.nonfinite import NonFiniteGuard, SkippedSteps, StepVerdict, Verdict
 from gradwire.engine.observer import StepObserver
 from gradwire.engine.plan import Plan
 from gradwire.engine.step import BucketResult, Lane, lane_rounds, run_rounds
@@ -284,6 +284,37 @@ class Engine:
             return None
         text = self.skipped.add(self.steps())
         return NonFiniteError(text) if self.nan_policy == "raise" else None
+
+    def check_step(self) -> Verdict:
+        """Ends a step that counts only if others decide so; `settle_step` completes it."""
+        self._verdict.close()
+        found = self._verdict.take()
+        assert found is not None, "the step was just closed"
+        return found
+
+    def settle_step(self, *, counts: bool) -> None:
+        """Commits the pending state of the last step, or discards it."""
+        for lane in self.lanes.values():
+            lane.commit() if counts else lane.discard()
+
+    def regroup(self, plan: Plan, rank: int, world_size: int) -> None:
+        """Continues as a rank of another group of ranks, with this rank's residuals.
+
+        All state that the ranks of the old group shared begins anew: warm starts, the means that
+        memories such as ef21 keep, and, with a line in the log, residuals of shards.
+        """
+        for lane in self.lanes.values():
+            if lane.keeps_mean:
+                lane.memory_state = lane.memory.state(lane.ctx.numel, lane.device)
+        self.rank, self.world_size = rank, world_size
+        self.switch(plan)
+
+    def restart(self) -> float:
+        """Makes all state begin anew; returns the norm of the residuals that end."""
+        norm = self.errors()["residual_norm"]
+        self._set_plan(self.plan)
+        self.drop_cuda_graphs()
+        return norm
 
     def switch(self, plan: Plan) -> None:
         """Changes the method; state of a memory of the same kind is kept.

@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwire.auto.auto import Auto, check_ranks
 from gradwire.auto.link_probe import check_backend
-from gradwire.auto.optimizers import find_adaptive
+from gradwire.auto.optimizers import counterpart_line, find_adaptive
 from gradwire.base import Memory
 from gradwire.comm.consistency import check_equal_tensors
 from gradwire.comm.groups import check_member, lease_group
@@ -324,7 +324,31 @@ def attach(
     """
     settings = settings_of(compressor, options)
     adaptive = find_adaptive(settings.auto(), optimizer)
-    return attach_planned(model, settings, None, adaptive, process_group, scaler)
+    link = attach_planned(model, settings, None, adaptive, process_group, scaler)
+    if adaptive and optimizer is not None:
+        _log_counterpart(link, settings, optimizer, with_scaler=scaler is not None)
+    return link
+
+
+def _log_counterpart(
+    link: Link, settings: Settings, optimizer: torch.optim.Optimizer, *, with_scaler: bool
+) -> None:
+    """Logs the line that compresses updates, which no hook of the model can do.
+
+    The optimiser computes its update from the mean gradient, after the exchange; only an optimiser
+    of ours computes each worker's own update before it.
+    """
+    config = settings.auto()
+    assert config is not None
+    line = counterpart_line(config, optimizer, with_scaler=with_scaler)
+    if line is not None and link._comm.rank == 0:
+        kind = type(optimizer).__name__
+        log.info(
+            "auto: sparse gradients stall %s, so they are not admitted; to exchange its updates, "
+            "which may be sparse, leave attach out and use: %s",
+            kind,
+            line,
+        )
 
 
 def attach_planned(

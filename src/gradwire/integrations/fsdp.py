@@ -1,4 +1,4 @@
-"""FSDP2 and HSDP: compressed reduce-scatter, or compressed mean over replicas of a shard."""
+"""FSDP2 and HSDP: compressed reduce-scatter, or mean over replicas; and all-gather of weights."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,14 +10,17 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire.comm.base import run_program
+from gradwire.comm.process_group import ProcessGroupComm
 from gradwire.engine.make_plan import make_plan
 from gradwire.errors import ConfigError
 from gradwire.integrations.backward_pass import BackwardPass, at_end_of_backward
 from gradwire.integrations.dense_allreduce import reduce_scatter_mean, start_mean
 from gradwire.integrations.fsdp_private import (
+    GatheredUnit,
     ReduceScatter,
     Unit,
     check_version,
+    gathered_units_of,
     scale_of,
     units_of,
 )
@@ -25,6 +28,7 @@ from gradwire.integrations.handle import Handle, Planner
 from gradwire.integrations.parameters import check_dense, group_of
 from gradwire.integrations.reduce_scatter import reduce_scatter_plan
 from gradwire.integrations.settings import Options, Settings, settings_of
+from gradwire.integrations.weight_gather import WeightGather, weights_plan
 from gradwire.policies import MethodSpec
 
 if TYPE_CHECKING:
@@ -32,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Shards(Handle):
-    """Handle of an FSDP2 model whose gradients are compressed, until `detach`."""
+    """Handle of an FSDP2 model whose gradients, and weights, are compressed, until `detach`."""
 
     def __init__(
         self,
@@ -40,6 +44,7 @@ class Shards(Handle):
         group: dist.ProcessGroup,
         over_replicas: bool,
         settings: Settings,
+        weights: tuple[MethodSpec, list[GatheredUnit]] | None = None,
     ) -> None:
         planner: Planner = make_plan if over_replicas else reduce_scatter_plan
         rows = 1 if over_replicas else group.size()
@@ -47,7 +52,15 @@ class Shards(Handle):
             name: form for unit in units for name, form in _gradient_forms(unit, rows).items()
         }
         names = {p: n for unit in units for p, n in zip(unit.parameters, unit.names, strict=True)}
-        Handle.__init__(self, group, tensors, names, planner, settings)
+        shard_group = units[0].shard_group()
+        plan = None if weights is None else weights_plan(*weights, shard_group.size())
+        identity = {"weights": None if plan is None else {**plan.identity(), **plan.code_digests()}}
+        Handle.__init__(self, group, tensors, names, planner, settings, identity=identity)
+        self._weights: WeightGather | None = None
+        if weights is not None and plan is not None:
+            comm = ProcessGroupComm(shard_group, self._comm.meter, checksum=settings.checksum)
+            self._weights = WeightGather(weights[1], plan, comm, self._engine)
+            self._other_leg = self._weights
         self._units = units
         self._seen: set[str] = set()
         self._pass = BackwardPass()
@@ -60,6 +73,8 @@ class Shards(Handle):
                 unit.set_all_reduce_hook(partial(self._mean, unit))
             else:
                 self._before.append((unit, unit.set_reduce_scatter(_ReduceScatterHook(self, unit))))
+        if self._weights is not None:
+            self._weights.attach()
 
     def _close(self) -> None:
         if self._partial_sums:
@@ -72,6 +87,8 @@ class Shards(Handle):
             unit.set_reduce_scatter(comm)
         for unit in () if self._before else self._units:
             unit.set_all_reduce_hook(None)
+        if self._weights is not None:
+            self._weights.detach()
 
     def _is_attached(self) -> bool:
         return self._attached
@@ -164,6 +181,8 @@ class Shards(Handle):
         if self._seen:
             self._seen.clear()
             self._passes += 1
+            if self._weights is not None:
+                self._weights.end_step()
             self._engine.end_step()
             self._end_step()
 
@@ -213,19 +232,25 @@ def _split(unit: Unit, flat: Tensor) -> list[Tensor]:
 
 def attach_fsdp(
     model: nn.Module,
-    compressor: MethodSpec | Settings,
+    compressor: MethodSpec | Settings | None = None,
     *,
+    gradients: MethodSpec | Settings | None = None,
+    weights: MethodSpec | None = None,
     replicas: dist.ProcessGroup | DeviceMesh | None = None,
     **options: "Unpack[Options]",
 ) -> Shards:
     """Compresses the gradients of a model after `fully_shard`, from the next backward pass on.
 
-    Without `replicas` it compresses the reduce-scatter over the shard mesh: a residual then has
-    the size of the whole gradient. With `replicas`, a group or mesh whose ranks hold copies of the
-    same shard, it compresses the mean over these: give `fully_shard` the shard mesh only, since
-    with both FSDP2 reduces over replicas by itself. While `set_requires_all_reduce` is False,
-    replicas add up the shards of micro-batches and exchange the sum after the last one. There is
-    one lane per parameter, as with DDP.
+    `gradients` is another name of `compressor`. Without `replicas` it compresses the reduce-scatter
+    over the shard mesh: a residual then has the size of the whole gradient. With `replicas`, a
+    group or mesh whose ranks hold copies of the same shard, it compresses the mean over these: give
+    `fully_shard` the shard mesh only, since with both FSDP2 reduces over replicas by itself. While
+    `set_requires_all_reduce` is False, replicas add up the shards of micro-batches and exchange the
+    sum after the last one. There is one lane per parameter, as with DDP.
+
+    With `weights`, such as "int8", the all-gathers of parameters are compressed too, in forward and
+    in backward, from the next forward pass on. Optimiser and checkpoints keep the weights in full
+    precision; all ranks compute with the same decoded ones.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"attach_fsdp: expected a module, got {type(model).__name__}")
@@ -237,10 +262,40 @@ def attach_fsdp(
     for unit in units:
         if current_hook := unit.current_hook(setter):
             raise ConfigError(f"attach_fsdp: {setter} of {unit.title} is taken by {current_hook}")
-    settings = settings_of(compressor, options)
+    settings = settings_of(_one_method(compressor, gradients), options)
     settings.refuse("attach_fsdp", "check_every", "least_bytes", "chunk_bytes")
     settings.refuse_auto("attach_fsdp")
-    return Shards(units, group, replicas is not None, settings)
+    both = None if weights is None else (weights, _gathered_units(model))
+    return Shards(units, group, replicas is not None, settings, both)
+
+
+def _one_method(
+    compressor: MethodSpec | Settings | None, gradients: MethodSpec | Settings | None
+) -> MethodSpec | Settings:
+    """Returns the method of gradients, which was given once, under one of two names."""
+    if compressor is not None and gradients is not None:
+        raise ConfigError(
+            "attach_fsdp: gradients= is another name of the method that was given first; give one "
+            f"of them, got {compressor!r} and {gradients!r}"
+        )
+    method = gradients if compressor is None else compressor
+    if method is None:
+        raise ConfigError("attach_fsdp: no method for gradients; 'none' sends them as they are")
+    return method
+
+
+def _gathered_units(model: nn.Module) -> list[GatheredUnit]:
+    """Returns the units whose all-gather is free for a hook of ours."""
+    check_version("set_custom_all_gather")
+    units = gathered_units_of(model)
+    for unit in units:
+        if current_hook := unit.current_hook():
+            raise ConfigError(
+                f"attach_fsdp: set_custom_all_gather of {unit.title} is taken by {current_hook}"
+            )
+    if len({unit.shard_group() for unit in units}) > 1:
+        raise ConfigError("attach_fsdp: all units must be sharded over the same mesh")
+    return units
 
 
 def _shard_group(units: list[Unit]) -> dist.ProcessGroup:
@@ -264,6 +319,8 @@ def _replica_group(
     if shared != {dist.get_rank()}:
         raise ConfigError(
             f"attach_fsdp: replicas {sorted(replica_ranks)} and shards share ranks "
-            f"{sorted(shared)}; expected rank {dist.get_rank()} alone"
+            f"{sorted(shared)}; expected rank {dist.get_rank()} alone: replicas are a dimension of "
+            "their own, like init_device_mesh('cuda', (2, 4), mesh_dim_names=('replicate', "
+            "'shard'))['replicate']"
         )
     return group

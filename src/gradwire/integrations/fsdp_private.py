@@ -5,13 +5,13 @@
 | 2.6 | no hook at all |
 | 2.7 | `set_all_reduce_hook` |
 | 2.8 | and `set_gradient_divide_factor` |
-| 2.9 | and `set_custom_reduce_scatter` |
+| 2.9 | and `set_custom_reduce_scatter`, `set_custom_all_gather` |
 | 2.12 | several groups of parameters in a unit (a mesh by parameter), which take no hooks |
 | 2.13 | and `set_reduce_scatter_unused_params` |
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,10 +21,16 @@ from torch.torch_version import TorchVersion
 from gradwire.errors import ConfigError
 from gradwire.integrations.parameters import COMPILED
 
+T = TypeVar("T")
+
 Sharded: TypeAlias = Any
 """An FSDPModule, whose import would take half as long as that of torch itself."""
 
-SINCE = {"set_all_reduce_hook": "2.7", "set_custom_reduce_scatter": "2.9"}
+SINCE = {
+    "set_all_reduce_hook": "2.7",
+    "set_custom_reduce_scatter": "2.9",
+    "set_custom_all_gather": "2.9",
+}
 
 
 def check_version(setter: str, version: str = torch.__version__) -> None:
@@ -48,6 +54,20 @@ class ReduceScatter(Protocol):
     ) -> None: ...
 
 
+class AllGather(Protocol):
+    """The argument of `set_custom_all_gather`, as FSDP2 calls it."""
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor: ...
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> dist.Work | None: ...
+
+
 class Unit(NamedTuple):
     """A module that `fully_shard` was called on, and the parameters that it reduces together."""
 
@@ -69,8 +89,7 @@ class Unit(NamedTuple):
         return group
 
     def shard_group(self) -> dist.ProcessGroup:
-        group: dist.ProcessGroup = self._group().mesh_info.shard_process_group
-        return group
+        return _shard_group(self._group())
 
     def reduces_replicas(self) -> bool:
         """Returns whether torch itself reduces over replicas, which happens before any hook."""
@@ -108,6 +127,47 @@ class Unit(NamedTuple):
         return before
 
 
+class GatheredUnit(NamedTuple):
+    """A module that `fully_shard` was called on, and all parameters that it gathers together."""
+
+    module: Sharded
+    names: list[str]
+    shapes: list[torch.Size]
+    """Shapes of the shards, with their padding; frozen parameters are gathered too."""
+    dtype: torch.dtype
+    """The type in which weights are gathered."""
+    device: torch.device
+
+    @property
+    def title(self) -> str:
+        return f"the unit of {self.names[0]}"
+
+    def _group(self) -> Any:
+        [group] = _groups(self.module)
+        return group
+
+    def shard_group(self) -> dist.ProcessGroup:
+        return _shard_group(self._group())
+
+    def current_hook(self) -> str | None:
+        """Returns the name of the all-gather that is already set, if any."""
+        name = type(self._group()._all_gather_comm).__name__
+        return None if name == "DefaultAllGather" else name
+
+    def all_gather(self) -> AllGather:
+        """Returns the current all-gather."""
+        current: AllGather = self._group()._all_gather_comm
+        return current
+
+    def set_all_gather(self, comm: AllGather) -> None:
+        self.module.set_custom_all_gather(comm)
+
+
+def _shard_group(group: Any) -> dist.ProcessGroup:
+    found: dist.ProcessGroup = group.mesh_info.shard_process_group
+    return found
+
+
 def _groups(module: Sharded) -> list[Any]:
     state: Any = module._get_fsdp_state()
     several = getattr(state, "_fsdp_param_groups", None)
@@ -124,32 +184,92 @@ def is_sharded(model: nn.Module) -> bool:
 
 def units_of(model: nn.Module) -> list[Unit]:
     """Returns the units of a model that have trainable parameters."""
+    return _made_of_units(model, _unit)
+
+
+def gathered_units_of(model: nn.Module) -> list[GatheredUnit]:
+    """Returns the units of a model whose weights are gathered, also those that are frozen."""
+    return _made_of_units(model, _gathered_unit)
+
+
+def _made_of_units(
+    model: nn.Module, make: Callable[[Sharded, dict[nn.Module, str]], T | None]
+) -> list[T]:
+    """Returns what `make` makes of the modules that `fully_shard` was called on, if anything."""
     from torch.distributed.fsdp import FSDPModule
 
     paths = {module: path for path, module in model.named_modules()}
-    found = [
-        unit
-        for module in model.modules()
-        if isinstance(module, FSDPModule) and (unit := _unit(module, paths)) is not None
-    ]
+    made = [make(module, paths) for module in model.modules() if isinstance(module, FSDPModule)]
+    found = [unit for unit in made if unit is not None]
     if not found:
-        raise ConfigError("attach_fsdp: no part of the model went through fully_shard")
+        raise _not_sharded(model)
     return found
 
 
-def _unit(module: Sharded, paths: dict[nn.Module, str]) -> Unit | None:
+def _not_sharded(model: nn.Module) -> ConfigError:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    text = "attach_fsdp: no part of the model went through fully_shard"
+    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+        text += ", but through FullyShardedDataParallel (FSDP1), whose hooks cannot compress"
+    return ConfigError(text)
+
+
+def _gathered_unit(module: Sharded, paths: dict[nn.Module, str]) -> GatheredUnit | None:
+    shards = [shard for group in _groups_with_hooks(module) for shard in group.fsdp_params]
+    if not shards:
+        return None
+    names = _names(shards, paths)
+    dtypes = {}
+    for name, shard in zip(names, shards, strict=True):
+        if hasattr(shard._sharded_local_tensor, "fsdp_pre_all_gather"):
+            kind = type(shard._sharded_local_tensor).__name__
+            raise ConfigError(
+                f"attach_fsdp: {name} is a {kind}, which encodes its own all-gather; leave weights "
+                "out"
+            )
+        own: torch.dtype = shard.sharded_param.dtype
+        cast = shard.mp_policy.param_dtype if own.is_floating_point else None
+        dtypes[name] = cast or own
+    unit = GatheredUnit(
+        module,
+        names,
+        [shard.padded_sharded_param_size for shard in shards],
+        dtypes[names[0]],
+        shards[0].device,
+    )
+    for name, dtype in dtypes.items():
+        if dtype != unit.dtype:
+            raise ConfigError(
+                f"attach_fsdp: {unit.title} gathers {unit.dtype}, but {name} as {dtype}, so that "
+                "FSDP2 hands over bytes, which weights= cannot round; call fully_shard on their "
+                "modules apart, or set one param_dtype in its MixedPrecisionPolicy"
+            )
+    return unit
+
+
+def _groups_with_hooks(module: Sharded) -> list[Any]:
+    """Returns the groups of parameters of a unit: one, or none if it has no parameter."""
     groups = _groups(module)
     if len(groups) > 1:
         raise ConfigError("attach_fsdp: a unit has several meshes, for which FSDP2 has no hooks")
+    return groups
+
+
+def _names(shards: list[Any], paths: dict[nn.Module, str]) -> list[str]:
+    infos = [shard._module_info for shard in shards]
+    return [f"{paths[i.module]}.{i.param_name}".lstrip(".").replace(COMPILED, "") for i in infos]
+
+
+def _unit(module: Sharded, paths: dict[nn.Module, str]) -> Unit | None:
+    groups = _groups_with_hooks(module)
     shards = [s for group in groups for s in group.fsdp_params if s.sharded_param.requires_grad]
     if not shards:
         return None
     policy = groups[0].mp_policy
-    infos = [shard._module_info for shard in shards]
-    names = [f"{paths[i.module]}.{i.param_name}".lstrip(".").replace(COMPILED, "") for i in infos]
     return Unit(
         module,
-        names,
+        _names(shards, paths),
         [shard.sharded_param for shard in shards],
         [shard.padded_sharded_param_size for shard in shards],
         policy.reduce_dtype or policy.param_dtype or shards[0].sharded_param.dtype,

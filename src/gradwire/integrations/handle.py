@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from threading import RLock
-from typing import ClassVar, Concatenate, ParamSpec, TypeAlias, TypeVar
+from typing import ClassVar, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 from zlib import crc32
 
 import torch
@@ -81,6 +81,22 @@ def between_steps(
     return checked
 
 
+class OtherLeg(Protocol):
+    """A second exchange of the same model, which its handle counts and saves along with the first.
+
+    FSDP2 gathers weights beside the exchange of gradients.
+    """
+
+    def stats(self) -> dict[str, object]: ...
+
+    def state(self) -> dict[str, object]: ...
+
+    def check(self, state: Mapping[str, object]) -> int:
+        """Returns the step of a saved state; raises ConfigError if it cannot be loaded."""
+
+    def load(self, state: Mapping[str, object]) -> None: ...
+
+
 class Handle(ABC):
     """A model whose gradients go through Gradwire, until `detach`."""
 
@@ -98,8 +114,12 @@ class Handle(ABC):
         settings: Settings,
         discards_lanes: bool = False,
         adaptive: bool | None = None,
+        identity: Mapping[str, object] | None = None,
     ) -> None:
-        """`adaptive` is whether the optimiser rescales every entry, None if it is not known."""
+        """`adaptive` is whether the optimiser rescales every entry, None if it is not known.
+
+        `identity` is what else must be equal on all ranks.
+        """
         # Held by whoever uses the engine: a step that begins, or a method called in any thread.
         self._lock = RLock()
         check_free(parameters.items(), type(self) if self.has_slot else None)
@@ -148,8 +168,10 @@ class Handle(ABC):
                 "controller": None if controller is None else identity_of(controller),
                 "auto": None if auto is None else {**identity_of(auto), "adaptive": adaptive},
                 "code": {**plan.code_digests(), **code_digests(controller)},
+                **(identity or {}),
             },
         )
+        self._other_leg: OtherLeg | None = None
         clock = WallClock(self._comm.meter, overlaps=self.overlaps, on_device=self._comm.on_device)
         if controller is not None:
             self._engine.observer = ControllerRuntime(controller, self._engine, clock)
@@ -216,7 +238,9 @@ class Handle(ABC):
                 self._complete_step()
             own = self._engine.stats(meter)
         overlap = {"waited_s": meter.waited_s, "hidden": meter.hidden()} if self.overlaps else {}
-        return {**own, **overlap, "auxiliary_bytes": self._check_comm.meter.sent_bytes}
+        other = {} if self._other_leg is None else self._other_leg.stats()
+        auxiliary = {"auxiliary_bytes": self._check_comm.meter.sent_bytes}
+        return {**own, **overlap, **other, **auxiliary}
 
     def metrics(self, prefix: str = "") -> dict[str, float]:
         """Returns numbers of this rank's last step, to be logged after every step or some of them.
@@ -308,7 +332,8 @@ class Handle(ABC):
         The top-level key names the rank, so that ranks do not overwrite each other in a distributed
         checkpoint.
         """
-        return {self._key(): {**save(self._engine), "buckets": self._buckets.last()}}
+        other = {} if self._other_leg is None else self._other_leg.state()
+        return {self._key(): {**save(self._engine), "buckets": self._buckets.last(), **other}}
 
     @between_steps
     def load_state_dict(self, state: Mapping[str, object]) -> None:
@@ -330,7 +355,7 @@ class Handle(ABC):
             load(self._engine, own)
             return buckets
 
-        groups = self._load_on_all_ranks(load_own)
+        groups = self._load_on_all_ranks(load_own, lambda: own_part(state, self._key()))
         begin_exchange()
         self._buckets.replay(groups)
 
@@ -343,24 +368,44 @@ class Handle(ABC):
             load_resized(self._engine, ranks_in_order(states), residuals)
             return []
 
-        self._load_on_all_ranks(load_own)
+        # Ranks may be more than before; what the other leg saves is equal on all of them.
+        self._load_on_all_ranks(load_own, lambda: ranks_in_order(states)[0])
 
-    def _load_on_all_ranks(self, load_own: Callable[[], list[list[str]]]) -> list[list[str]]:
-        """Loads on all ranks or none: different steps or buckets would mix up gradients."""
+    def _load_on_all_ranks(
+        self, load_own: Callable[[], list[list[str]]], other: Callable[[], Mapping[str, object]]
+    ) -> list[list[str]]:
+        """Loads on all ranks or none: different steps or buckets would mix up gradients.
+
+        `other` returns the state that holds that of the other leg.
+        """
         with all_or_nothing(self._engine):
             refused, found = None, list[list[str]]()
+            loaded: dict[str, object] = {}
             try:
                 found = load_own()
+                loaded["other leg"] = self._check_other_leg(other())
             except ConfigError as error:
                 refused = error
             # A checksum of the buckets: an error text with all names would be too long.
-            loaded: dict[str, object] = {"buckets": crc32(json.dumps(found).encode())}
+            loaded["buckets"] = crc32(json.dumps(found).encode())
             if not self._may_differ_in_steps():
                 loaded["steps"] = self._engine.steps()
             self._check_on_all_ranks(loaded, refused)
         if self._may_differ_in_steps():
             self._agree_on_steps()
+        if self._other_leg is not None:
+            self._other_leg.load(other())
         return found
+
+    def _check_other_leg(self, state: Mapping[str, object]) -> int | None:
+        """Returns the step of the other leg's saved state, if this model has one."""
+        if self._other_leg is not None:
+            return self._other_leg.check(state)
+        if "weights" in state:
+            raise ConfigError(
+                f"state: was saved with weights, as {state['weights']}; attach with them"
+            )
+        return None
 
     def _check_on_all_ranks(
         self, settings: Mapping[str, object], refused: ConfigError | None

@@ -1,4 +1,4 @@
-"""Lightning: a callback for any DDP strategy, or a strategy of its own; both work on CPU too.
+"""Lightning: a callback for DDP strategies and FSDP2, or a DDP strategy; both work on CPU too.
 
 Lightning itself registers communication hooks on CUDA only, and silently ignores them elsewhere.
 """
@@ -15,6 +15,8 @@ from gradwire.checkpoint.gather import gather_states
 from gradwire.checks import check_flag
 from gradwire.errors import ConfigError, MissingExtra
 from gradwire.integrations.ddp import Link
+from gradwire.integrations.fsdp import Shards
+from gradwire.integrations.handle import Handle
 from gradwire.integrations.settings import Settings
 from gradwire.integrations.trainers import (
     FOLDER,
@@ -36,12 +38,13 @@ log = logging.getLogger("gradwire")
 
 
 class GradwireCallback(Callback):
-    """Compresses the gradients of a Trainer with any DDP strategy.
+    """Compresses the gradients of a Trainer with any DDP strategy, or `ModelParallelStrategy`.
 
-    Options are those of `gradwire.attach`, whose result is `link`. Checkpoints hold the states of
-    all ranks, which rank 0 collects: each is as large as the gradients. With `missing_ok` a
-    checkpoint without them is a new start. With `log_metrics` the Trainer's loggers receive
-    `link.metrics("gradwire/")` of rank 0, as often as its own metrics.
+    Options are those of `gradwire.attach`, whose result is `link`; or of `gradwire.attach_fsdp`,
+    such as `weights="int8"`, for a model that `configure_model` sharded by FSDP2. Checkpoints hold
+    the states of all ranks, which rank 0 collects: each is as large as the gradients. With
+    `missing_ok` a checkpoint without them is a new start. With `log_metrics` the Trainer's loggers
+    receive `link.metrics("gradwire/")` of rank 0, as often as its own metrics.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class GradwireCallback(Callback):
         self._request = attach_request("GradwireCallback", compressor, options)
         self._missing_ok = missing_ok
         self._loaded: Mapping[str, object] | None = None
-        self.link: Link | None = None
+        self.link: Link | Shards | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """Makes Lightning warn when a checkpoint is resumed without this callback."""
@@ -68,15 +71,24 @@ class GradwireCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         self._loaded = checkpoint.get(FOLDER)
+        # Strategies of sharded models load after `on_fit_start`, others before it.
+        if trainer.strategy.restore_checkpoint_after_setup and self.link is not None:
+            self._load(trainer)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # On CUDA attach would find the slot taken; elsewhere the hook was never registered.
         if getattr(trainer.strategy, "_ddp_comm_hook", None) is not None:
             raise ConfigError("GradwireCallback: the model's only hook slot has a ddp_comm_hook")
-        self.link = self._request.attach(trainer.model, _scaler(trainer.precision_plugin))
+        self.link = self._request.attach_any(trainer.model, _scaler(trainer.precision_plugin))
+        if not trainer.strategy.restore_checkpoint_after_setup:
+            self._load(trainer)
+
+    def _load(self, trainer: Trainer) -> None:
+        """Restores what the checkpoint of a resumed run has of ours."""
         loaded, self._loaded = self._loaded, None
         if trainer.ckpt_path is None:
             return
+        assert self.link is not None
         if loaded is not None:
             self.link.load_state_dict(loaded)
         elif self._missing_ok:
@@ -206,13 +218,13 @@ def _scaler(precision: Any) -> torch.amp.GradScaler | None:
     return scaler
 
 
-def _report_epoch(link: Link | None, trainer: Trainer, batch_idx: int) -> None:
+def _report_epoch(link: Handle | None, trainer: Trainer, batch_idx: int) -> None:
     """Reports the last epoch at the first batch of the next, when its learning rate is set."""
     if batch_idx == 0 and trainer.current_epoch > 0 and link is not None:
         link.epoch_ended(trainer.optimizers[0].param_groups[0]["lr"])
 
 
-def _log_metrics(link: Link | None, trainer: Trainer) -> None:
+def _log_metrics(link: Handle | None, trainer: Trainer) -> None:
     """Sends the numbers of the last step to all loggers, which drop those of other ranks than 0."""
     if link is None or not trainer.loggers or trainer.global_step % trainer.log_every_n_steps:
         return
@@ -221,7 +233,7 @@ def _log_metrics(link: Link | None, trainer: Trainer) -> None:
         logger.log_metrics(numbers, step=trainer.global_step)
 
 
-def _release(link: Link | None) -> None:
+def _release(link: Handle | None) -> None:
     """Closes the link of a model that is no longer trained; its state can still be saved."""
     if link is not None and link._is_attached():
         link._release()

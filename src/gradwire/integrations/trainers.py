@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.torch_version import TorchVersion
 
@@ -19,6 +21,7 @@ from gradwire.checkpoint.files import Checkpoints
 from gradwire.comm.base import Collective
 from gradwire.errors import ConfigError
 from gradwire.integrations.ddp import Link, attach
+from gradwire.integrations.fsdp import Shards, attach_fsdp
 from gradwire.integrations.fsdp_private import is_sharded
 from gradwire.integrations.handle import Handle
 from gradwire.integrations.settings import Options, Settings, settings_of
@@ -39,8 +42,12 @@ def check_version(package: str, found: str | None = None) -> None:
         )
 
 
+DDP_OPTIONS = ("process_group", "scaler", "optimizer")
+"""Options of `attach` that `attach_fsdp` has not."""
+
+
 class AttachRequest(NamedTuple):
-    """Arguments of `attach`, which is called once the trainer has wrapped its model."""
+    """Arguments of `attach` or `attach_fsdp`, called once the trainer has wrapped its model."""
 
     requester: str
     compressor: MethodSpec | Settings
@@ -56,12 +63,43 @@ class AttachRequest(NamedTuple):
                 "DistributedDataParallel; leave this out, and call gradwire.attach_fsdp(model, "
                 "...) when training starts"
             )
+        if isinstance(inner, FullyShardedDataParallel):
+            raise ConfigError(
+                f"{self.requester}: the model is in FullyShardedDataParallel (FSDP1), whose hooks "
+                "cannot compress; shard it by fully_shard (FSDP2)"
+            )
         if not isinstance(inner, DDP):
             raise ConfigError(
                 f"{self.requester}: the trainer must wrap its model in DistributedDataParallel, "
                 f"got {type(inner).__name__}; start several processes, and choose data parallelism"
             )
+        if "weights" in self.options:
+            raise ConfigError(
+                f"{self.requester}: weights= is for models under FSDP2; DDP sends no weights"
+            )
         return attach(inner, self.compressor, **{"scaler": scaler, **self.options})
+
+    def attach_any(self, model: nn.Module, scaler: torch.amp.GradScaler | None) -> Link | Shards:
+        """Attaches to the trainer's DDP or FSDP2 model; raises ConfigError if it is neither."""
+        inner = getattr(model, "_orig_mod", model)
+        if isinstance(inner, DDP) or not is_sharded(inner):
+            return self.attach(model, scaler)
+        if scaler is not None:
+            raise ConfigError(
+                f"{self.requester}: a GradScaler under FSDP2 is not supported; use bf16, or call "
+                "gradwire.attach_fsdp and its loss_scale_changed by hand"
+            )
+        if of_ddp := sorted(self.options.keys() & set(DDP_OPTIONS)):
+            raise ConfigError(f"{self.requester}: options {of_ddp} are for DDP, not for FSDP2")
+        shards = attach_fsdp(inner, self.compressor, **self.options)
+        if shards._comm.size != dist.get_world_size():
+            shards.detach()
+            raise ConfigError(
+                f"{self.requester}: the model is sharded over {shards._comm.size} of "
+                f"{dist.get_world_size()} ranks; its checkpoints hold one state a rank of one "
+                "group, so call gradwire.attach_fsdp(model, ...) and save its state by hand"
+            )
+        return shards
 
 
 def attach_request(
@@ -69,7 +107,7 @@ def attach_request(
 ) -> AttachRequest:
     """Makes a request; raises ConfigError for what is known to be wrong without a model."""
     of_settings = [*get_type_hints(Options)]
-    known = [*of_settings, "process_group", "scaler", "optimizer"]
+    known = [*of_settings, *DDP_OPTIONS, "weights"]
     unknown = sorted(options.keys() - set(known))
     if unknown:
         raise ConfigError(f"{requester}: unknown options {unknown}, expected some of {known}")

@@ -1,12 +1,17 @@
-"""Hugging Face Trainer: a callback that compresses gradients once the model is wrapped in DDP."""
+"""Hugging Face Trainer: a callback that compresses once the model is wrapped in DDP or FSDP2."""
 
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from gradwire.checks import check_flag
 from gradwire.comm.consistency import digests
 from gradwire.errors import ConfigError, MissingExtra
 from gradwire.integrations.ddp import Link
+from gradwire.integrations.fsdp import Shards
+from gradwire.integrations.handle import Handle
 from gradwire.integrations.settings import Settings
 from gradwire.integrations.trainers import (
     FOLDER,
@@ -29,11 +34,12 @@ class GradwireCallback(TrainerCallback):
     """Compresses a Trainer's gradients.
 
     Use `trainer.add_callback(GradwireCallback(trainer, "efsign"))`; it needs the trainer since no
-    event passes the wrapped model. Options are those of
-    `gradwire.attach`, whose result is `link`. Every checkpoint gets one file per rank. A resumed
-    run loads those of the folder in `output_dir` that has the resumed step, or of `resume_from`.
-    With `missing_ok` a checkpoint without such files is a new start. With `log_metrics`
-    `link.metrics("gradwire/")` is logged after each of the Trainer's own logs, to the same places.
+    event passes the wrapped model. Options are those of `gradwire.attach`, whose result is `link`;
+    or of `gradwire.attach_fsdp`, such as `weights="int8"`, where the trainer shards its model by
+    FSDP2. Every checkpoint gets one file per rank. A resumed run loads those of the folder in
+    `output_dir` that has the resumed step, or of `resume_from`. With `missing_ok` a checkpoint
+    without such files is a new start. With `log_metrics` `link.metrics("gradwire/")` is logged
+    after each of the Trainer's own logs, to the same places.
     """
 
     def __init__(
@@ -55,14 +61,14 @@ class GradwireCallback(TrainerCallback):
         self._request = attach_request("GradwireCallback", compressor, options)
         self._resume_from = resume_from
         self._missing_ok = missing_ok
-        self.link: Link | None = None
+        self.link: Link | Shards | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.is_hyper_param_search:
             raise ConfigError("GradwireCallback: a hyperparameter search is not supported")
         self._release()
         trainer = self._trainer
-        self.link = self._request.attach(trainer.model_wrapped, trainer.accelerator.scaler)
+        self.link = self._request.attach_any(trainer.model_wrapped, trainer.accelerator.scaler)
         if state.global_step > 0:
             folder = Path(self._resume_from or _checkpoint(args, state)) / FOLDER
             # The trainer does not reveal where it resumed from, so the folder may be another run's.
@@ -95,7 +101,12 @@ def _checkpoint(args: Any, state: Any) -> Path:
     return Path(args.output_dir) / f"checkpoint-{state.global_step}"
 
 
-def _fingerprint(link: Link) -> list[int]:
-    """Returns digests of the parameters, which identify a checkpoint."""
-    found: list[int] = digests(link._engine.tensors).tolist()
+def _fingerprint(link: Handle) -> list[int]:
+    """Returns digests of the parameters, or of this rank's shards, which identify a checkpoint."""
+    own = {name: _local(parameter) for parameter, name in link._parameters.items()}
+    found: list[int] = digests(own).tolist()
     return found
+
+
+def _local(parameter: Tensor) -> Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

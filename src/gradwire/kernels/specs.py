@@ -4,6 +4,7 @@ A `ThresholdSpec` describes the entries that a sparsifier selects, a `RoundingSp
 a quantizer, and `DriftTensors` holds the vectors that the outer loop of local methods works on.
 """
 
+import math
 from typing import Literal, NamedTuple, TypeAlias
 
 from torch import Tensor
@@ -67,6 +68,21 @@ class RoundingSpec(NamedTuple):
         """The number that a magnitude equal to the scale is mapped to before rounding."""
         tops = {"e4m3": 2.0**8, "e5m2": 2.0**15, "tree": 1.0}
         return tops.get(self.kind, float(self.levels))
+
+    @property
+    def largest_error(self) -> float:
+        """Upper bound of an entry's rounding error, relative to the largest of its bucket."""
+        others = {"e4m3": 2.0**-4, "e5m2": 2.0**-3, "tree": 0.0071, "power": 1.0}
+        if self.kind in others:
+            return others[self.kind]
+        step = 1 / self.levels if self.levels else math.inf
+        error = step / 2 if self.kind == "nearest" else step
+        if self.scale == "l2":
+            # The norm is at most so many times the largest.
+            error *= math.sqrt(self.bucket)
+        if self.scale == "max16":
+            error += 2.0**-8
+        return 1 - (1 - error) / self.scale_divisor
 
 
 class DriftTensors(NamedTuple):

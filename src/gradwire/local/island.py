@@ -58,7 +58,7 @@ def forms_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class ShardedModel:
-    """What is sharded of a model: nothing, or some of its tensors over the ranks of an island."""
+    """The sharded tensors of a model: none, or some that the ranks of an island hold together."""
 
     def __init__(self, method: str, model: nn.Module) -> None:
         """Raises ConfigError for `FullyShardedDataParallel`, whose parameters are flat."""
@@ -93,8 +93,9 @@ class ShardedModel:
         first = next(iter(self.tensors))
         if not takes_shards:
             raise ConfigError(
-                f"{self._method}: {first} is a DTensor, whose ranks would get models of different "
-                "times from the server; use a method that synchronises all workers"
+                f"{self._method}: {first} is a DTensor, and this method takes whole models only, "
+                "since its workers exchange at different times or with different others; use one "
+                "that synchronises all of them, such as DiLoCo or QsparseLocalSGD"
             )
         if not ranks:
             raise ConfigError(

@@ -3,8 +3,9 @@
 Therien et al. 2025, arXiv:2505.23725.
 """
 
+import torch
 from torch import nn
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import AdamW, Optimizer
 
 from gradwire.base.matrices import Predicate, chosen_matrices, hidden_matrices
 from gradwire.errors import ConfigError
@@ -34,8 +35,14 @@ def muon_and_adamw(
     `gradwire.base.matrices.hidden_matrices` that have two dimensions, since torch's Muon takes no
     others. Its updates have the size of AdamW's, so that one rate suits both; `adamw_lr` None means
     `lr`. Weight decay is that of matrices; AdamW decays nothing. An optimiser without parameters is
-    left out.
+    left out. Raises ConfigError with torch before 2.9, which has no Muon.
     """
+    muon = vars(torch.optim).get("Muon")
+    if muon is None:
+        raise ConfigError(
+            f"muon_and_adamw: torch has Muon since 2.9, this is {torch.__version__}; upgrade it, "
+            "or give MuLoCo optimisers of your own"
+        )
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if matrices is None:
         names = frozenset(n for n in hidden_matrices(model) & {*trained} if trained[n].dim() == 2)
@@ -53,7 +60,7 @@ def muon_and_adamw(
     found: list[Optimizer] = []
     if hidden:
         found.append(
-            Muon(
+            muon(
                 hidden,
                 lr,
                 weight_decay=weight_decay,

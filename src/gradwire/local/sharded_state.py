@@ -16,7 +16,7 @@ _AT = "@"
 """Separates a key from the place of the rank that has saved it."""
 
 Saved = Mapping[str, Any]
-"""What `state.write_state` returns, or a part of it."""
+"""A worker's state as `state.write_state` returns it, or a part of it."""
 
 
 def to_sharded(state: Saved, tensors: Mapping[str, Sharded], place: str) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def test_another_version_of_any_kind_is_refused(tmp_path: Path, kind: str) -> No
     [
         (
             {"kind": "dance", "version": 1},
-            r"unknown kind 'dance', expected \['train'.*'campaign'\]",
+            r"unknown kind 'dance', expected \['train'.*'elastic'\]",
         ),
         ({"kind": ["fault"], "version": 1}, "unknown kind"),
         ({"mount": "ddp"}, "unknown kind None"),

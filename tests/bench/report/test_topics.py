@@ -9,7 +9,18 @@ from gradwire.bench.records.schema import OtherRecord
 from gradwire.bench.report.plotdata import Curves
 from gradwire.bench.report.section import Section
 from gradwire.bench.report.write import render, sections_of
-from synthetic_others import campaign, fault, follow, forecast, fuzz, guard, keras, levels, others
+from synthetic_others import (
+    campaign,
+    elastic,
+    fault,
+    follow,
+    forecast,
+    fuzz,
+    guard,
+    keras,
+    levels,
+    others,
+)
 from synthetic_runs import training_runs
 
 
@@ -36,9 +47,10 @@ def test_every_kind_has_a_section_and_is_counted() -> None:
         "Fuzzed messages",
         "Jobs with injected faults",
         "Faults",
+        "Replicas that are killed and join again",
     ):
         assert words in headings
-    assert "26 records: 7 of kind train, 2 of kind follow, 4 of kind forecast, 2 of" in page
+    assert "27 records: 7 of kind train, 2 of kind follow, 4 of kind forecast, 2 of" in page
 
 
 @pytest.mark.parametrize("record", others(), ids=lambda record: str(record.kind))
@@ -128,6 +140,13 @@ def test_faults_are_counted_by_their_kind() -> None:
     assert faults.summary == "2 faults: in 1 case a rank did not end as it should."
     assert texts(jobs)[0][-1] == "damaged"
     assert jobs.summary.startswith("0 of 1 jobs had no hang")
+
+
+def test_jobs_of_replicas_that_were_killed_are_one_row_each() -> None:
+    section = only(elastic("topk:ratio=0.01"), elastic("torchft", wrong_steps=2))
+    assert [row[4:7] for row in texts(section)] == [["1.00 s", "1.50 s", "1,200"]] * 2
+    assert [row[7::4] for row in texts(section)] == [["0", "ok"], ["2", "damaged"]]
+    assert section.summary.startswith("1 of 2 jobs survived every kill")
 
 
 def test_keras_steps_name_their_reference() -> None:

@@ -2,8 +2,9 @@
 
 import pytest
 
-from gradwire.bench.runs.changing_link import RateSchedule, run_changing_link
-from gradwire.bench.worker.protocol import Failed, Started, Tick
+from gradwire.bench.case import Change
+from gradwire.bench.runs.changing_link import RateSchedule, _phases, run_changing_link
+from gradwire.bench.worker.protocol import Failed, Finished, Started, Tick
 from gradwire.errors import ConfigError, PeerError
 from gradwire.testbed.hosts import Testbed
 
@@ -19,6 +20,35 @@ def test_a_run_on_links_that_change() -> None:
     assert fast.first == 0
     assert slow.first >= 40
     assert again.first >= 80
+
+
+@pytest.mark.usefixtures("emulated")
+def test_auto_changes_within_ten_steps_of_a_fall() -> None:
+    """Uncompressed gradients take 3 ms at 1 Gbit/s, beside the computation, and 53 ms after it."""
+    workload = "charlm:hidden=128,batch_size=512,synthetic=true"
+    [record] = run_changing_link(workload, ["auto"], ["1gbit", "50mbit"], 60, workers=2)
+    _, slow = record.phases
+    followed = [change for change in record.timeline if "the link was" in change.reason]
+    assert any(slow.first < change.step <= slow.first + 10 for change in followed)
+
+
+def test_phases_have_the_step_of_their_first_change() -> None:
+    timeline = [("none", 0), ("bf16", 4), ("none", 9), ("none", 12), ("int4", 17), ("bf16", 18)]
+    changes = tuple(Change(step=step, setting=spec, reason="") for spec, step in timeline)
+    end = Finished(
+        case="auto",
+        parameters=1,
+        steps_ms=(1.0,) * 30,
+        sent_bytes=1.0,
+        dense_bytes=1.0,
+        encode_ms=None,
+        wire_ms=None,
+        decode_ms=None,
+        timeline=changes,
+    )
+    phases = _phases(end, [0, 10, 20], ["1gbit", "50mbit", "1gbit"])
+    assert [phase.changed_after for phase in phases] == [4, 7, None]
+    assert [phase.setting for phase in phases] == ["none", "bf16", "bf16"]
 
 
 class Rates(Testbed):

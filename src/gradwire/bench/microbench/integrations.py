@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from json import dumps, loads
 from operator import truediv
 from pathlib import Path
@@ -132,13 +133,13 @@ def _adamw_pair(model: Build, x: Tensor) -> Iterator[Pair]:
     optimizer.link.detach()
 
 
-def _fsdp_pair(model: Build, x: Tensor) -> Iterator[Pair]:
+def _fsdp_pair(weights: str | None, model: Build, x: Tensor) -> Iterator[Pair]:
     from torch.distributed.fsdp import fully_shard
 
     dense, sharded = model(), model()
     fully_shard(dense)
     fully_shard(sharded)
-    shards = attach_fsdp(sharded, "none")
+    shards = attach_fsdp(sharded, "none", weights=weights)
     yield Pair(_step(dense, x), _step(sharded, x))
     shards.detach()
 
@@ -148,7 +149,8 @@ PAIRS: Mapping[str, Callable[[Build, Tensor], Iterator[Pair]]] = {
     "loop": _loop_pair,
     "optimizer": _optimizer_pair,
     "adamw": _adamw_pair,
-    "fsdp": _fsdp_pair,
+    "fsdp": partial(_fsdp_pair, None),
+    "fsdp-weights": partial(_fsdp_pair, "none"),
 }
 """The steps to compare, by integration."""
 

@@ -268,6 +268,8 @@ class Phase:
     settled_ms: float
     setting: str | None
     """The setting of a controller at the end of the phase."""
+    changed_after: int | None = None
+    """Steps of the phase until a controller or the automatic mode first changed the setting."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -431,6 +433,49 @@ class CampaignRecord:
     machine: dict[str, str]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ElasticRecord:
+    """One job of replicas that were killed and started again."""
+
+    kind: Literal["elastic"] = "elastic"
+    version: int = VERSION
+    spec: str
+    """The method; "torchft" is its own `Manager.allreduce`, "torchft-ddp" its wrapper of DDP."""
+    replicas: int
+    kills: int
+    hit_member: tuple[bool, ...]
+    """For each kill, whether it hit a replica that had joined, not one that was joining."""
+    survived: int
+    """Kills after which the others committed a step."""
+    hung: bool
+    unexpected: tuple[str, ...]
+    """The last words of replicas that ended by themselves."""
+    repeated_steps: int
+    """Steps that were committed a second time, since the state of the job was lost."""
+    steps: int
+    """Committed steps; of local methods, syncs."""
+    compared: int
+    """Digests of parameters that were compared with that of another replica after the step."""
+    wrong_steps: int
+    """Steps after which not all replicas had the same bits."""
+    rollbacks: int
+    """Steps that a replica did not commit, summed over replicas."""
+    recovery_s: tuple[float, ...]
+    """Time from each kill to the end of the first committed step that began after it."""
+    rejoin_s: tuple[float, ...]
+    """Time from the start of a process to its first committed step."""
+    first_loss: float | None
+    last_loss: float | None
+    sent_bytes: float | None
+    """Bytes that a replica sends per step while all are present; None for torchft's own."""
+    join_timeout_ms: int
+    heartbeat_timeout_ms: int
+    seed: int
+    took_s: float
+    command: str
+    machine: dict[str, str]
+
+
 OtherRecord: TypeAlias = (
     ForecastRecord
     | LevelsRecord
@@ -441,6 +486,7 @@ OtherRecord: TypeAlias = (
     | FuzzRecord
     | FaultRecord
     | CampaignRecord
+    | ElasticRecord
 )
 FORECAST = "forecast"
 OTHERS: Mapping[str, type[OtherRecord]] = {
@@ -453,6 +499,7 @@ OTHERS: Mapping[str, type[OtherRecord]] = {
     "fuzz": FuzzRecord,
     "fault": FaultRecord,
     "campaign": CampaignRecord,
+    "elastic": ElasticRecord,
 }
 UNVERSIONED = ("follow",)
 """Kinds whose first records have no version; it is 1 then."""

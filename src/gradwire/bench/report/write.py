@@ -22,6 +22,7 @@ from gradwire.bench.report.summary import (
     train_summary,
 )
 from gradwire.bench.report.topics.robustness import (
+    elastic_sections,
     fault_sections,
     fuzz_sections,
     guard_sections,
@@ -45,6 +46,7 @@ TOPICS = (
     overhead_sections,
     fuzz_sections,
     fault_sections,
+    elastic_sections,
 )
 """The sections after the runs and the kernels, in this order."""
 

@@ -1,6 +1,7 @@
 """Trains on links that change their rate: `python -m gradwire.bench.runs.changing_link`.
 
-Shows whether a controller adapts, beside fixed settings.
+Shows whether a controller or the automatic mode adapts, and after how many steps, beside fixed
+settings.
 """
 
 import argparse
@@ -27,6 +28,7 @@ CASES = (
     "topk:ratio=0.1",
     "topk:ratio=0.01",
     "topk:ratio=0.01 @ controller=autopilot",
+    "auto",
 )
 RATES = ("1gbit", "50mbit", "1gbit")
 
@@ -99,6 +101,12 @@ def _phases(end: Finished, first_steps: Sequence[int], rates: Sequence[str]) -> 
     for rate, (first, last) in zip(rates, pairwise(bounds), strict=False):
         taken = end.steps_ms[first:last]
         settings = [change.setting for change in end.timeline if change.step <= last]
+        before = [change.setting for change in end.timeline if change.step <= first]
+        changes = [
+            change.step - first
+            for change in end.timeline
+            if first < change.step <= last and [change.setting] != before[-1:]
+        ]
         found.append(
             Phase(
                 rate=rate,
@@ -107,6 +115,7 @@ def _phases(end: Finished, first_steps: Sequence[int], rates: Sequence[str]) -> 
                 seconds=sum(taken) / 1e3,
                 settled_ms=median(taken[len(taken) // 2 :] or (0.0,)),
                 setting=settings[-1] if settings else None,
+                changed_after=min(changes, default=None),
             )
         )
     return found
@@ -131,7 +140,9 @@ def main() -> None:
         for phase in record.phases:
             where = "" if phase.setting is None else f", {phase.setting}"
             print(f"  {phase.rate}: {phase.steps} steps in {phase.seconds:.1f} s, ", end="")
-            print(f"settled at {phase.settled_ms:.0f} ms{where}")
+            after = phase.changed_after
+            changed = "" if after is None else f", first changed after {after} steps"
+            print(f"settled at {phase.settled_ms:.0f} ms{where}{changed}")
         for change in record.timeline:
             print(f"  from step {change.step}: {change.setting} ({change.reason})")
 

@@ -1,12 +1,14 @@
 """Sections on robustness: costs of guards and integrations, fuzzed messages, injected faults."""
 
 from collections.abc import Sequence
+from statistics import median
 
 from gradwire.bench import human
 from gradwire.bench.records.compare import Links, group
 from gradwire.bench.records.schema import (
     AnyRecord,
     CampaignRecord,
+    ElasticRecord,
     FaultRecord,
     FuzzRecord,
     GuardRecord,
@@ -207,3 +209,50 @@ def _slowest_s(faults: Sequence[FaultRecord]) -> float | None:
 
 def _if_any(detected_s: float) -> float | None:
     return detected_s if detected_s >= 0 else None
+
+
+def elastic_sections(records: Sequence[AnyRecord]) -> list[Section]:
+    """Returns one section on jobs whose replicas were killed and joined again."""
+    jobs = [record for record in records if isinstance(record, ElasticRecord)]
+    if not jobs:
+        return []
+    fine = [_is_elastic(job) for job in jobs]
+    columns = {
+        "method": [text_cell(job.spec) for job in jobs],
+        "replicas": [count(job.replicas) for job in jobs],
+        "kills": [count(job.kills) for job in jobs],
+        "survived": [count(job.survived) for job in jobs],
+        "next commit (median)": [seconds(_median(job.recovery_s)) for job in jobs],
+        "next commit (most)": [seconds(max(job.recovery_s, default=None)) for job in jobs],
+        "steps": [count(job.steps) for job in jobs],
+        "steps with different bits": [count(job.wrong_steps) for job in jobs],
+        "bytes a step": [text_cell(_bytes(job.sent_bytes)) for job in jobs],
+        "first loss": [text_cell(_loss(job.first_loss)) for job in jobs],
+        "last loss": [text_cell(_loss(job.last_loss)) for job in jobs],
+        "status": [text_cell("ok" if good else "damaged") for good in fine],
+    }
+    return [
+        Section(
+            "Replicas that are killed and join again",
+            f"{sum(fine)} of {len(jobs)} jobs survived every kill, with equal bits on all replicas "
+            "after every step.",
+            grid_of(columns, fine),
+        )
+    ]
+
+
+def _is_elastic(job: ElasticRecord) -> bool:
+    damaged = job.hung or job.wrong_steps or job.repeated_steps or job.unexpected
+    return job.survived == job.kills and not damaged
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return median(values) if values else None
+
+
+def _bytes(sent: float | None) -> str:
+    return "not counted" if sent is None else f"{sent:,.0f}"
+
+
+def _loss(loss: float | None) -> str:
+    return "none" if loss is None else f"{loss:.3f}"

@@ -52,10 +52,17 @@ def _follow_columns(rows: Sequence[tuple[FollowRecord, Phase]]) -> dict[str, lis
         "from step": [count(phase.first) for _, phase in rows],
         "steps": [count(phase.steps) for _, phase in rows],
         "settled on": [text_cell(phase.setting or human.NO_VALUE) for _, phase in rows],
+        "changed after": [_steps_cell(phase.changed_after) for _, phase in rows],
     }
+    if all(phase.changed_after is None for _, phase in rows):
+        del columns["changed after"]
     if all(phase.setting is None for _, phase in rows):
         del columns["settled on"]
     return columns
+
+
+def _steps_cell(steps: int | None) -> Cell:
+    return text_cell(human.NO_VALUE if steps is None else f"{steps} steps")
 
 
 def _follow_plot(records: Sequence[FollowRecord]) -> Curves:

@@ -1,0 +1,1 @@
+"""`gradwire bench elastic`: replicas of torchft that are killed and join again."""

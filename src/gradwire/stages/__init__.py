@@ -1,0 +1,1 @@
+"""Messages between the stages of a pipeline: methods, headers, sample memory, adaptive bits."""
