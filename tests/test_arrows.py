@@ -19,9 +19,9 @@ LEVELS = (
     ("spec",),
     ("policies",),
     ("engine",),
-    ("catalogue", "checkpoint", "control", "stages"),
+    ("attacks", "catalogue", "checkpoint", "control", "stages"),
     ("auto", "plugins"),
-    ("integrations", "local", "simulation"),
+    ("byzsgd", "integrations", "local", "simulation"),
     ("decentralized", "elastic", "optim", "perfmodel", "testing"),
     # The package itself: its public names.
     ("gradwire", "keras"),

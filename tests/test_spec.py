@@ -1,12 +1,13 @@
 """Spec strings: the objects they describe, and the errors for wrong ones."""
 
 import re
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 import gradwire
 from gradwire.base import Compressor
+from gradwire.base.aggregation import Aggregation
 from gradwire.compressors._sparsifier import Pipeline
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
@@ -305,15 +306,17 @@ def test_an_exchange_is_parsed_into_its_parts() -> None:
         ("", f"no exchange named ''; there are {', '.join(exchange_classes())}"),
         (
             "gather:agregate=median",
-            "gather: unknown parameter ['agregate'], expected ['aggregate']",
+            "gather: unknown parameter ['agregate'], expected ['aggregate', 'faulty', 'mix']",
         ),
         ("mean:aggregate=median", "mean: unknown parameter ['aggregate'], expected []"),
         # The compressor is a field of the class, but no parameter of the spec.
-        ("gather:codec=topk", "gather: unknown parameter ['codec'], expected ['aggregate']"),
+        (
+            "gather:codec=topk",
+            "gather: unknown parameter ['codec'], expected ['aggregate', 'faulty', 'mix']",
+        ),
         (
             "gather:aggregate=medain",
-            "gather: aggregate must be one of "
-            "['mean', 'majority', 'median', 'trimmed', 'diameter'], got 'medain'",
+            f"gather: aggregate must be one of {[*get_args(Aggregation)]}, got 'medain'",
         ),
         ("gather:", "gather: nothing after the colon in 'gather:'"),
         ("hierarchical", "hierarchical: missing parameter ['node'], as in 'hierarchical:node=8'"),

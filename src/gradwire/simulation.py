@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gradwire.attacks import Attack, Attackers
 from gradwire.auto.assembly import automatic
 from gradwire.auto.auto import Auto, check_alone, check_ranks, find_auto
 from gradwire.auto.optimizers import is_adaptive
@@ -27,8 +28,9 @@ from gradwire.policies import MethodSpec
 class Simulation:
     """Workers that exchange the gradients passed to `step`, as real ranks would."""
 
-    def __init__(self, workers: Sequence[Engine]) -> None:
+    def __init__(self, workers: Sequence[Engine], attackers: Attackers | None = None) -> None:
         self.workers = workers
+        self.attackers = attackers
         self.network = Simulated(len(workers))
         self._buffers: dict[tuple[int | str, ...], list[Tensor]] = {}
 
@@ -43,6 +45,8 @@ class Simulation:
         for rank, worker in enumerate(self.workers):
             _check_gradients(rank, _mapping(rank, gradients[rank]), names, worker.tensors)
         means = [self._copies(rank, own) for rank, own in enumerate(gradients)]
+        if self.attackers is not None:
+            self.attackers.forge(names, means)
         programs = [w.bucket_program(names, m) for w, m in zip(self.workers, means, strict=True)]
         self.network.run(programs)
         for worker in self.workers:
@@ -89,11 +93,17 @@ class Simulation:
         return self.workers[0].stats(self.network.meters[0])
 
     def state_dict(self) -> dict[str, object]:
-        return {str(rank): save(worker) for rank, worker in enumerate(self.workers)}
+        states: dict[str, object] = {str(r): save(worker) for r, worker in enumerate(self.workers)}
+        if self.attackers is not None:
+            states["attackers"] = self.attackers.state_dict()
+        return states
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, object]]) -> None:
         for rank, worker in enumerate(self.workers):
             load(worker, own_part(state, str(rank)))
+        if self.attackers is not None:
+            own = own_part(state, "attackers")
+            self.attackers.load_state_dict({k: v for k, v in own.items() if isinstance(v, Tensor)})
 
 
 def _mapping(rank: int, gradients: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -168,6 +178,7 @@ def simulate(
     compute_s: float = 0.01,
     chunk_bytes: int = 0,
     optimizer: Optimizer | None = None,
+    attacks: Mapping[int, Attack | str] | None = None,
 ) -> Simulation:
     """Returns N simulated workers for a model, or for tensors by name.
 
@@ -176,7 +187,8 @@ def simulate(
     multiplies by minus the learning rate. Parameters of more than `chunk_bytes` are cut into
     chunks, as `attach` does, unless it is 0. A controller sees the times of a `link` (by default
     1 Gbit/s with 1 ms latency) and a step of `compute_s`, so that a run makes the same decisions on
-    any machine. So does "auto", which also needs to know the `optimizer`.
+    any machine. So does "auto", which also needs to know the `optimizer`. The workers of `attacks`,
+    such as `{3: "alie:z=1.5"}`, are Byzantine: they replace their gradients before they compress.
     """
     check_whole("simulate", "workers", workers, 1)
     check_number("simulate", "compute_s", compute_s)
@@ -196,11 +208,13 @@ def simulate(
     if plan.rules and controller is not None:
         raise ConfigError("simulate: a controller measures gradients, so it goes without update")
     plan = plan.in_chunks(named, chunk_bytes)
+    attackers = Attackers(attacks, workers, seed) if attacks else None
     simulation = Simulation(
         [
             Engine(plan, named, rank, workers, seed, nan_policy, cuda_graphs, wants_mean=rank == 0)
             for rank in range(workers)
-        ]
+        ],
+        attackers,
     )
     rule = find_controller(controller)
     if rule is not None:

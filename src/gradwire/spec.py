@@ -20,7 +20,7 @@ from gradwire.base import (
     OneRound,
     TwoLevelExchange,
 )
-from gradwire.base.aggregation import tolerated
+from gradwire.base.aggregation import UNKNOWN, check_ranks, least_ranks, tolerated
 from gradwire.compressors._nested import NestedSelection
 from gradwire.compressors._sparsifier import Pipeline, Sparsifier
 from gradwire.errors import ConfigError
@@ -101,7 +101,23 @@ class ExchangeConfig:
     def tolerated(self, ranks: int) -> int:
         """Returns how many ranks may send arbitrary values without effect on the result."""
         # A node with a faulty rank is lost as a whole.
-        return tolerated(str(self.aggregate), ranks // (self.node or 1))
+        return tolerated(str(self.aggregate), ranks // (self.node or 1), self._faulty)
+
+    def check_ranks(self, ranks: int) -> None:
+        """Raises ConfigError if the aggregation needs more ranks, or nodes, than these."""
+        check_ranks(str(self.aggregate), ranks // (self.node or 1), self._faulty)
+
+    @property
+    def least_ranks(self) -> int:
+        """The smallest number of ranks that can exchange."""
+        return (self.node or 1) * least_ranks(str(self.aggregate), self._faulty)
+
+    @property
+    def _faulty(self) -> int:
+        """The number of faulty ranks that the aggregation assumes, as it was given."""
+        faulty = dict(self.across_nodes.settings).get("faulty", UNKNOWN)
+        assert isinstance(faulty, int)
+        return faulty
 
     def dense(self) -> "ExchangeConfig":
         """Returns the exchange of a step that sends everything: a mean, or the same aggregate."""

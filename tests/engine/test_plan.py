@@ -312,7 +312,12 @@ def test_the_identity_of_a_plan_has_all_settings() -> None:
         "exchange": {
             "class": "HierarchicalExchange",
             "node": 2,
-            "between": {"class": "GatherExchange", "aggregate": "mean"},
+            "between": {
+                "class": "GatherExchange",
+                "aggregate": "mean",
+                "faulty": -1,
+                "mix": False,
+            },
         },
         "chunk_bytes": 0,
     }

@@ -165,12 +165,14 @@ def _resolved(
         return choose_exchange(compressor, memory, tensors, size)
     config = exchange_of(exchange)
     if config.node is None:
+        config.check_ranks(size)
         return config
     if size % config.node:
         raise ConfigError(
             f"{config.name}: {size} ranks do not make nodes of {config.node}; "
             "node must divide the number of ranks"
         )
+    config.check_ranks(size)
     between = config.between or choose_exchange(compressor, memory, tensors, size // config.node)
     return replace(config, between=between)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import SGD, Optimizer
 
+from gradwire.attacks import Attack, attack_of
 from gradwire.auto.auto import Auto, check_alone, find_auto
 from gradwire.bench.case import Case, Change, Mounted, Traffic
 from gradwire.bench.cases.baselines import BASELINES
@@ -17,7 +18,7 @@ from gradwire.bench.cases.update_side import (
     demo_optimiser,
     set_beta1,
 )
-from gradwire.checks import check_fraction_below_one
+from gradwire.checks import check_fraction_below_one, check_whole
 from gradwire.control.accordion import Accordion
 from gradwire.control.base import Controller, find_controller
 from gradwire.engine.engine import NanPolicy
@@ -47,15 +48,21 @@ class MethodCase(Case):
     """True if the optimiser loses its momentum, for a memory that has one of its own."""
     beta1: str = "auto"
     """Replaces the decay of the optimiser's running mean of gradients, unless it is auto."""
+    attack: str = "none"
+    """Sent by the last `liars` workers of a simulation in place of their gradients."""
+    liars: int = 0
 
     def __post_init__(self) -> None:
         self.first_beta()
+        self.attacks(self.liars + 1)
         if self.auto() is not None:
             check_alone(self._memory(), self.exchange, self.make_controller())
             self._lengths()
             return
-        node = None if self.exchange == "auto" else parse_exchange(self.exchange).node
-        size = 2 * (node or 1)
+        size = 2
+        if self.exchange != "auto":
+            config = parse_exchange(self.exchange)
+            size = max(2 * (config.node or 1), config.least_ranks)
         plan = make_plan(self.spec, self._memory(), self.exchange, (), size)
         if (controller := self.make_controller()) is not None:
             controller.create_state(plan.compressor, [], size)
@@ -72,6 +79,8 @@ class MethodCase(Case):
             demo_method(self.spec, plan)
 
     def mount(self, ddp: DDP, optimizer: Optimizer, seed: int) -> Mounted:
+        if self.liars:
+            raise ConfigError(f"{self.spec}: attack={self.attack} needs simulated workers")
         least_bytes, chunk_bytes = self._lengths()
         settings = Settings(
             self.spec,
@@ -115,6 +124,21 @@ class MethodCase(Case):
             ) from None
         check_fraction_below_one(self.spec, "beta1", beta1)
         return beta1
+
+    def attacks(self, workers: int) -> dict[int, Attack]:
+        """Returns the attacks of the last workers by rank; empty if all are honest."""
+        check_whole(self.spec, "liars", self.liars, 0)
+        if (self.attack == "none") != (self.liars == 0):
+            raise ConfigError(
+                f"{self.spec}: attack and liars go together, got attack={self.attack}, "
+                f"liars={self.liars}"
+            )
+        if not self.liars:
+            return {}
+        if self.liars >= workers:
+            raise ConfigError(f"{self.spec}: {self.liars} liars leave none of {workers} workers")
+        attack = attack_of(self.attack)
+        return dict.fromkeys(range(workers - self.liars, workers), attack)
 
     def make_controller(self) -> Controller | None:
         """Builds the controller that changes settings during training, or None."""
@@ -187,6 +211,12 @@ def beta1_of(text: str) -> float | None:
     """Returns the decay of the running mean of gradients that a case sets, if it does."""
     case = parse_case(text)
     return case.first_beta() if isinstance(case, MethodCase) else None
+
+
+def attacks_of(text: str, workers: int) -> dict[int, Attack]:
+    """Returns the attacks of a case by rank; empty if all workers are honest."""
+    case = parse_case(text)
+    return case.attacks(workers) if isinstance(case, MethodCase) else {}
 
 
 def is_baseline(text: str) -> bool:

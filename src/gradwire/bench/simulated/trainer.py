@@ -14,11 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gradwire.attacks import Attackers
 from gradwire.auto.optimizers import is_adaptive
 from gradwire.bench.case import Change
 from gradwire.bench.cases.local import LocalCase
 from gradwire.bench.cases.local_settings import WorkerContext
 from gradwire.bench.cases.parse import (
+    attacks_of,
     beta1_of,
     drops_momentum,
     remove_momentum,
@@ -121,7 +123,10 @@ def exchange_trainer(workload: Workload, case: str, workers: int, seed: int) -> 
         rules = rules_of(model, optimiser, workload.clip_norm, workers, demo)
         plan, optimiser, clips = replace(plan, rules=rules), applier_of(optimiser), False
     engines = [Engine(plan, tensors, r, workers, seed, wants_mean=r == 0) for r in range(workers)]
-    return ExchangeTrainer(workload, model, optimiser, Simulation(engines), seed, clips)
+    attacks = attacks_of(case, workers)
+    attackers = Attackers(attacks, workers, seed) if attacks else None
+    simulation = Simulation(engines, attackers)
+    return ExchangeTrainer(workload, model, optimiser, simulation, seed, clips)
 
 
 class LocalTrainer(SimulatedTrainer):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
+from gradwire.bench.studies.byzantine import BYZANTINE
 from gradwire.bench.studies.cases import (
     BOTH_SIDES,
     DENSE,
@@ -48,6 +49,7 @@ _LONG_LSTM = 30 * _EPOCHS_OF_FOUR[1]
 STUDIES: Mapping[str, Study] = {
     **PAPER_TABLES,
     **LANGUAGE,
+    **BYZANTINE,
     "cifar10": Study(
         "time to accuracy of methods that exchange gradients at every step",
         _RESNET,

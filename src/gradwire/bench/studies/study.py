@@ -29,6 +29,8 @@ class Study:
     """Every case is also trained for these fractions of `steps`, each with a schedule of its own
     length: the time to a target is then that of the fastest of its runs."""
 
+    smoke_workers: int = 2
+
     def with_changes(
         self,
         workload: str | None,
@@ -77,7 +79,7 @@ class Study:
             # Enough for a sync of every local method but one with 256 steps between syncs.
             steps=33,
             seeds=(0,),
-            workers=2,
+            workers=self.smoke_workers,
             evaluations=1,
             target=None,
             rates=("1gbit",),
