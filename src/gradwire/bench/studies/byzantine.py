@@ -70,6 +70,8 @@ def _study(summary: str, cases: tuple[str, ...], liars: int = 2) -> Study:
         by_case=True,
         # The fewest that Krum accepts.
         smoke_workers=2 * liars + 3,
+        # No divisor of the grid's width, so that all aggregations are among them.
+        smoke_every=7,
     )
 
 

@@ -30,6 +30,8 @@ class Study:
     length: the time to a target is then that of the fastest of its runs."""
 
     smoke_workers: int = 2
+    smoke_every: int = 1
+    """One case in so many is part of the smoke form, where cases differ in one setting only."""
 
     def with_changes(
         self,
@@ -76,6 +78,7 @@ class Study:
         return replace(
             self,
             workload=f"{name}-tiny:{text}" if text else f"{name}-tiny",
+            cases=self.cases[:: self.smoke_every],
             # Enough for a sync of every local method but one with 256 steps between syncs.
             steps=33,
             seeds=(0,),
