@@ -125,11 +125,13 @@ def test_own_compressor(own_compressor: dict[str, str], capsys: pytest.CaptureFi
 def test_the_mistake_is_found(own_compressor: dict[str, str], tmp_path: Path) -> None:
     wrong = shortened(own_compressor["blockmax.py"], {"weight * scale": "scale"})
     (tmp_path / "blockmax.py").write_text(wrong)
-    # The page has not given it a name yet at this place.
-    shown = printed_after("own-compressor.md", "check").replace("blockmax.BlockMax", "blockmax")
+    shown = printed_after("own-compressor.md", "check")
     with pytest.raises(ConformanceError) as found:
         exec(own_compressor["check"], {})
-    assert f"gradwire.testing.case.ConformanceError: {found.value}" == shown
+    # The page has not given it a name yet at this place; here an earlier test may have.
+    text = f"gradwire.testing.case.ConformanceError: {found.value}"
+    name = "blockmax.BlockMax"
+    assert text.replace(name, "blockmax") == shown.replace(name, "blockmax")
 
 
 def test_the_race(own_compressor: dict[str, str], tmp_path: Path) -> None:

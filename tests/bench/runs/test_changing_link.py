@@ -22,14 +22,24 @@ def test_a_run_on_links_that_change() -> None:
     assert again.first >= 80
 
 
+ATTEMPTS = 3
+"""Steps are timed, and what else the machine does may hide one fall of the link."""
+
+
 @pytest.mark.usefixtures("emulated")
 def test_auto_changes_within_ten_steps_of_a_fall() -> None:
     """Uncompressed gradients take 3 ms at 1 Gbit/s, beside the computation, and 53 ms after it."""
+    assert any(_follows_a_fall() for _ in range(ATTEMPTS))
+
+
+def _follows_a_fall() -> bool:
+    """Returns whether the choice changed in time, to a compressed one that was kept."""
     workload = "charlm:hidden=128,batch_size=512,synthetic=true"
     [record] = run_changing_link(workload, ["auto"], ["1gbit", "50mbit"], 60, workers=2)
     _, slow = record.phases
     followed = [change for change in record.timeline if "the link was" in change.reason]
-    assert any(slow.first < change.step <= slow.first + 10 for change in followed)
+    in_time = any(slow.first < change.step <= slow.first + 10 for change in followed)
+    return in_time and slow.setting not in ("none", "bf16")
 
 
 def test_phases_have_the_step_of_their_first_change() -> None:
