@@ -59,6 +59,8 @@ def test_the_table_of_results_is_that_of_the_records() -> None:
     table = README.split(readme_results.BEGIN)[1].split(readme_results.END)[0].strip()
     assert table == readme_results.results_table(ROOT / "results"), "run: make table"
     assert "interrupted" not in table
+    demo = README.split(readme_results.DEMO_BEGIN)[1].split(readme_results.DEMO_END)[0].strip()
+    assert demo == readme_results.demo_text(ROOT / "results"), "run: make table"
 
 
 def test_the_first_page_is_short() -> None:

@@ -1,4 +1,4 @@
-"""Writes the README's table of results from the records of the studies that it links to."""
+"""Writes the README's figures from records: those of the demo, and of the studies it links to."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -9,10 +9,14 @@ from gradwire.bench.records.schema import BASELINE, TrainRecord
 from gradwire.bench.report.study_facts import PERCENT, Facts
 from gradwire.bench.report.study_grids import half_baseline
 from gradwire.bench.studies.definitions import STUDIES
+from pages import demo_page
 from pages.markdown import table, write_between
 from pages.study_pages import CLAIMS, all_runs
 
 BEGIN, END = "<!-- results: make table -->", "<!-- end of results -->"
+
+
+DEMO_BEGIN, DEMO_END = "<!-- demo: make table -->", "<!-- end of the demo -->"
 
 
 class Result(NamedTuple):
@@ -48,6 +52,26 @@ ROWS = (
 
 def write_into(readme: Path, results: Path) -> None:
     write_between(readme, BEGIN, END, results_table(results))
+    write_between(readme, DEMO_BEGIN, DEMO_END, demo_text(results))
+
+
+def demo_text(results: Path) -> str:
+    """Returns the plot of the demo and its result, at equal loss and at equal steps."""
+    runs = {run.spec: run for run in demo_page.records_of(results)}
+    dense, half = runs[BASELINE], runs["torch-fp16"]
+    fast, exact = runs["powersgd:rank=4"], runs["qsgd:bits=4"]
+    reached = [human.duration_s(run.time_to_target_s) for run in (fast, half, dense)]
+    ends = [human.digits(run.final_loss) for run in (dense, fast, exact)]
+    return (
+        "![Held-out loss of six methods over the time of training](docs/results/demo.svg)\n\n"
+        "`make demo`: a character model on four emulated hosts with links of 100 Mbit/s, one seed. "
+        f"`{fast.spec}` is at a held-out loss of\n{human.digits(dense.target_loss)} after "
+        f"[{reached[0]}](docs/results/demo.md), 16-bit gradients after {reached[1]}, 32-bit ones "
+        f"after {reached[2]}. After the same {dense.points[-1].step} steps dense\ntraining is at "
+        f"{ends[0]}, `{fast.spec}` at {ends[1]} and `{exact.spec}` at {ends[2]}: not every method "
+        "pays, and [the studies](docs/results/index.md) say\nwhich did, and which claims did not "
+        "hold."
+    )
 
 
 def results_table(results: Path) -> str:

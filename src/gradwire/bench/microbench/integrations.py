@@ -252,7 +252,8 @@ class IntegrationBench:
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode:
             raise ConfigError(f"integrations: the trainers failed:\n{done.stderr[-2000:]}")
-        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        # Trainers print dictionaries of their own.
+        lines = [line for line in done.stdout.splitlines() if line.startswith('{"integration"')]
         return [Overhead(**loads(line)) for line in lines]
 
     def _record(self, row: Overhead) -> OverheadRecord:
