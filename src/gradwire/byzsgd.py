@@ -1,4 +1,4 @@
-"""ByzSGD in simulation: parameter servers are replicated, and some of them lie, as some workers do.
+"""ByzSGD in simulation: parameter servers are replicated; some of them, and workers, are Byzantine.
 
 El-Mhamdi, Guerraoui, Guirguis, Hoang & Rouault 2022. No node is trusted: a worker takes the median
 of the models of several servers, a server the gradients of several workers by minimum-diameter
@@ -57,8 +57,8 @@ class Nodes:
 class ByzSGD:
     """Servers with a model each, and workers with none; all in this process.
 
-    `attacks` and `server_attacks` give the lies of workers and servers by number. A server may send
-    other lies to each node. Which nodes answer first, and so make a quorum, is random.
+    `attacks` and `server_attacks` are those of workers and servers by number. A server may send
+    other models to each node. Which nodes answer first, and so make a quorum, is random.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class ByzSGD:
 
     @property
     def honest(self) -> list[int]:
-        """The servers that do not lie."""
+        """The servers that are honest."""
         return [server for server in range(self.nodes.servers) if server not in self._liars]
 
     def step(self, gradient: Gradient, learning_rate: float) -> None:
@@ -169,7 +169,7 @@ class ByzSGD:
         return aggregate(sent, "median")
 
     def _sent_model(self, server: int, receiver: int) -> Tensor:
-        """Returns what a server sends to this receiver: its model, or a lie."""
+        """Returns what a server sends to this receiver: its model, or a forged one."""
         own = self.models[server]
         if server not in self._liars:
             return own

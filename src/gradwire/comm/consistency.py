@@ -24,6 +24,22 @@ def check_equal_settings(comm: Comm, device: torch.device, settings: Mapping[str
     compare_settings(comm.run(settings_collective(comm.size, device, settings)))
 
 
+def check_on_all_ranks(
+    comm: Comm,
+    device: torch.device,
+    settings: Mapping[str, object],
+    refused: ConfigError | None,
+) -> None:
+    """Raises ConfigError on all ranks if any of them refuses, or has other settings."""
+    outcome = {"refused": str(refused)} if refused else settings
+    try:
+        check_equal_settings(comm, device, outcome)
+    except ConfigError as error:
+        raise refused or error from None
+    if refused:
+        raise refused
+
+
 def settings_collective(
     size: int, device: torch.device, settings: Mapping[str, object]
 ) -> Collective:

@@ -29,7 +29,7 @@ from gradwire.checkpoint.state import (
     save,
 )
 from gradwire.comm.base import Collective
-from gradwire.comm.consistency import check_equal_settings
+from gradwire.comm.consistency import check_equal_settings, check_on_all_ranks
 from gradwire.comm.process_group import ProcessGroupComm
 from gradwire.control.runtime import ControllerRuntime
 from gradwire.control.timing import WallClock
@@ -288,7 +288,7 @@ class Handle(ABC):
             except ConfigError as error:
                 refused = error
         settings = {**plan.identity(), "code": plan.code_digests()}
-        self._check_on_all_ranks(settings, refused)
+        check_on_all_ranks(self._check_comm, self._device, settings, refused)
         self._comm.prepare(plan.node)
         begin_exchange()
         has_own_moments = self._engine.plan.sends_updates
@@ -390,7 +390,7 @@ class Handle(ABC):
             loaded["buckets"] = crc32(json.dumps(found).encode())
             if not self._may_differ_in_steps():
                 loaded["steps"] = self._engine.steps()
-            self._check_on_all_ranks(loaded, refused)
+            check_on_all_ranks(self._check_comm, self._device, loaded, refused)
         if self._may_differ_in_steps():
             self._agree_on_steps()
         if self._other_leg is not None:
@@ -406,18 +406,6 @@ class Handle(ABC):
                 f"state: was saved with weights, as {state['weights']}; attach with them"
             )
         return None
-
-    def _check_on_all_ranks(
-        self, settings: Mapping[str, object], refused: ConfigError | None
-    ) -> None:
-        """Raises ConfigError on all ranks if any of them refuses, or has other settings."""
-        outcome = {"refused": str(refused)} if refused else settings
-        try:
-            check_equal_settings(self._check_comm, self._device, outcome)
-        except ConfigError as error:
-            raise refused or error from None
-        if refused:
-            raise refused
 
     def _may_differ_in_steps(self) -> bool:
         """Returns whether ranks may have counted different steps: DDP averages for those that join.

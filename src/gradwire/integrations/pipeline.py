@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradwire.base import Compressor
 from gradwire.checks import check_whole
-from gradwire.comm.consistency import check_equal_settings
+from gradwire.comm.consistency import check_equal_settings, check_on_all_ranks
 from gradwire.comm.meter import Meter
 from gradwire.comm.process_group import ProcessGroupComm
 from gradwire.errors import ConfigError, GradwireError, PeerError
@@ -203,7 +203,12 @@ class Stages:
         except ConfigError as error:
             refused = error
         digest = MicroBatches(found, 1).digests[0]
-        self._check_on_all_ranks({"samples": len(found), "their checksum": digest}, refused)
+        check_on_all_ranks(
+            self._check_comm,
+            self._device,
+            {"samples": len(found), "their checksum": digest},
+            refused,
+        )
         self._samples = found
 
     def _check_room(self, ids: list[int], limit: int) -> None:
@@ -231,7 +236,7 @@ class Stages:
             settings = settings.with_methods(activations, gradients)
         except ConfigError as error:
             refused = error
-        self._check_on_all_ranks(self._identity(settings), refused)
+        check_on_all_ranks(self._check_comm, self._device, self._identity(settings), refused)
         self._settings = settings
         self._ends.switch(settings)
 
@@ -326,7 +331,7 @@ class Stages:
             steps = own["steps"]
         except ConfigError as error:
             refused = error
-        self._check_on_all_ranks({"steps": steps}, refused)
+        check_on_all_ranks(self._check_comm, self._device, {"steps": steps}, refused)
         self._step.number = steps
         for name, channel in self._ends.named().items():
             channel.load(own["ends"][name])
@@ -380,18 +385,6 @@ class Stages:
         self._check_usable()
         if self._running or any(receiver.posted for receiver in self._ends.receivers.values()):
             raise ConfigError(f"{name}: a step is under way; call it between two steps")
-
-    def _check_on_all_ranks(
-        self, settings: Mapping[str, object], refused: ConfigError | None
-    ) -> None:
-        """Raises ConfigError on all ranks if any of them refuses, or has other settings."""
-        outcome = {"refused": str(refused)} if refused else settings
-        try:
-            check_equal_settings(self._check_comm, self._device, outcome)
-        except ConfigError as error:
-            raise refused or error from None
-        if refused:
-            raise refused
 
     def _key(self) -> str:
         return f"rank{self._comm.rank}"

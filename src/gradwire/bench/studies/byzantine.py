@@ -38,8 +38,8 @@ def byzantine(method: str, aggregation: str, liars: int, attack: str | None, *op
     name, *settings = aggregation.split(",")
     announced = [f"faulty={liars}"] if robust else []
     exchange = ",".join([f"gather:aggregate={name}", *announced, *settings])
-    lie = [] if attack is None else [f"attack=({attack})", f"liars={liars}"]
-    return f"{method} @ {', '.join([f'exchange=({exchange})', *options, *lie])}"
+    attacked = [] if attack is None else [f"attack=({attack})", f"liars={liars}"]
+    return f"{method} @ {', '.join([f'exchange=({exchange})', *options, *attacked])}"
 
 
 def _grid(
